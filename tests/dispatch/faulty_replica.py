@@ -1,8 +1,8 @@
-"""A replica that fails on purpose, run in place of `asr_server.replica.main`. FAULT says how.
+"""A replica that fails on purpose, run in place of `asr_server.replica.main`.
 
-`die`: it ends at once when it is sent a chunk that begins with `POISON`. `stall FILE`: while there is such a
-file, a start removes it and then never ends, although heartbeats go on. `slow SECONDS`: each of its first
-layers takes so much longer. `hang`: its first layer never ends.
+It obeys the mark that a chunk begins with. `DIES`: it ends at once. `IS_SLOW`: each of its next layers takes
+longer. `HANGS`: its next layer never ends. While there is the file that STALL names, a start removes it and
+then never ends, although heartbeats go on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from asr_server.channel.messages import Command, Submit
 from asr_server.channel.zeromq import ReplicaSpec
+from asr_server.config import Settings
 from asr_server.core import Samples
 from asr_server.dispatch.processes import MultiprocessExecutor
 from asr_server.replica import main as replica
@@ -22,60 +23,59 @@ from asr_server.replica import main as replica
 if TYPE_CHECKING:
     from asr_server.engine import Engine
 
-POISON: Final = 0.987654321
-NUM_SLOW_LAYERS: Final = 4
+DIES, IS_SLOW, HANGS = 40.5 / 2**15, 41.5 / 2**15, 42.5 / 2**15  # between the levels of 16 bits
+DELAYS_S: Final = {DIES: [], IS_SLOW: [1.2] * 4, HANGS: [1000.0]}
 
 
 class FaultyExecutor(MultiprocessExecutor):
     module = "tests.dispatch.faulty_replica"
 
+    def __init__(self, settings: Settings, stall: str = "") -> None:
+        super().__init__(settings)
+        self._stall = stall
+
     def device_of(self, index: int) -> dict[str, str]:
-        return {"FAULT": os.environ["FAULT"]}
+        return {"STALL": self._stall}
 
 
-def poisoned(samples: Samples) -> Samples:
+def marked(samples: Samples, mark: float) -> Samples:
     samples = samples.copy()
-    samples[0] = POISON
+    samples[0] = mark
     return samples
 
 
 def main() -> None:
     create_engine = replica.create_engine
-    fault, _, argument = os.environ["FAULT"].partition(" ")
+    stall = os.environ["STALL"]
 
     def create_faulty_engine(spec: ReplicaSpec) -> Engine:
-        if fault == "stall" and Path(argument).exists():
-            Path(argument).unlink()
+        if stall and Path(stall).exists():
+            Path(stall).unlink()
             time.sleep(1000)
         engine = create_engine(spec)
-        if fault == "die":
-            die_of_poison(engine)
-        if fault in ("slow", "hang"):
-            delay_layers(engine, float(argument or 1000))
+        obey_marks(engine)
         return engine
 
     replica.create_engine = create_faulty_engine
     replica.main()
 
 
-def die_of_poison(engine: Engine) -> None:
-    handle = engine.handle
+def obey_marks(engine: Engine) -> None:
+    handle, delays_s = engine.handle, list[float]()
 
-    def handle_or_die(command: Command) -> None:
-        if isinstance(command, Submit) and abs(command.samples[0] - POISON) < 1e-6:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def handle_marked(command: Command) -> None:
+        for mark, more_s in DELAYS_S.items():
+            if isinstance(command, Submit) and abs(command.samples[0] - mark) < 1e-6:
+                if mark == DIES:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                delays_s.extend(more_s)
         handle(command)
-
-    engine.handle = handle_or_die  # type: ignore[method-assign]
-
-
-def delay_layers(engine: Engine, delay_s: float) -> None:
-    delays_s = [delay_s] * NUM_SLOW_LAYERS
 
     def wait(*_: object) -> None:
         if delays_s:
             time.sleep(delays_s.pop())
 
+    engine.handle = handle_marked  # type: ignore[method-assign]
     for layer in engine.model.encoder.layers:
         layer.register_forward_pre_hook(wait)
 

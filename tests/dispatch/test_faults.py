@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import uvloop
 
 from asr_server.config import EMBEDDED_MODEL
@@ -23,13 +24,15 @@ from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.processes import MultiprocessExecutor, ProcessReplica
 from asr_server.dispatch.supervisor import ReplicaGone, ReplicaLimits
 from asr_server.errors import ReplicasEnded
-from tests.dispatch.faulty_replica import FaultyExecutor, poisoned
+from tests.dispatch.faulty_replica import DIES, HANGS, IS_SLOW, FaultyExecutor, marked
 from tests.dispatch.scripted import WITHOUT_PAUSE
-from tests.dispatch.test_executors import OPTIONS, chunk, heard, running, until_ready
+from tests.dispatch.test_executors import IN_MODULE, OPTIONS, chunk, heard, until_ready
 from tests.embedded import embedded
 from tests.speech import say
 
 SETTINGS = embedded(dtype="float32")
+PATIENT = ReplicaLimits(pause_s=0.1)
+IMPATIENT = ReplicaLimits(hung_after_s=3.0, hung_at_most_s=3.0)
 
 
 async def until_given_up(dispatcher: Dispatcher) -> None:
@@ -38,17 +41,50 @@ async def until_given_up(dispatcher: Dispatcher) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_poisonous_chunk_takes_no_neighbour_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAULT", "die")
-    # Each attempt takes the start of a replica.
-    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS), min_attempts=2)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def faulty() -> AsyncIterator[Dispatcher]:
+    """One replica that obeys marks. Each attempt at a chunk that ends it takes the start of another."""
+    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS), min_attempts=2, limits=PATIENT)
     await dispatcher.start()
-    await until_ready(dispatcher)
+    yield dispatcher
+    await dispatcher.stop()
+
+
+def marked_chunk(digits: str, mark: float) -> Chunk:
+    return Chunk(0, 0, marked(say(digits).samples, mark))
+
+
+@IN_MODULE
+async def test_a_step_that_is_slow_layer_by_layer_ends_no_replica(faulty: Dispatcher) -> None:
+    await until_ready(faulty)
+    (before,) = faulty.supervisor.replica_states
+    before.limits = IMPATIENT
+    assert heard(await faulty.open("a").submit(marked_chunk("2718", IS_SLOW), OPTIONS)) == "2718"
+    before.limits = PATIENT
+    assert faulty.supervisor.replica_states == [before]
+
+
+@IN_MODULE
+async def test_a_pause_of_the_api_process_ends_no_healthy_replica(faulty: Dispatcher) -> None:
+    await until_ready(faulty)
+    (before,) = faulty.supervisor.replica_states
+    before.limits = ReplicaLimits(frozen_after_s=1.5)
+    for _ in range(2):
+        time.sleep(2.5)  # noqa: ASYNC251  as a busy connection, or a paused container
+        await asyncio.sleep(0.1)
+    before.limits = PATIENT
+    assert heard(await faulty.open("a").submit(chunk(say("2718")), OPTIONS)) == "2718"
+    assert faulty.supervisor.replica_states == [before]
+
+
+@IN_MODULE
+async def test_a_poisonous_chunk_takes_no_neighbour_with_it(faulty: Dispatcher) -> None:
+    await until_ready(faulty)
     said = [say(digits) for digits in ("407", "12", "98653", "5", "60", "31")]
     chunks = [chunk(spoken) for spoken in said]
-    chunks.insert(2, Chunk(0, 0, poisoned(say("31").samples)))
+    chunks.insert(2, marked_chunk("31", DIES))
     outcomes = await asyncio.gather(
-        *(dispatcher.open(str(index)).submit(each, OPTIONS) for index, each in enumerate(chunks)),
+        *(faulty.open(str(index)).submit(each, OPTIONS) for index, each in enumerate(chunks)),
         return_exceptions=True,
     )
     poison = outcomes.pop(2)
@@ -56,16 +92,23 @@ async def test_a_poisonous_chunk_takes_no_neighbour_with_it(monkeypatch: pytest.
     assert "ended 2 engine processes" in str(poison)
     texts = [heard(result) for result in outcomes if isinstance(result, ChunkResult)]
     assert texts == [spoken.digits for spoken in said]
-    await dispatcher.stop()
 
 
-async def test_a_start_that_stalls_is_ended_and_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@IN_MODULE
+async def test_a_layer_that_never_ends_ends_the_replica(faulty: Dispatcher) -> None:
+    await until_ready(faulty)
+    faulty.supervisor.replica_states[0].limits = IMPATIENT
+    task = asyncio.create_task(faulty.open("a").submit(marked_chunk("2718", HANGS), OPTIONS))
+    async with asyncio.timeout(60):
+        while "hung" not in faulty.supervisor.last_failure:
+            await asyncio.sleep(0.02)
+    task.cancel()
+
+
+async def test_a_start_that_stalls_is_ended_and_tried_again(tmp_path: Path) -> None:
     marker = tmp_path / "stall"
     marker.touch()
-    monkeypatch.setenv("FAULT", f"stall {marker}")
-    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS))
+    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS, stall=str(marker)))
     await dispatcher.start()
     async with asyncio.timeout(120):
         while marker.exists():
@@ -77,45 +120,6 @@ async def test_a_start_that_stalls_is_ended_and_tried_again(
     assert "was not ready" in dispatcher.supervisor.last_failure
     await until_ready(dispatcher)
     await dispatcher.stop()
-
-
-IMPATIENT = ReplicaLimits(hung_after_s=3.0)
-
-
-async def test_a_step_that_is_slow_layer_by_layer_ends_no_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAULT", "slow 1.2")
-    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS), limits=IMPATIENT)
-    await dispatcher.start()
-    await until_ready(dispatcher)
-    (before,) = dispatcher.supervisor.replica_states
-    assert heard(await dispatcher.open("a").submit(chunk(say("2718")), OPTIONS)) == "2718"
-    assert dispatcher.supervisor.replica_states == [before]
-    await dispatcher.stop()
-
-
-async def test_a_layer_that_never_ends_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAULT", "hang")
-    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS), limits=IMPATIENT)
-    await dispatcher.start()
-    await until_ready(dispatcher)
-    task = asyncio.create_task(dispatcher.open("a").submit(chunk(say("2718")), OPTIONS))
-    async with asyncio.timeout(60):
-        while "hung" not in dispatcher.supervisor.last_failure:
-            await asyncio.sleep(0.02)
-    task.cancel()
-    await dispatcher.stop()
-
-
-async def test_a_pause_of_the_api_process_ends_no_healthy_replica() -> None:
-    async with running("multiprocess") as dispatcher:
-        (before,) = dispatcher.supervisor.replica_states
-        before.limits = ReplicaLimits(frozen_after_s=1.5)
-        for _ in range(2):
-            time.sleep(2.5)  # noqa: ASYNC251  as a busy connection, or a paused container
-            await asyncio.sleep(0.1)
-        before.limits = ReplicaLimits()
-        assert heard(await dispatcher.open("a").submit(chunk(say("2718")), OPTIONS)) == "2718"
-        assert dispatcher.supervisor.replica_states == [before]
 
 
 async def test_without_a_folder_for_sockets_the_launch_fails_and_says_why(
