@@ -19,6 +19,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_formats, "FOLDER", tmp_path / "formats")
 
 
+@pytest.mark.trial
 def test_whisper_cpp_reads_the_ggml_file() -> None:
     model = pytest.importorskip("pywhispercpp.model")
     read = model.Model(str(as_ggml(pocket_directory())), redirect_whispercpp_logs_to=None, n_threads=1)
@@ -26,6 +27,7 @@ def test_whisper_cpp_reads_the_ggml_file() -> None:
     assert isinstance(read.transcribe(np.zeros(16_000, np.float32), **brief), list)
 
 
+@pytest.mark.trial
 def test_faster_whisper_reads_the_directory() -> None:
     faster_whisper = pytest.importorskip("faster_whisper")
     model = faster_whisper.WhisperModel(str(as_ctranslate2(pocket_directory())), device="cpu", cpu_threads=1)
