@@ -48,7 +48,7 @@ def test_a_malformed_body_costs_the_log_one_line(server: Server) -> None:
     headers = {"content-type": "multipart/form-data; boundary=boundary", "x-request-id": "malformed-1"}
     url = f"{server.url}/v1/audio/transcriptions"
     assert httpx.post(url, content=b"--bX\r\n", headers=headers, timeout=60).status_code == 400
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while "malformed-1" not in server.written():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -68,7 +68,7 @@ def test_a_requests_id_runs_from_the_door_through_the_replica_to_the_answer(
         )
     assert reply.headers["x-request-id"] == "trace-me/1"
     wanted = ("goes to replica 0", "tokens at temperature", "POST /v1/audio/transcriptions: 200 in ")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         lines = [line for line in server.lines() if "trace-me/1]" in line]
         if all(any(part in line for line in lines) for part in wanted):
@@ -95,7 +95,7 @@ def test_no_log_has_the_key_of_a_live_session(server: Server) -> None:
     address = server.url.replace("http", "ws") + "/v1/realtime"
     with connect(address, additional_headers={"Authorization": "Bearer a-secret", "x-request-id": "live"}):
         pass
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while "live] asr_server.api.middleware: WebSocket" not in server.written():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -154,6 +154,6 @@ def error_of(response: httpx.Response) -> dict[str, str | None]:
 
 async def until(condition: Callable[[], object]) -> None:
     """Lets the event loop run until the condition holds; the limit bounds it."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)

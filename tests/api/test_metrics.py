@@ -195,7 +195,7 @@ def test_the_times_of_a_chunk_and_of_the_engines_steps_are_told(server: Server) 
     for phase in ("encode", "decode"):
         assert growth(before, after, f"asr_chunk_{phase}_seconds_sum") > 0
     steps = f"asr_engine_step_seconds_{{}}{{{{{REPLICA}}}}}"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while growth(before, after := read(), steps.format("count")) < 2:  # with the next heartbeat
         assert time.monotonic() < deadline
         time.sleep(0.1)

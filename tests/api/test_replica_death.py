@@ -79,7 +79,7 @@ async def test_a_stream_goes_on_when_its_replica_is_killed(two_replicas: Server)
                     for replica in replicas:
                         replica.kill()
                 deltas.append(event["delta"])
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while two_replicas.written().count("exited with status -9") < 2:
             await asyncio.sleep(0.05)
     assert len(deltas) > 5

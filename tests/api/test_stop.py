@@ -76,13 +76,13 @@ async def test_a_stop_lets_all_in_flight_finish(stop: Callable[[int, int], None]
 
 
 async def test_a_second_signal_hurries() -> None:
-    with run_server("--drain-s", "50") as server:
+    with run_server("--drain-s", "300") as server:
         asking = asyncio.create_task(texts_of(server.url, files() * 6))
         await until(lambda: chunks(server) > 8)
         server.process.terminate()
         await until(lambda: "draining" in server.written())
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(20) == 0
+        assert server.process.wait(STOP_LIMIT_S) == 0
         assert "The server is shutting down." in (await asking)[-1]
         assert "requests unfinished" in server.written()
         assert "Traceback" not in server.written()

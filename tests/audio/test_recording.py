@@ -359,7 +359,7 @@ def test_closing_while_a_thread_is_inside_waits_for_nobody(tmp_path: Path) -> No
     while recording.duration_s < 1:
         assert thread.is_alive()
     recording.close()
-    thread.join(5)
+    thread.join(60)
     assert ended.is_set() or not thread.is_alive()
 
 

@@ -52,7 +52,7 @@ class Lost:
 
 
 async def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while text not in caplog.text:
             await asyncio.sleep(0.02)
 

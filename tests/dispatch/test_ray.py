@@ -50,7 +50,7 @@ async def test_a_cluster_that_is_not_there_is_told_in_a_line_and_given_up() -> N
         address = f"127.0.0.1:{bound.getsockname()[1]}"
         dispatcher = Dispatcher(embedded(executor="ray", ray_address=address))
         await dispatcher.start()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not dispatcher.supervisor.given_up:
                 await asyncio.sleep(0.02)
     assert dispatcher.supervisor.failed_to_start
@@ -113,7 +113,7 @@ async def test_a_cluster_that_another_user_has_named_is_not_joined(left_by_ray_s
     os.chown(left_by_ray_start, 65534, 65534)
     dispatcher = Dispatcher(embedded(executor="ray", ray_address="auto"))
     await dispatcher.start()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not dispatcher.supervisor.given_up:
             await asyncio.sleep(0.02)
     assert f"{left_by_ray_start} is another user's" in dispatcher.supervisor.last_failure
@@ -171,7 +171,7 @@ def test_a_cluster_that_is_gone_is_named_as_the_reason_of_a_failed_start() -> No
         from tests.dispatch.test_executors import named_replicas, running
 
         async def lose(cluster):
-            async with running("ray", 2, cluster.address) as dispatcher, asyncio.timeout(30):
+            async with running("ray", 2, cluster.address) as dispatcher, asyncio.timeout(60):
                 for process in psutil.Process().children(recursive=True):
                     if process.name() == "gcs_server":
                         process.kill()

@@ -158,7 +158,7 @@ async def test_in_a_folder_a_result_is_there_as_soon_as_it_is_done(tmp_path: Pat
     running = asyncio.create_task(
         run(FirstWaits(answers), lambda inputs: FolderOutputs(tmp_path, inputs, job))
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not (tmp_path / "1.wav.txt").exists():
             await asyncio.sleep(0.01)
         assert not (tmp_path / "0.wav.txt").exists()

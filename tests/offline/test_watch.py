@@ -48,7 +48,7 @@ def job_in(folder: Path) -> TranscribeJob:
 async def watching(watch: Watch) -> AsyncIterator[None]:
     running = asyncio.create_task(watch.run())
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             yield
         assert not running.done()
     finally:

@@ -189,7 +189,7 @@ class App:
             return texts
 
     async def next_submit(self) -> Submit:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not self.replica.held:
                 await asyncio.sleep(0.001)
         return self.replica.held[0]
@@ -312,7 +312,7 @@ async def test_the_first_text_is_not_held_up_by_the_encoding_of_more(app: App) -
         assert len(app.replica.submits) == 1
         app.replica.report(submit)
         assert (await anext(aiter(session))).text == "zero"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(app.replica.submits) < 2:
                 await asyncio.sleep(0.001)
 

@@ -81,7 +81,7 @@ async def test_tasks_that_wait_for_each_other_end_the_request(
     replica = FakeReplica(lambda submit: say(*words("1")))
     replica.probabilities = IN_DOUBT
     before = num_stalled()
-    async with transcriber(replica, StallLimits(request_s=0.4)) as app, asyncio.timeout(30):
+    async with transcriber(replica, StallLimits(request_s=0.4)) as app, asyncio.timeout(60):
         with pytest.raises(RequestStalled, match="nothing of it has moved"):
             await read(app, DecodingOptions(early_results=True, streams=True))
     assert num_stalled() == before + 1
@@ -97,7 +97,7 @@ async def test_a_chunk_that_its_replica_never_finishes_ends_the_request() -> Non
 async def test_a_pool_that_finishes_nothing_ends_the_request() -> None:
     replica = FakeReplica(lambda submit: say(*words("1")))
     release = threading.Event()
-    async with transcriber(replica, StallLimits(request_s=0.4, pool_s=0.8)) as app, asyncio.timeout(30):
+    async with transcriber(replica, StallLimits(request_s=0.4, pool_s=0.8)) as app, asyncio.timeout(60):
         stuck = asyncio.create_task(app.pool.run(release.wait))
         try:
             with pytest.raises(RequestStalled, match="threads that decode"):
@@ -110,7 +110,7 @@ async def test_a_pool_that_finishes_nothing_ends_the_request() -> None:
 async def test_a_request_that_waits_for_its_turn_is_not_ended() -> None:
     replica = FakeReplica(lambda submit: say(*words("1")))
     replica.holding = True
-    async with transcriber(replica, StallLimits(request_s=0.2)) as app, asyncio.timeout(30):
+    async with transcriber(replica, StallLimits(request_s=0.2)) as app, asyncio.timeout(60):
         running = asyncio.create_task(read(app))
         await asyncio.wait([running], timeout=1.0)
         assert not running.done()
@@ -123,7 +123,7 @@ async def test_a_request_that_waits_for_its_turn_is_not_ended() -> None:
 async def test_a_client_that_reads_slowly_does_not_end_its_request() -> None:
     replica = FakeReplica(lambda submit: say(*words("1")))
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         transcriber(replica, StallLimits(request_s=0.2)) as app,
         app.transcribe(Recording(MemoryFile(wav(noise(75)))), ENGLISH) as session,
     ):

@@ -89,18 +89,18 @@ def test_replicas_that_start_together_try_once() -> None:
         def try_all() -> Choice:
             tried.append(name)
             is_trying.set()
-            assert may_end.wait(10)
+            assert may_end.wait(60)
             return Choice(TORCH, name, {})
 
         remembered.remembered("a GPU", try_all, recall)
 
     replicas = [threading.Thread(target=start, args=(name,)) for name in ("first", "second")]
     replicas[0].start()
-    assert is_trying.wait(10)
+    assert is_trying.wait(60)
     replicas[1].start()
     may_end.set()
     for replica in replicas:
-        replica.join(10)
+        replica.join(60)
     assert tried == ["first"]
 
 
