@@ -45,17 +45,22 @@ def downloaded(page: Page, name: str, suffix: str) -> str:
     return Path(download.value.path()).read_text()
 
 
-def wait_until_kept(page: Page, value: str | list[str], field: str = "text") -> None:
+def wait_until_deleted(page: Page, name: str) -> None:
+    """A reload may be sooner."""
+    wait_until_kept(page, name, "name", is_kept=False)
+
+
+def wait_until_kept(page: Page, value: str | list[str], field: str = "text", is_kept: bool = True) -> None:
     page.evaluate(
-        """async ([field, value]) => {
+        """async ([field, value, wanted]) => {
             const { Store } = await import("/web/store.js");
             const store = new Store();
             const isIt = (entry) => `${entry[field]}` === `${value}`;
             const isKept = async () => (await store.entries()).some(isIt);
-            while (!(await isKept())) await new Promise((resolve) => setTimeout(resolve, 50));
+            while ((await isKept()) !== wanted) await new Promise((resolve) => setTimeout(resolve, 50));
             store.database.close();
         }""",
-        [field, value],
+        [field, value, is_kept],
     )
 
 

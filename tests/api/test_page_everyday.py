@@ -10,7 +10,16 @@ from zipfile import ZipFile
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.api.browsing import NEEDS_CHROMIUM, SPOKEN, OpenPage, card, choose, payload, wait_until_kept
+from tests.api.browsing import (
+    NEEDS_CHROMIUM,
+    SPOKEN,
+    OpenPage,
+    card,
+    choose,
+    payload,
+    wait_until_deleted,
+    wait_until_kept,
+)
 from tests.api.conftest import KEY
 from tests.conftest import Server
 from tests.speech import say
@@ -180,6 +189,7 @@ def test_deletions_are_undone_one_after_the_other_and_a_double_click_deletes_one
     assert box
     page.mouse.dblclick(box["x"] + 10, box["y"] + 10)
     expect(page.locator("#cards > li")).to_have_count(2)
+    wait_until_deleted(page, "a.wav")
     page.reload()
     expect(page.locator("#cards .fold")).to_have_text(["b.wav", "c.wav"])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
@@ -18,13 +17,13 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import (
     Browser,
     Dialog,
+    FileChooser,
     FilePayload,
     Page,
     Route,
     WebSocketRoute,
     expect,
 )
-from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from scipy.signal import resample_poly
 
 from asr_server.api.errors import body_of
@@ -42,6 +41,7 @@ from tests.api.browsing import (
     downloaded,
     end_of_stream,
     payload,
+    wait_until_deleted,
     wait_until_kept,
 )
 from tests.conftest import Server, run_server
@@ -56,15 +56,17 @@ TURN = "conversation.item.input_audio_transcription"
 
 
 def choose_by_key(page: Page, *files: FilePayload) -> None:
-    """Presses Enter on the file field, once more where the browser's driver was not listening yet."""
-    for limit_ms in (5_000, 10_000, LIMIT_MS):
-        tab_to(page, "document.activeElement.id === 'files'")
-        with contextlib.suppress(PlaywrightTimeout):
-            with page.expect_file_chooser(timeout=limit_ms) as chooser:
-                page.keyboard.press("Enter")
-            chooser.value.set_files(list(files))
-            return
-    raise AssertionError("Enter opens no choice of files")
+    """Presses Enter on the file field. A choice that opens before the driver listens is never closed."""
+    choosers: list[FileChooser] = []
+    page.on("filechooser", lambda chooser: choosers.append(chooser))
+    expect(page.locator("#model")).to_contain_text("whisper-digits")
+    tab_to(page, "document.activeElement.id === 'files'")
+    page.keyboard.press("Enter")
+    for _ in range(LIMIT_MS // 50):
+        if choosers:
+            break
+        page.wait_for_timeout(50)
+    choosers[0].set_files(list(files))
 
 
 def test_a_file_becomes_text_with_language_times_and_speed(open_page: OpenPage) -> None:
@@ -252,10 +254,12 @@ def test_transcripts_are_kept_in_this_browser_until_they_are_deleted(open_page: 
     expect(first).to_have_count(1)
     card(page, "two.wav").get_by_role("button", name="Delete two.wav").click()
     expect(page.locator("#undo-text")).to_have_text("two.wav is deleted.")
+    wait_until_deleted(page, "two.wav")
     page.reload()
     expect(page.locator("#cards .fold")).to_have_text(["one.wav"])
     page.get_by_role("button", name="Delete all").click()
     expect(page.locator("#cards > li")).to_have_count(0)
+    wait_until_deleted(page, "one.wav")
     page.reload()
     expect(page.locator("#kept")).to_have_text(re.compile("."))  # it has looked
     expect(page.locator("#cards > li")).to_have_count(0)
