@@ -68,7 +68,7 @@ NOISES = ("silence", "hum", "white", "coughs", "barks", "keyboard")
 
 
 class Base(msgspec.Struct):
-    """The pipeline on whisper-base in float32, with the voice check and the short audio of the default."""
+    """The pipeline on whisper-base in float32, with the voice check that it has by default."""
 
     transcriber: LocalTranscriber
 
@@ -92,8 +92,7 @@ IN_MODULE = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def base() -> AsyncIterator[Base]:
-    model = str(real_checkpoint("base"))
-    settings = Settings(model=model, executor="inline", dtype="float32", short_audio="tail")
+    settings = Settings(model=str(real_checkpoint("base")), executor="inline", dtype="float32")
     transcriber = LocalTranscriber(settings, TranscribeJob(()))
     async with transcriber.running():
         yield Base(transcriber)
