@@ -12,7 +12,7 @@ import openai
 recording, base_url = sys.argv[1:]
 common = {"base_url": base_url, "api_key": "none"}
 client = openai.OpenAI(**common)
-is_of_httpx2 = type(client._client).__mro__[1].__module__.startswith("httpx2")
+is_of_httpx2 = any(each.__module__.startswith("httpx2") for each in type(client._client).__mro__)
 
 
 def transcribe(**options):
