@@ -120,6 +120,11 @@ def test_a_word_wider_than_a_line_has_a_line_to_itself() -> None:
     assert address in [line for cue in lines_of(spoken(f"look at {address} now")) for line in cue]
 
 
+def test_the_next_words_share_a_cue_with_a_word_wider_than_a_line() -> None:
+    address = "x" * 60
+    assert lines_of(spoken(f"{address} and more.", 0.03)) == [[address, "and more."]]
+
+
 def test_no_words_are_no_cues() -> None:
     assert list(readable_cues([])) == []
 
