@@ -61,7 +61,7 @@ class running:  # noqa: N801 (reads as a phrase: `async with running("inline")`)
 
 async def until_ready(dispatcher: Dispatcher) -> None:
     """Until every replica takes chunks: credits that earlier ones were sent for may still be on their way."""
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(250):
         while (
             sum(state.ready and state.credit > 0 for state in dispatcher.supervisor.replica_states)
             < dispatcher.supervisor.num_replicas
