@@ -171,7 +171,7 @@ class SpeakerTrack:
             activity[number][label] = np.maximum(before, halves.astype(np.float32))
         spoken = _spoken_s(activity)
         turns = {label: turns for label, stretches in spoken.items() if (turns := _turns(stretches))}
-        names = _label(turns, known, [*references])
+        names = names_of_labels(turns, known, [*references])
         ordered = sorted(
             Turn(*stretch, names[label]) for label, stretches in turns.items() for stretch in stretches
         )
@@ -186,7 +186,7 @@ class SpeakerTrack:
         return Spoken(ordered, people)
 
 
-def _label(
+def names_of_labels(
     spoken: Mapping[int, list[Stretch]], known: Mapping[int, int], names: Sequence[str]
 ) -> dict[int, str]:
     """Return each label's name: that of its reference, or the next letter by who spoke first."""

@@ -107,6 +107,14 @@ def test_a_terminal_is_no_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+@pytest.mark.parametrize("closed", [None, "by its reader"])
+def test_a_closed_standard_input_is_no_recording(monkeypatch: pytest.MonkeyPatch, closed: str | None) -> None:
+    stream = io.TextIOWrapper(io.BytesIO())
+    stream.close()
+    monkeypatch.setattr("sys.stdin", closed and stream)
+    assert collect_inputs(["-"], recursive=False)[1] == [Failure("-", "it is closed")]
+
+
 def test_folders_behind_links_are_read_once_and_circles_are_left(tmp_path: Path) -> None:
     make(tmp_path, "here/a.wav", "elsewhere/b.wav")
     (tmp_path / "here" / "linked").symlink_to(tmp_path / "elsewhere")

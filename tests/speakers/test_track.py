@@ -12,7 +12,7 @@ from scipy.signal import fftconvolve
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.speakers.clustering import SpeakerCount
 from asr_server.speakers.labels import SpeakerOfTime, Turn
-from asr_server.speakers.track import SpeakerTrack, reference_embeddings
+from asr_server.speakers.track import SpeakerTrack, names_of_labels, reference_embeddings
 from benchmarks.speakers import errors
 from benchmarks.speech.conversations import Conversation
 from benchmarks.speech.corpora import Clip
@@ -66,6 +66,14 @@ def test_turns_lie_where_people_speak_across_the_borders_of_windows(turns_of_tal
         assert sum(turn.end_s - turn.start_s for turn in within) > 0.7 * (end_s - start_s)
         turns = [turn for turn in turns if turn not in within]
     assert turns == []
+
+
+def test_those_without_a_reference_are_letters_by_who_spoke_first() -> None:
+    spoken = {label: [(float(30 - label), 100.0)] for label in range(30)}  # the last label speaks first
+    named = names_of_labels(spoken, {29: 1}, ["B", "ann"])
+    assert [named[label] for label in (29, 28, 27, 26, 3, 2, 1, 0)] == [
+        "ann", "A", "C", "D", "AA", "AB", "AC", "AD",
+    ]  # fmt: skip
 
 
 async def test_two_people_in_twelve_seconds_are_two() -> None:
