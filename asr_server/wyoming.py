@@ -39,7 +39,7 @@ from asr_server.core import DecodingOptions, Transcript
 from asr_server.errors import InvalidValue, RequestError, ServiceUnavailable, ShuttingDown, TooSlow
 from asr_server.machine import listening_on
 from asr_server.telemetry import current_request_id
-from asr_server.transcription import boosted_keywords, first_error, prompt_tokens
+from asr_server.transcription import boosted_keywords, first_error
 
 MAX_LINE_BYTES: Final = 64 * 1024
 MAX_DATA_BYTES: Final = 64 * 1024
@@ -266,7 +266,6 @@ class WyomingConnection:
         wanted, transcriber = self._wanted, model.transcriber
         return DecodingOptions(
             language=transcriber.languages.given_code(wanted.language),
-            prompt_tokens=prompt_tokens(transcriber.tokenizer, "", wanted.keywords),
             keywords=boosted_keywords(wanted.keywords),
             segment_times=False,
             temperatures=model.settings.temperatures,

@@ -1,21 +1,24 @@
 """Measure what keywords bring and cost: names found, errors elsewhere, words in silence, time.
 
     python -m benchmarks.keywords                       all of it, whisper-base
-    python -m benchmarks.keywords --parts names --ways none both
+    python -m benchmarks.keywords --parts names --ways none boost
+    python -m benchmarks.keywords --parts names elsewhere --ways boost --bonuses 1,2 2,3
     python -m benchmarks.keywords --quick               a tenth of it, to see that it works
 
 - names: a synthetic voice says 40 rare names in two sentences each; 64 keywords, these among them;
 - elsewhere: recordings of people and of sentences read aloud, in which none of the keywords occurs;
+  "texts changed" counts those that differ from the first way's (--dtype float32: by keywords alone);
 - nothing: forty minutes without a word;
 - speed: the recordings of `elsewhere`, with keywords and without in turns.
 
-The ways: without keywords, in the prompt alone, by a bonus in decoding alone, and by both.
+The ways: without keywords, in the prompt alone, by a bonus in decoding alone (as served), and by both.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import operator
 import statistics
 import tempfile
 import time
@@ -34,8 +37,9 @@ from asr_server.checkpoint.find import resolve_checkpoint
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, DecodingOptions, Samples
+from asr_server.engine import boost
 from asr_server.offline.local import LocalTranscriber, TranscribeJob
-from asr_server.transcription import boosted_keywords, prompt_tokens
+from asr_server.transcription import boosted_keywords
 from benchmarks import speech
 from benchmarks.reporting import benchmark_parser, command, machine, write_json
 from benchmarks.speech.corpora import Clip, known_clips
@@ -50,6 +54,8 @@ SENTENCES: Final = (
 )
 WAYS: Final = ("none", "prompt", "boost", "both")
 PARTS: Final = ("names", "elsewhere", "nothing", "speed")
+SERVED_BONUSES: Final = boost.FIRST_BONUS, boost.NEXT_BONUS
+MOST_IN_PROMPT: Final = 110  # tokens: half of a prompt
 AT_ONCE: Final = 16
 CORPORA: Final = ("recordings", "librivox", "cards", "audioeval", "fillets")
 
@@ -64,7 +70,8 @@ class Reader:
     def options(self, way: str, language: str) -> DecodingOptions:
         options = self._transcriber.options_for(language, None)
         if way in ("prompt", "both"):
-            tokens = prompt_tokens(self._tokenizer, "", KEYWORDS)
+            listed = self._tokenizer.encode(" " + ", ".join(KEYWORDS))[:MOST_IN_PROMPT]
+            tokens = (*listed, *self._tokenizer.encode("."))
             options = msgspec.structs.replace(options, prompt_tokens=tokens)
         if way in ("boost", "both"):
             options = msgspec.structs.replace(options, keywords=boosted_keywords(KEYWORDS))
@@ -73,7 +80,8 @@ class Reader:
     async def read(self, sounds: Sequence[tuple[Samples, str]], way: str, progress: Progress) -> list[str]:
         """Return the text of each recording, given with its language."""
         bar = progress.add_task(way, total=len(sounds))
-
+        way, _, bonuses = way.partition(" ")
+        set_bonuses(bonuses)
         places = asyncio.Semaphore(AT_ONCE)
 
         async def one(samples: Samples, language: str) -> str:
@@ -87,6 +95,13 @@ class Reader:
             return transcript.text
 
         return await asyncio.gather(*(one(*sound) for sound in sounds))
+
+
+def set_bonuses(first_and_next: str) -> None:
+    """Set the bonus of a keyword's first token and of each further one; those of the server if empty."""
+    given = map(float, first_and_next.split(",")) if first_and_next else SERVED_BONUSES
+    boost.FIRST_BONUS, boost.NEXT_BONUS = given  # type: ignore[misc]
+    boost.keyword_boost.cache_clear()
 
 
 def spoken_names(names: Sequence[str]) -> list[tuple[str, Samples]]:
@@ -136,6 +151,7 @@ async def measure_elsewhere(reader: Reader, options: argparse.Namespace, progres
     clips = _clips(options)
     sounds = [(clip.samples(), clip.language) for clip in clips]
     figures: Figures = {}
+    first_texts: list[str] = []
     for way in options.ways:
         texts = await reader.read(sounds, way, progress)
         scores: dict[str, list[Score]] = {}
@@ -146,6 +162,8 @@ async def measure_elsewhere(reader: Reader, options: argparse.Namespace, progres
         figures[way] = {
             group: {"errors": score.errors, "words": score.num_words} for group, score in summed.items()
         }
+        first_texts = first_texts or texts
+        figures[way]["texts changed"] = sum(map(operator.ne, texts, first_texts))
         everything = total(score for own in scores.values() for score in own)
         figures[way]["all"] = {"errors": everything.errors, "words": everything.num_words}
         figures[way]["keywords invented"] = sum(is_in(name, text) for name in KEYWORDS for text in texts)
@@ -243,6 +261,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--beam-size", type=int, default=Settings().beam_size)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument(
+        "--bonuses", nargs="+", default=[], metavar="FIRST,NEXT", help="try these instead of the server's"
+    )
     parser.add_argument("--names", type=int, default=len(NAMES))
     parser.add_argument("--most", type=int, default=100, help="recordings of each corpus")
     parser.add_argument("--readings", type=int, default=8, help="of 100 s each")
@@ -252,6 +273,9 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.quick:
         options.names, options.most, options.readings, options.noises, options.rounds = 4, 4, 1, 8, 1
+    if options.bonuses:
+        tried = {way: [f"{way} {each}" for each in options.bonuses] for way in ("boost", "both")}
+        options.ways = [own for way in options.ways for own in tried.get(way, [way])]
     return options
 
 

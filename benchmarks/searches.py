@@ -23,7 +23,7 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import ChunkId, DecodingOptions
 from asr_server.engine.active_chunk import ActiveChunk
-from asr_server.engine.beam import num_candidates
+from asr_server.engine.beam import num_candidates, num_named
 from asr_server.engine.loop import DecodeLoop
 from asr_server.engine.slots import SlotTable
 from benchmarks.reporting import benchmark_parser, command, machine
@@ -38,16 +38,17 @@ class InstantDevice:
     def __init__(self, num_slots: int, beam_size: int, lead: float) -> None:
         self.model = SimpleNamespace(sizes=SimpleNamespace(text_positions=448))
         count, random = num_candidates(beam_size), np.random.default_rng(0)
-        self._report = np.zeros((3 + 2 * count, num_slots))
+        self._count = count
+        self._report = np.zeros((3 + 2 * (count + num_named(beam_size)), num_slots))
         self._report[0] = random.integers(0, 100, num_slots)
         self._report[1] = -0.05
         if count:
             self._report[3 : 3 + count] = self._report[0] + np.arange(count)[:, None]
-            self._report[3 + count :] = -0.05 - lead * np.arange(count)[:, None]
+            self._report[3 + count : 3 + 2 * count] = -0.05 - lead * np.arange(count)[:, None]
 
     def decode(self, plan: Any) -> Any:
         self._report[0, : plan.num_rows] += 1  # else a text would be taken for a loop
-        self._report[3 : 3 + len(self._report[3:]) // 2] += 1
+        self._report[3 : 3 + self._count] += 1
         return self
 
     def array(self) -> npt.NDArray[np.float64]:

@@ -301,7 +301,7 @@ def _decoding_options(
 ) -> DecodingOptions:
     same_named = AudioFields.model_fields.keys() & {*DecodingOptions.__struct_fields__} - {"language"}
     values: dict[str, Any] = {name: getattr(fields, name) for name in same_named} | {
-        "prompt_tokens": prompt_tokens(model.transcriber.tokenizer, fields.prompt, keywords),
+        "prompt_tokens": prompt_tokens(model.transcriber.tokenizer, fields.prompt),
         "keywords": boosted_keywords(keywords),
         "early_results": True,  # in a stream or not, so that both say the same
         "streams": fields.is_streamed,

@@ -148,10 +148,12 @@ class ActiveChunk:
 
     @property
     def boost_states(self) -> list[int]:
-        return [self.boost_state] if self.beam is None else [each.state for each in self.beam.running]
+        if self.beam is None:
+            return [self.boost_state]
+        return [each.match.state for each in self.beam.running]
 
     def boost_rows(self, has_unread: bool) -> list[tuple[int, Row]]:
-        """Return what keywords add to the scores in each of its slots.
+        """Return the tokens that keywords name in each of its slots.
 
         Behind a token that was not read yet, the state of its one hypothesis is guessed.
         """
@@ -211,8 +213,8 @@ class ActiveChunk:
 
     def result_of_beam(self, beam: BeamSearch, tokenizer: Tokenizer) -> ChunkResult:
         best = beam.best()
-        self.tokens, self.logprobs = list(best.tokens), list(best.model_logprobs)
-        self.sum_logprob = best.sum_logprob - sum(best.bonuses)
+        self.tokens, self.logprobs = list(best.tokens), list(best.logprobs)
+        self.sum_logprob = best.sum_logprob - best.match.earned
         return self.result("stop" if best.is_ended else "length", tokenizer)
 
     def next_early_result(self, tokenizer: Tokenizer) -> ChunkResult | None:
@@ -221,7 +223,7 @@ class ActiveChunk:
         A segment closed at the audio's start is not reported: nothing could follow. The search is bound
         by its report.
         """
-        if not self.options.early_results or (self.beam is not None and len(self.beam.running) > 1):
+        if not self.options.early_results or (self.beam is not None and not self.beam.agrees):
             return None
         tokens = self.tokens if self.beam is None else self.beam.running[0].tokens
         num_tokens = _num_closed(tokens, self.num_examined, tokenizer.specials.timestamp_begin)
@@ -229,7 +231,7 @@ class ActiveChunk:
             return None
         self.num_examined = num_tokens
         if self.beam is not None:
-            self.logprobs = list(self.beam.running[0].model_logprobs[:num_tokens])
+            self.logprobs = list(self.beam.running[0].logprobs[:num_tokens])
             self.tokens, self.sum_logprob = list(tokens[:num_tokens]), sum(self.logprobs)
         result = self.result("length", tokenizer)
         if is_implausible(result, self.options):

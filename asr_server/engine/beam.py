@@ -4,6 +4,9 @@ The rules are openai-whisper's (`decoding.py`, patience 1), with another length 
 keep a search narrow. Timestamps count as one (`_one_time`). Unlikely hypotheses are pruned, but for the
 greedy one (Steinbiss, Tran and Ney, "Improvements in beam search", 1994). Hypotheses that say the same
 are recombined. Imports no torch.
+
+Keywords leave the likeliest hypotheses as they are until one is complete. An unfinished match earns
+nothing; it keeps a tentative hypothesis in a free place, or in that of an unlikely one (`_add_tentative`).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from asr_server.engine.boost import KeywordBoost
+from asr_server.engine.boost import KeywordBoost, Match
 
 # How far a hypothesis' log-probability may lie below the likeliest one's.
 PRUNING_MARGIN: Final = 1.5
@@ -24,6 +27,10 @@ NUM_SAME_TOKENS: Final = 2
 # The exponent of the length by which a log-probability is divided before texts are compared: 0 favours the
 # short ones, 1 is their tokens' mean (openai-whisper's), by which superfluous words cost too little.
 LENGTH_PENALTY: Final = 0.5
+# Tokens of keywords, beside the likeliest ones, with which a hypothesis may go on.
+NUM_NAMED: Final = 3
+# Places that unlikely hypotheses leave to those kept for a match. A rare name makes searches wide.
+NUM_RESERVED: Final = 2
 # By how many tokens one of these may be ahead of the other: words are spelt in one token or in several.
 _MAX_AHEAD = 2
 
@@ -32,39 +39,43 @@ def num_candidates(width: int) -> int:
     return width + 1 if width > 1 else 0
 
 
+def num_named(width: int) -> int:
+    return NUM_NAMED if width > 1 else 0
+
+
 class _Branch(NamedTuple):
-    sum_logprob: float
+    sum_logprob: float  # with the bonus of complete keywords
     parent: int  # which of the running hypotheses it continues
     token: int
-    logprob: float
+    logprob: float  # of the token, by the model
     is_greedy: bool
+    match: Match
+    is_tentative: bool
+
+    @property
+    def if_complete(self) -> float:
+        """Return the log-probability if the match under way becomes a keyword."""
+        return self.sum_logprob + self.match.pending
 
 
 class Hypothesis(NamedTuple):
     tokens: tuple[int, ...] = ()  # end-of-text not included
-    logprobs: tuple[float, ...] = ()  # of each token, with the bonus of keywords
-    sum_logprob: float = 0.0  # end-of-text included
+    logprobs: tuple[float, ...] = ()  # of each token, by the model
+    sum_logprob: float = 0.0  # end-of-text included, with the bonus of complete keywords
     is_ended: bool = False
     is_greedy: bool = True  # each token is the model's likeliest after those before it
-    bonuses: tuple[float, ...] = ()  # of keywords, for each token and end-of-text; empty without any
-    state: int = KeywordBoost.start
+    match: Match = Match()
+    is_tentative: bool = False  # kept for its unfinished match alone
 
-    @property
-    def model_logprobs(self) -> tuple[float, ...]:
-        """Return the log-probability of each token without the bonus of keywords."""
-        if not self.bonuses:
-            return self.logprobs
-        return tuple(logprob - bonus for logprob, bonus in zip(self.logprobs, self.bonuses, strict=False))
+    def followed_by(self, branch: _Branch, end_of_text: int) -> Hypothesis:
+        shared = branch.is_greedy, branch.match, branch.is_tentative
+        if branch.token == end_of_text:
+            return Hypothesis(self.tokens, self.logprobs, branch.sum_logprob, True, *shared)
+        tokens, logprobs = (*self.tokens, branch.token), (*self.logprobs, branch.logprob)
+        return Hypothesis(tokens, logprobs, branch.sum_logprob, False, *shared)
 
-    def followed_by(self, branch: _Branch, end_of_text: int, boost: KeywordBoost | None) -> Hypothesis:
-        total, _, token, logprob, is_greedy = branch
-        bonuses, state = self.bonuses, self.state
-        if boost is not None:
-            bonuses, state = (*bonuses, boost.delta(state, token)), boost.step(state, token)
-        if token == end_of_text:
-            return Hypothesis(self.tokens, self.logprobs, total, True, is_greedy, bonuses, state)
-        tokens, logprobs = (*self.tokens, token), (*self.logprobs, logprob)
-        return Hypothesis(tokens, logprobs, total, False, is_greedy, bonuses, state)
+
+Candidates = Sequence[Iterable[tuple[int, float]]]  # of each hypothesis: tokens and their log-probabilities
 
 
 class BeamSearch:
@@ -83,7 +94,7 @@ class BeamSearch:
         margin: drop hypotheses further below the likeliest. Infinite gives openai-whisper's search: no
             recombination, and texts are compared by their mean.
         audio_end: timestamp from which no segment may begin.
-        boost: of keywords; next tokens' log-probabilities include its rows.
+        boost: of keywords.
         """
         self.width = width
         self.running = [Hypothesis()]
@@ -102,38 +113,74 @@ class BeamSearch:
             return True
         return len(self.running[0].tokens) >= self._max_tokens
 
-    def append_if_sure(self, token: int, logprob: float, lead: float) -> bool:
-        """Append the token if `advance` would keep it alone; `lead` is of `leads`."""
-        if not lead > self._margin or len(self.running) > 1 or self.ended or token >= self._end_of_text:
+    @property
+    def agrees(self) -> bool:
+        """Return whether one hypothesis goes on, and not for a match alone."""
+        return len(self.running) == 1 and not self.running[0].is_tentative
+
+    def append_if_sure(
+        self, token: int, logprob: float, lead: float, others: Iterable[tuple[int, float]] = ()
+    ) -> bool:
+        """Append the token if `advance` would keep it alone.
+
+        Args:
+            lead: of `leads`.
+            others: with keywords, the tokens that could follow instead.
+        """
+        if not lead > self._margin or not self.agrees or self.ended or token >= self._end_of_text:
             return False
         (before,) = self.running
         if self._ends_segment(before):
             return False
         if self._boost is not None:
-            if not lead - self._boost.bonus(before.state, token) > self._margin:
-                return False  # the model's likeliest may be another one
-            logprob -= self._boost.potential(before.state)
-        branch = _Branch(before.sum_logprob + logprob, 0, token, logprob, before.is_greedy)
-        self.running = [before.followed_by(branch, self._end_of_text, self._boost)]
+            state, lowest = before.match.state, logprob - self._margin
+            if any(other + self._boost.bonus(state, named) >= lowest for named, other in others):
+                return False
+        branch = self._branch(0, token, logprob, before.is_greedy)
+        self.running = [before.followed_by(branch, self._end_of_text)]
         return True
 
-    def advance(self, candidates: Sequence[Iterable[tuple[int, float]]]) -> list[int]:
+    def advance(self, candidates: Candidates, named: Candidates = ()) -> list[int]:
         """Continue with the likeliest candidates.
 
         Args:
-            candidates: each hypothesis's next tokens with log-probabilities.
+            candidates: each hypothesis's likeliest next tokens.
+            named: of each hypothesis, other next tokens that keywords name.
         Returns:
             the index of each new hypothesis's parent.
         """
-        branches = [
-            _Branch(before.sum_logprob + logprob, parent, token, logprob, before.is_greedy and rank == 0)
-            for parent, (before, following) in enumerate(zip(self.running, candidates, strict=True))
-            for rank, (token, logprob) in enumerate(self._following(before, following))
-            if logprob > -math.inf  # not forbidden, and a number
-        ]
-        branches.sort(key=self._rank, reverse=True)
-        certain = [self._certain(each) for each in branches if each.token != self._end_of_text]
-        lowest = max(certain, default=-math.inf) - self._margin
+        branches = [each for each in self._branches(candidates, named) if each.logprob > -math.inf]
+        own = sorted((each for each in branches if not each.is_tentative), key=self._rank, reverse=True)
+        going_on = (each.sum_logprob for each in own if each.token != self._end_of_text)
+        lowest = max(going_on, default=-math.inf) - self._margin
+        kept, parents = self._keep(own, lowest)
+        if self._boost is not None:
+            self._add_tentative(branches, lowest, kept, parents)
+        self.running = kept
+        return parents
+
+    def _branches(self, candidates: Candidates, named: Candidates) -> Iterator[_Branch]:
+        for parent, (before, following) in enumerate(zip(self.running, candidates, strict=True)):
+            for rank, (token, logprob) in enumerate(self._following(before, following)):
+                yield self._branch(parent, token, logprob, before.is_greedy and rank == 0)
+        for parent, others in enumerate(named):
+            for token, logprob in others:
+                yield self._branch(parent, token, logprob, is_greedy=False, is_tentative=True)
+
+    def _branch(
+        self, parent: int, token: int, logprob: float, is_greedy: bool, is_tentative: bool = False
+    ) -> _Branch:
+        """Return a branch, tentative no longer once a keyword is complete."""
+        before = self.running[parent]
+        total, match = before.sum_logprob + logprob, before.match
+        if self._boost is not None:
+            match = self._boost.follow(before.match, token)
+            earned = match.earned - before.match.earned
+            total, is_tentative = total + earned, (is_tentative or before.is_tentative) and not earned
+        return _Branch(total, parent, token, logprob, is_greedy, match, is_tentative)
+
+    def _keep(self, branches: Iterable[_Branch], lowest: float) -> tuple[list[Hypothesis], list[int]]:
+        """Return the hypotheses that go on with their parents; note those that end."""
         kept: list[Hypothesis] = []
         parents: list[int] = []
         for branch in branches:
@@ -141,7 +188,7 @@ class BeamSearch:
                 break  # an end that is less likely than all that go on does not count
             if branch.sum_logprob < lowest and not (branch.is_greedy and self._is_pruned):
                 continue
-            hypothesis = self.running[branch.parent].followed_by(branch, self._end_of_text, self._boost)
+            hypothesis = self.running[branch.parent].followed_by(branch, self._end_of_text)
             if hypothesis.is_ended:
                 if len(self.ended) < self.width:
                     self.ended.append(hypothesis)
@@ -156,17 +203,29 @@ class BeamSearch:
                 if lead > 0:
                     kept[place], parents[place] = hypothesis, branch.parent
                 kept[place] = kept[place]._replace(is_greedy=is_greedy)
-        self.running = kept
-        return parents
+        return kept, parents
 
-    def _certain(self, branch: _Branch) -> float:
-        """Return a branch's log-probability without what a keyword may yet give back: by that others are
-        pruned.
-        """
-        if self._boost is None:
-            return branch.sum_logprob
-        state = self._boost.step(self.running[branch.parent].state, branch.token)
-        return branch.sum_logprob - self._boost.potential(state)
+    def _add_tentative(
+        self, branches: Iterable[_Branch], lowest: float, kept: list[Hypothesis], parents: list[int]
+    ) -> None:
+        """Keep unfinished matches that would be likely enough as keywords, as far as there are places."""
+        matching = [each for each in branches if each.match.pending and each.if_complete >= lowest]
+        num_own, least_own = len(kept), max(1, self.width - NUM_RESERVED)
+        for branch in sorted(matching, key=lambda each: each.if_complete, reverse=True):
+            before = self.running[branch.parent]
+            hypothesis = before.followed_by(branch, self._end_of_text)._replace(
+                is_greedy=False, is_tentative=True
+            )
+            hoped = hypothesis._replace(sum_logprob=branch.if_complete)
+            if self._has_lost(hoped) or any(_is_same_match(hypothesis, each) for each in kept):
+                continue
+            if len(kept) == self.width:
+                if num_own <= least_own:
+                    return
+                num_own -= 1
+                del kept[num_own], parents[num_own]
+            kept.append(hypothesis)
+            parents.append(branch.parent)
 
     def _rank(self, branch: _Branch) -> tuple[bool, float]:
         return self._is_pruned and branch.is_greedy, branch.sum_logprob
@@ -174,8 +233,6 @@ class BeamSearch:
     def _following(
         self, before: Hypothesis, candidates: Iterable[tuple[int, float]]
     ) -> Iterable[tuple[int, float]]:
-        if self._boost is not None:
-            candidates = _unshifted(list(candidates), self._boost, before.state)
         return self._within_audio(before, self._one_time(candidates))
 
     def _one_time(self, candidates: Iterable[tuple[int, float]]) -> Iterable[tuple[int, float]]:
@@ -211,8 +268,9 @@ class BeamSearch:
         NaN.
         """
         missing = max(0, self.width - len(self.ended))
+        going_on = [each for each in self.running if not each.is_tentative][:missing]
         none = Hypothesis(sum_logprob=math.nan)
-        return max([*self.ended, *self.running[:missing]], key=self._score, default=none)
+        return max([*self.ended, *going_on], key=self._score, default=none)
 
     def _score(self, hypothesis: Hypothesis) -> float:
         return hypothesis.sum_logprob / math.pow(max(1, len(hypothesis.tokens)), self._length_penalty)
@@ -243,9 +301,10 @@ class BeamSearch:
         for ahead in range(1, min(_MAX_AHEAD, len(own) - count) + 1):
             allowed = ahead * self._length_penalty * hypothesis.sum_logprob / len(own)
             if others[-count - ahead : -ahead] == own[-count:]:
-                return hypothesis.sum_logprob - allowed - sum(other.logprobs[:-ahead])
+                return hypothesis.sum_logprob - allowed - sum(other.logprobs[:-ahead]) - other.match.earned
             if own[-count - ahead : -ahead] == others[-count:]:
-                return sum(hypothesis.logprobs[:-ahead]) - other.sum_logprob + allowed
+                own_sum = sum(hypothesis.logprobs[:-ahead]) + hypothesis.match.earned
+                return own_sum - other.sum_logprob + allowed
         return None
 
 
@@ -261,16 +320,9 @@ def leads(logprobs: npt.NDArray[np.floating]) -> list[float]:
     return values
 
 
-def _unshifted(
-    candidates: Sequence[tuple[int, float]], boost: KeywordBoost, state: int
-) -> list[tuple[int, float]]:
-    """Return candidates less what a match that breaks off gives back, the model's likeliest first: however
-    large the bonus of another token, the model's own text goes on.
-    """
-    potential = boost.potential(state)
-    own = max(candidates, key=lambda each: each[1] - boost.bonus(state, each[0]))
-    ordered = [own, *(each for each in candidates if each is not own)]
-    return [(token, logprob - potential) for token, logprob in ordered]
+def _is_same_match(hypothesis: Hypothesis, other: Hypothesis) -> bool:
+    is_same_end = hypothesis.tokens[-NUM_SAME_TOKENS:] == other.tokens[-NUM_SAME_TOKENS:]
+    return is_same_end and hypothesis.match.state == other.match.state
 
 
 def _as_one(

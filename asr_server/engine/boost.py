@@ -1,7 +1,7 @@
 """Keywords that bias decoding: a state machine over a text's tokens.
 
-Each token that continues a keyword earns a bonus. A broken match returns it, a complete one keeps it.
-Matches begin at word starts. Pure rules: `runner.py` adds a state's row to the scores, `beam.py` and
+Each token that continues a keyword gains a bonus. A broken match returns it, a complete one keeps it.
+Matches begin at word starts. Pure rules: `runner.py` looks up the tokens of a state's row, `beam.py` and
 `active_chunk.py` step.
 """
 
@@ -28,6 +28,14 @@ class Row(NamedTuple):
 
     tokens: tuple[int, ...]
     bonuses: tuple[float, ...]
+
+
+class Match(NamedTuple):
+    """A text's progress through keywords."""
+
+    state: int = _AT_WORD
+    earned: float = 0.0  # by complete keywords
+    pending: float = 0.0  # lost if the match under way breaks off
 
 
 class _State:
@@ -102,6 +110,12 @@ class KeywordBoost:
     def at_end(self, state: int) -> bool:
         """Return whether a keyword is complete."""
         return self._states[state].is_complete
+
+    def follow(self, match: Match, token: int) -> Match:
+        state = self.step(match.state, token)
+        pending = self.potential(state)
+        gained = match.pending + self.delta(match.state, token)
+        return Match(state, match.earned + gained - pending, pending)
 
     def delta(self, state: int, token: int) -> float:
         """Return the change of a text's score by one more token."""

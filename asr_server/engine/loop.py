@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult
 from asr_server.engine.active_chunk import ActiveChunk
-from asr_server.engine.beam import BeamSearch, leads
+from asr_server.engine.beam import NUM_NAMED, BeamSearch, leads
 from asr_server.engine.boost import Row, keyword_boost
 from asr_server.engine.cuda import HostCopy
 from asr_server.engine.ranks import LeadingRunner
@@ -35,25 +36,54 @@ class Launched(NamedTuple):
     report: HostCopy
 
 
+NextTokens = list[Iterable[tuple[int, float]]]  # of each hypothesis, with log-probabilities
+Rows = list[tuple[int, Row]]  # slots, and what keywords name in each
+
+
 class Report:
+    """A step's outcome on the host; the lines are of `Runner.decode`."""
+
     def __init__(self, lines: npt.NDArray[np.float64]) -> None:
         self.tokens, self.logprobs, self.no_speech = lines[:3].tolist()
-        self._candidates = lines[3:].reshape(2, -1, lines.shape[1])
-        self._likeliest: list[float] = []
         if len(lines) > 3:
+            likeliest, named = np.split(lines[3:], [-2 * NUM_NAMED])
+            self._candidates, self._named = (
+                each.reshape(2, -1, lines.shape[1]) for each in (likeliest, named)
+            )
             self._likeliest, self._likeliest_logprobs = self._candidates[:, 0].tolist()
             self._leads = leads(self._candidates[1].T)
 
-    def append_if_sure(self, beam: BeamSearch, slot: int) -> bool:
+    def append_if_sure(self, beam: BeamSearch, slot: int, has_keywords: bool) -> bool:
         """Continue a search of one hypothesis by the device's token, if no other is close."""
         token = self.tokens[slot]
-        return token == self._likeliest[slot] and beam.append_if_sure(
-            int(token), self._likeliest_logprobs[slot], self._leads[slot]
-        )
+        if token != self._likeliest[slot]:
+            return False
+        others = self._others(slot) if has_keywords else ()
+        return beam.append_if_sure(int(token), self._likeliest_logprobs[slot], self._leads[slot], others)
 
-    def candidates(self, slots: Sequence[int]) -> list[Iterable[tuple[int, float]]]:
-        rows = self._candidates[:, :, slots].transpose(2, 0, 1).tolist()
-        return [zip(map(int, tokens), logprobs, strict=True) for tokens, logprobs in rows]
+    def _others(self, slot: int) -> Iterable[tuple[int, float]]:
+        tokens, logprobs = self._all_but_likeliest
+        return zip(map(int, tokens[slot]), logprobs[slot], strict=True)
+
+    @cached_property
+    def _all_but_likeliest(self) -> list[list[list[float]]]:
+        """Return tokens and log-probabilities [slots, candidates]: once a step, as each look into arrays
+        takes longer than all of the rules.
+        """
+        both = np.concatenate([self._candidates[:, 1:], self._named], axis=1)
+        values: list[list[list[float]]] = both.transpose(0, 2, 1).tolist()
+        return values
+
+    def candidates(self, slots: Sequence[int]) -> NextTokens:
+        return _pairs(self._candidates, slots)
+
+    def named(self, slots: Sequence[int]) -> NextTokens:
+        return _pairs(self._named, slots)
+
+
+def _pairs(lines: npt.NDArray[np.float64], slots: Sequence[int]) -> NextTokens:
+    rows = lines[:, :, slots].transpose(2, 0, 1).tolist()
+    return [zip(map(int, tokens), logprobs, strict=True) for tokens, logprobs in rows]
 
 
 Finished = list[tuple[ActiveChunk, ChunkResult]]
@@ -144,7 +174,7 @@ class DecodeLoop:
         self.num_tokens += len(single) + len(hypotheses)
         chunks = chain(single, (each.chunk for each in searches))
         boosted = [(chunk, chunk.restarts) for chunk in chunks if chunk.boost is not None]
-        plan = self._plan(single, hypotheses, self._boost_rows(boosted))
+        plan = self._plan(single, hypotheses, *self._boost_rows(boosted))
         rows = [(chunk, chunk.slot, chunk.restarts) for chunk in single]
         return Launched(rows, searches, boosted, self._runner.decode(plan))
 
@@ -158,15 +188,21 @@ class DecodeLoop:
         )
         return {id(chunk) for chunk in chain(unread, (waiting for waiting, _, _ in self._waiting))}
 
-    def _boost_rows(self, boosted: list[tuple[ActiveChunk, int]]) -> list[tuple[int, Row]]:
+    def _boost_rows(self, boosted: list[tuple[ActiveChunk, int]]) -> tuple[Rows, Rows]:
+        """Return what keywords name in the slots of texts of one hypothesis, and in those of searches."""
         in_flight = self._in_flight.boosted if self._in_flight else []
         unread = {id(chunk) for chunk, restarts in in_flight if chunk.restarts == restarts}
-        rows = [row for chunk, _ in boosted for row in chunk.boost_rows(id(chunk) in unread)]
-        return [(slot, row) for slot, row in rows if row.tokens]
+        single: Rows = []
+        searched: Rows = []
+        for chunk, _ in boosted:
+            rows = chunk.boost_rows(id(chunk) in unread)
+            if chunk.beam is None:
+                single += [(slot, row) for slot, row in rows if row.tokens]
+            else:
+                searched += rows  # without tokens too: the step before has left some in its slot
+        return single, searched
 
-    def _plan(
-        self, single: list[ActiveChunk], hypotheses: list[int], boosted: list[tuple[int, Row]]
-    ) -> StepPlan:
+    def _plan(self, single: list[ActiveChunk], hypotheses: list[int], boosted: Rows, named: Rows) -> StepPlan:
         return StepPlan(
             num_rows=1 + max([*(chunk.slot for chunk in single), *hypotheses]),
             context=self.context,
@@ -174,6 +210,7 @@ class DecodeLoop:
             restricted=any(chunk.is_restricted for chunk in single if chunk.temperature > 0),
             penalised=tuple(chunk.slot for chunk in single if chunk.is_penalised and chunk.temperature == 0),
             boosted=tuple(boosted),
+            named=tuple(named),
         )
 
     # -- Collect ------------------------------------------------------------------------------------------
@@ -230,8 +267,11 @@ class DecodeLoop:
             if chunk.finished or chunk.restarts != restarts:
                 continue
             chunk.no_speech_prob = report.no_speech[slots[0]]
-            is_sure = report.append_if_sure(beam, slots[0])
-            parents = [0] if is_sure else beam.advance(report.candidates(slots))
+            has_keywords = chunk.boost is not None
+            is_sure = report.append_if_sure(beam, slots[0], has_keywords)
+            if not is_sure:
+                named = report.named(slots) if has_keywords else ()
+                parents = beam.advance(report.candidates(slots), named)
             if beam.is_over or chunk.is_loop(beam.running[0].tokens, self._tokenizer.specials.end_of_text):
                 self._slots.resize(chunk, 1)
                 result = chunk.result_of_beam(beam, self._tokenizer)

@@ -17,7 +17,7 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult, Samples
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.engine.alignment import Aligner, PendingAlignment
-from asr_server.engine.beam import num_candidates
+from asr_server.engine.beam import num_candidates, num_named
 from asr_server.engine.boost import Row
 from asr_server.engine.config import EngineConfig
 from asr_server.engine.cuda import (
@@ -33,11 +33,13 @@ from asr_server.engine.encoding import PendingEncode, make_encoder
 from asr_server.engine.slots import SlotStart, SlotState
 from asr_server.engine.tokens import (
     GenerationRules,
+    Named,
     TokenRules,
     candidates,
     choose_boosted,
     choose_likeliest,
     draw,
+    likeliest_named,
     log_probabilities,
     padded_rows,
     penalise,
@@ -57,6 +59,7 @@ class StepPlan:
     restricted: bool = False  # some of these within a top-k, top-p or min-p
     penalised: tuple[int, ...] = ()  # rows with penalties that do not draw
     boosted: tuple[tuple[int, Row], ...] = ()  # rows with keywords, and what these add to their scores
+    named: tuple[tuple[int, Row], ...] = ()  # likewise, of beam searches: the host adds it
 
 
 class Runner:
@@ -86,8 +89,11 @@ class Runner:
         # What the current step has chosen for each slot: written by its first half, read by its second.
         self._tokens = torch.zeros(num_texts, dtype=torch.long, device=device)
         self._logprobs = torch.zeros(num_texts, device=device)
-        # Of beam searches: of each slot its likeliest next tokens, and their log-probabilities.
-        self._candidates = torch.zeros(2 * num_candidates(config.beam_size), num_texts, device=device)
+        # Of beam searches: of each slot its likeliest next tokens, and their log-probabilities; then the
+        # likeliest that keywords name.
+        self._num_candidates, self._num_named = num_candidates(config.beam_size), num_named(config.beam_size)
+        num_lines = 2 * (self._num_candidates + self._num_named)
+        self._candidates = torch.zeros(num_lines, num_texts, device=device)
         # One for all graphs: an output that each of them kept would take 8 GB with the defaults.
         self._scores = model.decoder.new_scores(num_texts)
         self._decode_stream = DecodeStream(device)
@@ -174,8 +180,8 @@ class Runner:
         or have penalties choose. `branch` corrects a beam search.
 
         Returns:
-            [3 + 2 * candidates, rows]: tokens, log-probabilities, no-speech, then for beam searches the
-            likeliest tokens and their log-probabilities.
+            [3 + 2 * (candidates + named), rows]: tokens, log-probabilities, no-speech; then for beam
+            searches the likeliest tokens and their log-probabilities, and those that keywords name.
         """
         if self._score_graphs is not None:
             scores = self._score_graphs.replay(plan.num_rows, plan.context)
@@ -197,7 +203,9 @@ class Runner:
         hidden = self.model.decoder(state.token[:, None], positions, rows)[:, 0]  # [B, D]
         out = None if self._scores is None else self._scores[:num_rows]
         scores: Tensor = self.model.decoder.logits(hidden, out)
-        choose_likeliest(self._kernels, self._rules, scores, state, *self._choice(num_rows))
+        tokens, logprobs, lines = self._choice(num_rows)
+        likeliest = lines[: 2 * self._num_candidates]
+        choose_likeliest(self._kernels, self._rules, scores, state, tokens, logprobs, likeliest)
         return scores
 
     def _choice(self, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,15 +221,36 @@ class Runner:
                 self._logprobs.index_copy_(0, index, log_probabilities(allowed, tokens))
         for rows in rows_at_once(len(plan.boosted), scores.device):
             self._choose_boosted(scores, plan.boosted[rows])
+        for rows in rows_at_once(len(plan.named), scores.device):
+            self._list_named(scores, plan.named[rows])
 
     def _choose_boosted(self, scores: Tensor, boosted: Sequence[tuple[int, Row]]) -> None:
-        index, _, allowed = self._allowed(scores, [slot for slot, _ in boosted])
-        named, bonuses = map(self._transfers.to_device, padded_rows([row for _, row in boosted]))
-        likeliest = self._tokens[index], self._logprobs[index], self._candidates[:, index]
-        tokens, logprobs, candidates = choose_boosted(allowed, *likeliest, named, bonuses)
+        index, named = self._named(scores, boosted, 1)
+        tokens, logprobs = choose_boosted(self._tokens[index], self._logprobs[index], named)
         self._tokens.index_copy_(0, index, tokens)
         self._logprobs.index_copy_(0, index, logprobs)
-        self._candidates.index_copy_(1, index, candidates)
+
+    def _list_named(self, scores: Tensor, searched: Sequence[tuple[int, Row]]) -> None:
+        index, named = self._named(scores, searched, self._num_named)
+        likeliest = self._candidates[: self._num_candidates, index].t()
+        lines = likeliest_named(named, likeliest, self._num_named)
+        self._candidates[2 * self._num_candidates :].index_copy_(1, index, lines)
+
+    def _named(self, scores: Tensor, rows: Sequence[tuple[int, Row]], width: int) -> tuple[Tensor, Named]:
+        """Return the slots, and what keywords name in each."""
+        slots = [slot for slot, _ in rows]
+        index = self._transfers.to_device(torch.tensor(slots))
+        tokens, bonuses = map(self._transfers.to_device, padded_rows([row for _, row in rows], width))
+        looked_up = torch.cat([self._tokens[index][:, None], tokens], 1)
+        found = self._scores_of(scores, slots, index, looked_up).float()
+        total = found[:, :1] - self._logprobs[index][:, None]  # logsumexp
+        return index, Named(tokens, found[:, 1:] - total, bonuses)
+
+    def _scores_of(self, scores: Tensor, slots: Sequence[int], index: Tensor, tokens: Tensor) -> Tensor:
+        """Return scores by the rules: [B, tokens]."""
+        if self._kernels.choose_token is None:  # the rules have been applied
+            return scores[index[:, None], tokens]
+        return self._allowed(scores, slots)[2].gather(1, tokens)
 
     def _allowed(self, scores: Tensor, rows: Sequence[int]) -> tuple[Tensor, SlotState, Tensor]:
         index = self._transfers.to_device(torch.tensor(rows))

@@ -10,11 +10,13 @@ import hashlib
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from asr_server.checkpoint.files import read_json
 from asr_server.checkpoint.tokenizer import SpecialTokens
@@ -225,42 +227,59 @@ def _restrict(scores: Tensor, state: SlotState) -> Tensor:
     return scores.masked_fill(~kept.scatter(1, order, kept), float("-inf"))
 
 
-def padded_rows(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-    """Return the tokens that keywords name in each row, and their bonuses: [B, most of a row] each."""
-    width = max(len(row.tokens) for row in rows)
-    tokens = [[*row.tokens, *(0 for _ in range(width - len(row.tokens)))] for row in rows]
-    bonuses = [[*row.bonuses, *(_NEVER for _ in range(width - len(row.tokens)))] for row in rows]
-    return torch.tensor(tokens), torch.tensor(bonuses)
-
-
-def choose_boosted(
-    scores: Tensor, tokens: Tensor, logprobs: Tensor, candidates: Tensor, named: Tensor, bonuses: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the likeliest tokens [B] with the bonuses of keywords, their log-probabilities without, and the
-    candidates [2 * count, B] with them.
-
-    No bonus is negative, so that only the likeliest tokens and the named ones are compared.
+def padded_rows(rows: Sequence[Row], width: int = 1) -> tuple[Tensor, Tensor]:
+    """Return the tokens that keywords name in each row, and their bonuses: [B, most of a row] each.
 
     Args:
-        scores: [B, vocabulary], by the rules.
-        tokens, logprobs, candidates: the choice without bonuses, as of `choose_likeliest`.
-        named, bonuses: of `padded_rows`.
+        width: fewest columns.
     """
-    count = len(candidates) // 2
-    likeliest = candidates[:count].t().long() if count else tokens[:, None]
-    others = candidates[count:].t() if count else logprobs[:, None]
-    total = scores.gather(1, tokens[:, None]) - logprobs[:, None]  # logsumexp
-    is_named = ((likeliest[:, :, None] == named[:, None]) & (bonuses[:, None] > _NEVER)).any(-1)
-    compared = torch.cat([likeliest, named], 1)
-    by_model = torch.cat([others, scores.gather(1, named) - total], 1)
-    boosted = torch.cat(
-        [others.masked_fill(is_named, _NEVER), by_model[:, likeliest.shape[1] :] + bonuses], 1
-    )
-    largest, places = boosted.topk(max(1, count))
-    first = places[:, :1]
-    chosen = compared.gather(1, places)
-    lines = torch.cat([chosen, largest], 1).t().to(candidates.dtype)[: 2 * count]
-    return chosen[:, 0], by_model.gather(1, first)[:, 0], lines
+    tensors = [_tensors(row, width) for row in rows]
+    tokens = pad_sequence([tokens for tokens, _ in tensors], batch_first=True)
+    return tokens, pad_sequence([bonuses for _, bonuses in tensors], True, _NEVER)
+
+
+@lru_cache(maxsize=4096)
+def _tensors(row: Row, width: int) -> tuple[Tensor, Tensor]:
+    """Of 64 keywords a row has some 200 tokens, and comes again in nearly every step."""
+    missing = max(0, width - len(row.tokens))
+    tokens, bonuses = [*row.tokens, *[0] * missing], [*row.bonuses, *[_NEVER] * missing]
+    return torch.tensor(tokens, dtype=torch.long), torch.tensor(bonuses)
+
+
+class Named(NamedTuple):
+    """Tokens that keywords name: [B, most of a row] each."""
+
+    tokens: Tensor
+    logprobs: Tensor
+    bonuses: Tensor  # at least 0; -inf where a row has fewer tokens
+
+
+def choose_boosted(tokens: Tensor, logprobs: Tensor, named: Named) -> tuple[Tensor, Tensor]:
+    """Return the likeliest tokens [B] with bonuses, and their log-probabilities without.
+
+    Args:
+        tokens, logprobs: the likeliest without bonuses.
+    """
+    boosted, places = (named.logprobs + named.bonuses).max(-1, keepdim=True)
+    wins = boosted[:, 0] > logprobs
+    token, logprob = named.tokens.gather(1, places)[:, 0], named.logprobs.gather(1, places)[:, 0]
+    return torch.where(wins, token, tokens), torch.where(wins, logprob, logprobs)
+
+
+def likeliest_named(named: Named, likeliest: Tensor, count: int) -> Tensor:
+    """Return named tokens beside the likeliest ones: [2 * count, B], tokens, then log-probabilities.
+
+    Places without a token have the log-probability -inf.
+
+    Args:
+        likeliest: [B, candidates].
+        count: at most the columns of `named`.
+    """
+    is_likeliest = (named.tokens[:, :, None] == likeliest[:, None]).any(-1)
+    boosted = (named.logprobs + named.bonuses).masked_fill(is_likeliest, _NEVER)
+    largest, places = boosted.topk(count)
+    logprobs = named.logprobs.gather(1, places).masked_fill(largest == _NEVER, _NEVER)
+    return torch.cat([named.tokens.gather(1, places).to(logprobs.dtype), logprobs], 1).t()
 
 
 _TOLERANCE = 1e-3  # of log-probabilities; a token must be the very same

@@ -115,7 +115,7 @@ class LocalTranscriber:
         self._transcriber = Transcriber(
             self._dispatcher, self._pool, tokenizer, settings.check_voice, stall_limits
         )
-        self._speakers, self._voices, self._hotwords = job.speakers, job.voices, job.hotwords
+        self._speakers, self._voices = job.speakers, job.voices
         self._choice = parse_choice(job.track, bool(job.speakers))
         self._clips = job.clips
         self._stands_in = bool(settings.why_embedded)
@@ -179,9 +179,8 @@ class LocalTranscriber:
         if language is not None:
             own = msgspec.structs.replace(own, language=self._transcriber.languages.given_code(language))
         if prompt is not None:
-            own = msgspec.structs.replace(
-                own, prompt_tokens=prompt_tokens(self._transcriber.tokenizer, prompt, self._hotwords)
-            )
+            tokens = prompt_tokens(self._transcriber.tokenizer, prompt)
+            own = msgspec.structs.replace(own, prompt_tokens=tokens)
         return own
 
 
@@ -191,7 +190,7 @@ def _decoding_options(job: TranscribeJob, transcriber: Transcriber, settings: Se
     return DecodingOptions(
         task=job.task,
         language=transcriber.languages.given_code(job.language),
-        prompt_tokens=prompt_tokens(transcriber.tokenizer, job.prompt, job.hotwords),
+        prompt_tokens=prompt_tokens(transcriber.tokenizer, job.prompt),
         keywords=boosted_keywords(job.hotwords),
         word_timestamps=job.needs_words,
         condition_on_previous_text=job.condition_on_previous_text,

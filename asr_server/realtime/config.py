@@ -158,7 +158,7 @@ def decoding_options(session: SessionConfig, models: Models) -> DecodingOptions:
     return DecodingOptions(
         language=language,
         candidate_languages=candidates,
-        prompt_tokens=prompt_tokens(transcriber.tokenizer, config.prompt, config.keywords),
+        prompt_tokens=prompt_tokens(transcriber.tokenizer, config.prompt),
         keywords=boosted_keywords(config.keywords),
         segment_times=session.is_diarized,
         word_timestamps=session.is_diarized,

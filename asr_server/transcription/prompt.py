@@ -14,7 +14,6 @@ from asr_server.transcription.segments import DecodedPart
 
 # Half of Whisper's text positions, less <|startofprev|>: the rule of openai-whisper.
 MAX_PROMPT_TOKENS: Final = 223
-MAX_KEYWORD_TOKENS: Final = 110  # and a full stop: the keywords may not push the whole prompt out
 MAX_BOOSTED_KEYWORDS: Final = 64
 MAX_BOOSTED_CHARS: Final = 100  # of one: what is longer is a sentence
 MAX_CHARS: Final = 8192  # more can never fit; keeps a huge field from costing time
@@ -24,17 +23,13 @@ class Encoder(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
 
-def prompt_tokens(encoder: Encoder, prompt: str, keywords: Sequence[str] = ()) -> tuple[int, ...]:
-    """Return the tokens after <|startofprev|>: keywords, then the end of the prompt.
+def prompt_tokens(encoder: Encoder, prompt: str) -> tuple[int, ...]:
+    """Return the tokens after <|startofprev|>: the end of the prompt. Special tokens' text is plain.
 
-    A full stop ends the keywords, so speech does not continue the list. Special tokens' text is plain.
+    Keywords are not among them: a list before the speech costs a word in a hundred elsewhere.
     """
-    listed = ", ".join(word.strip() for word in keywords if word.strip())
-    keyword_tokens = _tokens(encoder, listed[:MAX_CHARS])[:MAX_KEYWORD_TOKENS]
-    if keyword_tokens and not listed.endswith("."):
-        keyword_tokens += encoder.encode(".")
-    context = _tokens(encoder, prompt[-MAX_CHARS:])
-    return (*keyword_tokens, *context[-(MAX_PROMPT_TOKENS - len(keyword_tokens)) :])
+    text = prompt[-MAX_CHARS:].strip()
+    return tuple(encoder.encode(" " + text)[-MAX_PROMPT_TOKENS:]) if text else ()
 
 
 def boosted_keywords(keywords: Sequence[str]) -> tuple[str, ...]:
@@ -42,11 +37,6 @@ def boosted_keywords(keywords: Sequence[str]) -> tuple[str, ...]:
     terms = (word.strip() for word in keywords)
     kept = dict.fromkeys(term for term in terms if 0 < len(term) <= MAX_BOOSTED_CHARS)
     return tuple(islice(kept, MAX_BOOSTED_KEYWORDS))
-
-
-def _tokens(encoder: Encoder, text: str) -> list[int]:
-    text = text.strip()
-    return encoder.encode(" " + text) if text else []
 
 
 UNRELIABLE_TEMPERATURE: Final = 0.5  # above it a text is no prompt for the next

@@ -317,10 +317,10 @@ async def verbose_json(http: httpx.AsyncClient, samples: Samples, **fields: Any)
     return body
 
 
-async def test_names_that_no_prompt_has_room_for_are_written_as_keywords_spell_them(
+async def test_names_at_the_end_of_a_list_are_written_as_keywords_spell_them(
     http: httpx.AsyncClient,
 ) -> None:
-    """Those before them fill the prompt; log-probabilities stay those of the model."""
+    """Log-probabilities stay those of the model."""
     needs_voice()
     names = ("Castellano", "Quillfeather")
     spoken = read_aloud([f"Please write to {name} before the end of the week." for name in names]).samples

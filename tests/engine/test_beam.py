@@ -326,10 +326,10 @@ def test_most_tokens_of_clear_speech_are_appended_as_sure_and_change_no_text(
     spoken = [say(digits).samples for digits in ("407", "98653", "12")]
     append, advance, num_doubtful = BeamSearch.append_if_sure, BeamSearch.advance, 0
 
-    def count(beam: BeamSearch, candidates: Any) -> list[int]:
+    def count(beam: BeamSearch, *candidates: Any) -> list[int]:
         nonlocal num_doubtful
         num_doubtful += 1
-        return advance(beam, candidates)
+        return advance(beam, *candidates)
 
     def run_all(append_if_sure: Any) -> tuple[list[tuple[Any, float]], int]:
         nonlocal num_doubtful

@@ -9,7 +9,7 @@ from itertools import accumulate
 import pytest
 
 from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.engine.boost import FIRST_BONUS, MAX_TOKENS, NEXT_BONUS, KeywordBoost, keyword_boost
+from asr_server.engine.boost import FIRST_BONUS, MAX_TOKENS, NEXT_BONUS, KeywordBoost, Match, keyword_boost
 from tests.real_weights import real_checkpoint
 from tests.vocabulary import make_tokenizer, spell
 
@@ -43,6 +43,14 @@ def test_a_match_that_breaks_off_gives_all_back() -> None:
     boost = machine([A, B, C])
     assert boost.potential(states(boost, [A, B])[-1]) == FIRST_BONUS + NEXT_BONUS
     assert total(boost, [A, B, D]) == total(boost, [A, B]) == total(boost, [A, D]) == 0
+
+
+def test_a_text_earns_the_bonus_when_the_keyword_is_complete() -> None:
+    boost = machine([A, B, C])
+    *_, pending, complete, after = accumulate([A, B, C, D], boost.follow, initial=Match())
+    assert (pending.earned, pending.pending) == (0, FIRST_BONUS + NEXT_BONUS)
+    assert (complete.earned, complete.pending) == (FIRST_BONUS + 2 * NEXT_BONUS, 0)
+    assert after[1:] == complete[1:]
 
 
 def test_a_keyword_that_another_one_begins_with_is_kept() -> None:
@@ -86,7 +94,9 @@ def test_no_order_of_tokens_earns_more_than_its_complete_matches() -> None:
         joined = "".join(map(str, text))
         most = joined.count("123") * (FIRST_BONUS + 2 * NEXT_BONUS)
         most += joined.count("24") * (FIRST_BONUS + NEXT_BONUS)
-        assert 0 <= total(boost, text) <= most
+        *_, last = accumulate(text, boost.follow, initial=Match())
+        assert last.earned == total(boost, text)
+        assert 0 <= last.earned <= most
 
 
 def test_a_keyword_as_long_as_a_sentence_gets_no_bonus() -> None:

@@ -17,12 +17,11 @@ import pytest_asyncio
 import soundfile
 
 from asr_server.audio.voice import certain_speech_s
-from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, DecodingOptions, Samples, Transcript
 from asr_server.errors import AudioTooShort
 from asr_server.offline.local import LocalTranscriber, TranscribeJob
-from asr_server.transcription import prompt_tokens
+from asr_server.transcription import boosted_keywords, prompt_tokens
 from asr_server.transcription.voice_check import LEAD_S
 from benchmarks.engine_helpers import Checkpoint
 from benchmarks.engine_helpers import transcribe as transcribe_chunks
@@ -75,9 +74,7 @@ class Base(msgspec.Struct):
     async def hear(self, sound: Samples, prompt: str = "", keywords: Sequence[str] = ()) -> Transcript:
         options = self.transcriber.options_for("en", prompt)
         if keywords:
-            tokenizer = Tokenizer.from_directory(real_checkpoint("base"))
-            tokens = prompt_tokens(tokenizer, prompt, keywords)
-            options = msgspec.structs.replace(options, prompt_tokens=tokens)
+            options = msgspec.structs.replace(options, keywords=boosted_keywords(keywords))
         with tempfile.TemporaryFile() as file:
             file.write(wav(sound))
             return await self.transcriber.transcribe(file, lambda *_: None, options)
@@ -201,7 +198,6 @@ def test_doubtful_dutch_does_not_become_gibberish_at_a_high_temperature() -> Non
 @pytest.mark.skipif(not is_installed(), reason="the voice that reads aloud is not installed")
 @IN_MODULE
 async def test_speech_that_begins_with_a_keyword_keeps_it(base: Base) -> None:
-    """Behind a bare list the model goes on with "and Grafana"."""
     said = np.concatenate([pause(0.3), say("Kubernetes and Grafana run on our servers."), pause(0.5)])
     heard = await base.hear(said, keywords=["Kubernetes", "Grafana"])
     assert words(heard.text) == "kubernetes and grafana run on our servers"
