@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.metadata import version
-from typing import Any, Final, Literal, Protocol, get_args
+from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -152,6 +152,15 @@ for _reason in get_args(RestartReason):
 
 # -- What one request takes ---------------------------------------------------------------------------------
 
+MAX_STAGES: Final = 256  # of a timeline, from the first on: a recording of hours has thousands
+
+
+class Stage(NamedTuple):
+    name: str
+    began_at: float  # of time.monotonic()
+    ended_at: float
+    chunk: int | None = None
+
 
 class Account(Protocol):
     """A key with a name, which pays for a request."""
@@ -182,6 +191,7 @@ class RequestStats:
         self.model = ""  # that serves it
         self.account: Account | None = None
         self.is_metered = False  # the limits of its account hold for it
+        self.timeline: list[Stage] | None = None  # of a request that is traced
 
     @property
     def key(self) -> str:
@@ -191,23 +201,36 @@ class RequestStats:
     def audio_s(self) -> float:
         return sum(self._audio_s.values())
 
+    def note(self, name: str, began_at: float, ended_at: float, chunk: int | None = None) -> None:
+        if self.timeline is not None and len(self.timeline) < MAX_STAGES:
+            self.timeline.append(Stage(name, began_at, ended_at, chunk))
+
     @contextmanager
-    def stage(self, name: Literal["upload", "transcription", "reply"]) -> Iterator[None]:
+    def stage(self, name: Literal["upload", "transcription", "render", "reply"]) -> Iterator[None]:
         started_at = time.monotonic()
         try:
             yield
         finally:
-            self._stages_s[name] += time.monotonic() - started_at
+            ended_at = time.monotonic()
+            self._stages_s[name] += ended_at - started_at
+            if self.timeline is not None:
+                self.timeline.append(Stage(name, started_at, ended_at))
 
-    def on_chunk_times(self, total_s: float, times: ChunkTimes) -> None:
+    def on_chunk_times(self, queued_at: float, times: ChunkTimes, chunk: int) -> None:
+        """Count a chunk that ends now: it waited, then was encoded, then decoded."""
+        total_s = time.monotonic() - queued_at
+        queued_s = max(0.0, total_s - times.encode_s - times.decode_s)
         stages = (
-            ("chunks_queued", chunk_queue_seconds, max(0.0, total_s - times.encode_s - times.decode_s)),
-            ("chunks_encoded", chunk_encode_seconds, times.encode_s),
-            ("chunks_decoded", chunk_decode_seconds, times.decode_s),
+            ("chunks_queued", "queue", chunk_queue_seconds, queued_s),
+            ("chunks_encoded", "encode", chunk_encode_seconds, times.encode_s),
+            ("chunks_decoded", "decode_text", chunk_decode_seconds, times.decode_s),
         )
-        for name, histogram, duration_s in stages:
+        began_at = queued_at
+        for name, span_name, histogram, duration_s in stages:
             self._stages_s[name] += duration_s
             histogram.observe(duration_s)
+            self.note(span_name, began_at, began_at + duration_s, chunk)
+            began_at += duration_s
 
     def on_result(self, result: ChunkResult, submit: Submit) -> None:
         self._num_chunks += submit.id.part == 0
@@ -292,3 +315,11 @@ def begin_request_stats(route: Callable[[], str]) -> RequestStats:
 
 def current_request_stats() -> RequestStats:
     return _current_request_stats.get(None) or RequestStats()
+
+
+def on_preprocessed(queued_at: float, started_at: float) -> None:
+    """Count work of the pool that ends now, in the context of its request."""
+    ended_at = time.monotonic()
+    preprocess_wait_seconds.observe(started_at - queued_at)
+    preprocess_seconds.observe(ended_at - started_at)
+    current_request_stats().note("decode_audio", started_at, ended_at)

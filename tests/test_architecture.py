@@ -151,7 +151,7 @@ def test_what_the_server_imports_is_declared() -> None:
     optional = project["optional-dependencies"]
     declared = {
         distribution_name(entry)
-        for entry in (*project["dependencies"], *optional["ray"], *optional["wyoming"])
+        for entry in (*project["dependencies"], *optional["ray"], *optional["wyoming"], *optional["traces"])
     }
     declared.add("triton")  # torch brings it where it can be used
     known = {"asr_server", *sys.stdlib_module_names}.union(*map(packages_of, declared))

@@ -266,7 +266,7 @@ def test_extras_that_are_installed_are_there(page: Path) -> None:
 def test_each_dependency_has_its_reason_in_the_architecture() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    needed = [*project["dependencies"], *extras["wyoming"], *extras["ray"]]
+    needed = [*project["dependencies"], *extras["wyoming"], *extras["ray"], *extras["traces"]]
     told = " ".join(package for package, _ in rows_of(ARCHITECTURE, "package"))
     assert {re.split(r"[^\w-]", name)[0] for name in needed} <= set(re.findall(r"[\w-]+", told))
     assert set(re.findall(r"(\w+) \(extra", told)) <= set(extras)

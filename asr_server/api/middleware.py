@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -29,6 +29,9 @@ from asr_server.config import MIB, Settings
 from asr_server.core import Transcript
 from asr_server.errors import ShuttingDown
 from asr_server.telemetry import FIGURES, current_request_id
+
+if TYPE_CHECKING:
+    from asr_server.api.traces import RequestTrace, Traces
 
 REQUEST_ID: Final = "x-request-id"  # the header, and the id's name in the state of a request
 REFUSED: Final = "refused"  # in that state: the status of a reply that `connections.py` has sent in its place
@@ -82,6 +85,7 @@ class LastErrorMiddleware:
 
 
 QUIET_ROUTES: Final = frozenset({"/health", "/ping", "/ready", "/load", "/version", "/metrics"})
+UNTRACED_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # probes, the page, preflights
 UNKNOWN_ROUTE: Final = "other"
 NOT_READY: Final = "not_ready"  # in the place of a status that would count as a fault of the server
 NO_CLOSE_CODE: Final = 1005  # the protocol's number for a close without one
@@ -92,11 +96,14 @@ SWITCHED: Final = 101  # HTTP's status of a handshake that opened a session
 
 
 class RequestLogMiddleware:
-    """Give each request an id; log it, and count what a key has used. Outermost, to see every reply."""
+    """Give each request an id; log and trace it, and count what a key has used.
 
-    def __init__(self, app: ASGIApp, usage: UsageLog | None = None) -> None:
+    Outermost, to see every reply.
+    """
+
+    def __init__(self, app: ASGIApp, usage: UsageLog | None = None, traces: Traces | None = None) -> None:
         self._app = app
-        self._usage = usage
+        self._usage, self._traces = usage, traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -118,9 +125,15 @@ class RequestLogMiddleware:
         serve = self._serve_request if scope["type"] == "http" else self._serve_session
         await serve(scope, receive, send_with_id)
 
+    def _begin_trace(self, scope: Scope, stats: metrics.RequestStats) -> RequestTrace | None:
+        if self._traces is None or scope.get("method") in UNTRACED_METHODS:
+            return None
+        return self._traces.begin(scope, stats)
+
     async def _serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_at = time.monotonic()
         stats = metrics.begin_request_stats(lambda: _route_of(scope))
+        trace = self._begin_trace(scope, stats)
         status = CLIENT_CLOSED_REQUEST
 
         async def send_and_note_status(message: Message) -> None:
@@ -137,12 +150,15 @@ class RequestLogMiddleware:
             path = _path_of(scope, route)
             duration_s = time.monotonic() - started_at
             stats.asked_for |= {"method": scope["method"], "client": _client_of(scope)}
-            report_request(f"{scope['method']} {path}", route, status, duration_s, stats)
+            figures = report_request(f"{scope['method']} {path}", route, status, duration_s, stats)
             self._count(stats, status)
+            if trace is not None:
+                trace.end(f"{scope['method']} {path}", figures)
 
     async def _serve_session(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_at = time.monotonic()
         stats = metrics.begin_request_stats(lambda: _route_of(scope))
+        trace = self._begin_trace(scope, stats)
         closed_by, code, refusal = "nobody", BROKEN, 0
 
         def note(who: str, message: Message, type: str) -> None:
@@ -171,11 +187,13 @@ class RequestLogMiddleware:
             what = f"WebSocket {_path_of(scope, route)}"
             stats.asked_for["client"] = _client_of(scope)
             if refusal:
-                report_request(what, route, refusal, duration_s, stats)
+                figures = report_request(what, route, refusal, duration_s, stats)
                 self._count(stats, refusal)
             else:
-                report_session(f"{what}: closed by {closed_by}", route, code, duration_s, stats)
+                figures = report_session(f"{what}: closed by {closed_by}", route, code, duration_s, stats)
                 self._count(stats, SWITCHED, close_code=code)
+            if trace is not None:
+                trace.end(what, figures)
 
     def _count(self, stats: metrics.RequestStats, status: int, **outcome: int) -> None:
         if not stats.is_metered:
@@ -198,25 +216,29 @@ async def _read_to_the_end(receive: Receive) -> None:
                 pass
 
 
-def report_session(what: str, route: str, code: int, duration_s: float, stats: metrics.RequestStats) -> None:
+def report_session(
+    what: str, route: str, code: int, duration_s: float, stats: metrics.RequestStats
+) -> dict[str, Any]:
+    """Count and log a session; return the figures of its line."""
     if route != UNKNOWN_ROUTE:
         metrics.realtime_closed.labels(str(code) if code <= MAX_STANDARD_CODE else "other").inc()
-    figures = {"route": route, "close_code": code, "seconds": round(duration_s, 3)}
-    extra = {FIGURES: figures | stats.summary()}
-    logger.info("%s with %d after %.3f s%s", what, code, duration_s, stats, extra=extra)
+    figures = {"route": route, "close_code": code, "seconds": round(duration_s, 3)} | stats.summary()
+    logger.info("%s with %d after %.3f s%s", what, code, duration_s, stats, extra={FIGURES: figures})
+    return figures
 
 
 def report_request(
     what: str, route: str, status: int, duration_s: float, stats: metrics.RequestStats
-) -> None:
+) -> dict[str, Any]:
+    """Count and log a request; return the figures of its line."""
     metrics.requests.labels(route, NOT_READY if (route, status) == ("/ready", 503) else str(status)).inc()
     metrics.request_seconds.labels(route).observe(duration_s)
     if status < HTTPStatus.BAD_REQUEST:
         stats.on_answered(route)
     level = logging.DEBUG if route in QUIET_ROUTES else logging.INFO
-    figures = {"route": route, "status": status, "seconds": round(duration_s, 3)}
-    extra = {FIGURES: figures | stats.summary()}
-    logger.log(level, "%s: %d in %.3f s%s", what, status, duration_s, stats, extra=extra)
+    figures = {"route": route, "status": status, "seconds": round(duration_s, 3)} | stats.summary()
+    logger.log(level, "%s: %d in %.3f s%s", what, status, duration_s, stats, extra={FIGURES: figures})
+    return figures
 
 
 def _client_of(scope: Scope) -> str:

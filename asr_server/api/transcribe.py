@@ -107,7 +107,7 @@ class TranscriptionResponse(Response):
             async for _ in session:
                 pass
             transcript = await _transcript(session, track, request)
-        response = await _run_in_thread_if_long(transcript, lambda: self._make_reply(transcript, request))
+        response = await _rendered(transcript, lambda: self._make_reply(transcript, request))
         response.headers.update(answer_headers(request.model.settings, request.ignored_fields))
         response.headers.update(recording_headers(transcript))
         return response
@@ -125,10 +125,12 @@ def _require_connection(scope: Scope) -> None:
         )
 
 
-async def _run_in_thread_if_long(transcript: Transcript, make: Callable[[], Made]) -> Made:
-    if len(transcript.segments) <= SEGMENTS_INLINE:
-        return make()
-    return await asyncio.to_thread(make)
+async def _rendered(transcript: Transcript, make: Callable[[], Made]) -> Made:
+    """Make the reply, in a thread if it is long."""
+    with metrics.current_request_stats().stage("render"):
+        if len(transcript.segments) <= SEGMENTS_INLINE:
+            return make()
+        return await asyncio.to_thread(make)
 
 
 @asynccontextmanager
@@ -197,7 +199,7 @@ async def _stream(
             async for delta in session:
                 stream.write(writer.delta(delta))
             transcript = await _transcript(session, track, request)
-            stream.write(await _run_in_thread_if_long(transcript, lambda: writer.done(transcript)))
+            stream.write(await _rendered(transcript, lambda: writer.done(transcript)))
         stream.write(STREAM_END)
     except ClientDisconnect:
         if stream.has_begun:

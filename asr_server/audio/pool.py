@@ -89,12 +89,11 @@ class PreprocessPool:
     def _work(self, queued_at: float, function: Callable[..., T], args: tuple[object, ...]) -> T:
         started_at = time.monotonic()
         self._count(queued=-1, busy=1)
-        metrics.preprocess_wait_seconds.observe(started_at - queued_at)
         try:
             return function(*args)
         finally:
             self._count(busy=-1, finished=1)
-            metrics.preprocess_seconds.observe(time.monotonic() - started_at)
+            metrics.on_preprocessed(queued_at, started_at)
 
     def _on_done(self, loop: asyncio.AbstractEventLoop, task: Future[T]) -> None:
         if task.cancelled():  # it never began

@@ -114,7 +114,7 @@ class PendingChunk:
             self.future.set_result(result)
             self.request.stats.on_result(result, self.submit)
             if times is not None:
-                self.request.stats.on_chunk_times(time.monotonic() - self.queued_at, times)
+                self.request.stats.on_chunk_times(self.queued_at, times, self.submit.id.chunk)
 
     def fail(self, error: Exception) -> None:
         if not self.future.done():

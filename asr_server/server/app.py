@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI
@@ -53,6 +53,9 @@ from asr_server.realtime import openapi as realtime_openapi
 from asr_server.realtime.route import router as realtime_router
 from asr_server.telemetry import announce
 
+if TYPE_CHECKING:
+    from asr_server.api.traces import Traces
+
 LOOK_EVERY_S: Final = 2.0  # at the memory
 WORTH_BYTES: Final = 4 * MIB  # less growth of the memory is left alone
 _STATM: Final = Path("/proc/self/statm")
@@ -81,7 +84,9 @@ would all stay after a burst.
 """
 
 
-def create_app(settings: Settings, models: ModelRegistry, pool: PreprocessPool) -> FastAPI:
+def create_app(
+    settings: Settings, models: ModelRegistry, pool: PreprocessPool, traces: Traces | None = None
+) -> FastAPI:
     """Make the application, which starts and stops models and pool."""
     app = FastAPIOffline(  # has Swagger's files
         docs_url=None,
@@ -119,7 +124,7 @@ def create_app(settings: Settings, models: ModelRegistry, pool: PreprocessPool) 
     install_docs_page(app)
     openapi.install(app, settings, models, realtime_openapi.schemas())
     app.add_middleware(PlainRoutes, routes=routes.audio.routes)
-    _wrap(app, settings)
+    _wrap(app, settings, traces)
     return app
 
 
@@ -134,7 +139,7 @@ def create_metrics_app(state: AppState, settings: Settings) -> FastAPI:
     return app
 
 
-def _wrap(app: FastAPI, settings: Settings) -> None:
+def _wrap(app: FastAPI, settings: Settings, traces: Traces | None = None) -> None:
     app.add_middleware(LastErrorMiddleware)
     app.add_middleware(UnreadBodyMiddleware, turns=app.state.server.reading_turns)
     app.add_middleware(TrailingSlashes)
@@ -142,7 +147,7 @@ def _wrap(app: FastAPI, settings: Settings) -> None:
         app.add_middleware(LocalHosts, settings=settings)
     _allow_origins(app, settings)
     app.add_middleware(PlainErrors)
-    app.add_middleware(RequestLogMiddleware, usage=app.state.server.usage)
+    app.add_middleware(RequestLogMiddleware, usage=app.state.server.usage, traces=traces)
 
 
 @asynccontextmanager

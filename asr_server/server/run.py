@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +34,7 @@ from asr_server.server.app import create_app
 from asr_server.telemetry import announce
 
 if TYPE_CHECKING:
+    from asr_server.api.traces import Traces
     from asr_server.wyoming import WyomingServer
 
 
@@ -41,6 +43,7 @@ STOPPED: Final = 0
 ENGINE_FAILED: Final = 1
 PORT_TAKEN: Final = 3  # uvicorn's own for --port
 
+_COLLECTOR: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 CLOSE_LIMIT_S: Final = 1  # for the last replies to be read, when the drain is over
 _POLL_S: Final = 0.05
 FILES_PER_CONNECTION: Final = 2  # its socket, and the upload that it sends
@@ -56,7 +59,8 @@ def run(models_settings: Sequence[Settings]) -> int:
     pool = PreprocessPool(settings.preprocess_workers)
     models = ModelRegistry([ServedModel.from_checkpoint(settings, pool) for settings in models_settings])
     pool.warm_up()  # its libraries load while the engine's do
-    app = create_app(settings, models, pool)
+    traces = start_traces(os.environ)
+    app = create_app(settings, models, pool, traces)
     config = uvicorn.Config(
         app,
         http=http_protocol(settings, app.state.server.uploads),  # type: ignore[arg-type]  # uvicorn only calls it
@@ -76,10 +80,33 @@ def run(models_settings: Sequence[Settings]) -> int:
     )
     server = Server(config, app.state.server)
     server.run(_sockets(settings))
+    if traces is not None:
+        traces.close()
     if model := models.failed_to_start:
         logger.critical("the engine could not be started: %s", model.dispatcher.supervisor.last_failure)
         return ENGINE_FAILED
     return server.exit_status
+
+
+def start_traces(environment: Mapping[str, str]) -> Traces | None:
+    """Trace requests if OpenTelemetry's variables name a collector."""
+    is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    is_off |= environment.get("OTEL_TRACES_EXPORTER") == "none"
+    named = [name for name in _COLLECTOR if environment.get(name)]
+    if is_off or not named:
+        return None
+    try:
+        from asr_server.api.traces import Traces
+
+        return Traces.to_collector()
+    except ImportError as error:
+        logger.warning(
+            "%s asks for traces, and none are sent: %s; they are an extra: pip install '.[traces]' in the "
+            "checkout",
+            named[0],
+            error,
+        )
+        return None
 
 
 def _warn_of_few_files(limit: int, settings: Settings) -> None:

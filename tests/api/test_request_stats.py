@@ -200,7 +200,8 @@ async def test_a_requests_line_tells_what_it_took(caplog: pytest.LogCaptureFixtu
     }
     assert line.items() >= expected.items()
     stages_s = line["stages_s"]
-    assert set(stages_s) == {"upload", "transcription", "reply"}  # this replica tells no times of chunks
+    # This replica tells no times of chunks.
+    assert set(stages_s) == {"upload", "transcription", "render", "reply"}
     assert 0 < sum(stages_s.values()) <= line["seconds"] + 0.002
     assert "chunks" not in json.loads(JsonFormatter("api").format(listed))
     assert listed.getMessage().endswith(" s")

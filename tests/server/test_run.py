@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from asr_server.dispatch.supervisor import MAX_FAILED_STARTS
-from asr_server.server.run import ENGINE_FAILED
+from asr_server.server.run import ENGINE_FAILED, start_traces
 from tests.conftest import WITHOUT_ENGINE, Server, run_server
 
 SERVE = (sys.executable, "-m", "asr_server", "serve", "--port", "0")
@@ -70,3 +70,35 @@ def test_a_limit_of_open_files_below_what_connections_need_is_warned_of_at_the_s
     (warning,) = [line for line in public_server.lines() if "open files" in line]
     assert "ulimit -n" in warning
     assert "--max-connections" in warning
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"OTEL_SERVICE_NAME": "asr"},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:4318", "OTEL_SDK_DISABLED": "true"},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:4318", "OTEL_TRACES_EXPORTER": "none"},
+    ],
+)
+def test_without_a_collector_nothing_is_traced(environment: dict[str, str]) -> None:
+    assert start_traces(environment) is None
+
+
+def test_a_server_without_a_collector_imports_nothing_for_it() -> None:
+    code = (
+        "import asr_server.server.run as run, sys; run.start_traces({});"
+        "sys.exit('asr_server.api.traces' in sys.modules or 'opentelemetry.sdk' in sys.modules)"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+def test_traces_that_are_asked_for_and_cannot_be_sent_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    assert start_traces({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:4318"}) is None
+    (warning,) = caplog.messages
+    assert warning.startswith("OTEL_EXPORTER_OTLP_ENDPOINT asks for traces, and none are sent: ")
+    assert "pip install '.[traces]'" in warning

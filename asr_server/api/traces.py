@@ -1,0 +1,109 @@
+"""Send a span for each request and each of its stages to an OpenTelemetry collector.
+
+Imported only where the standard variables name a collector. The spans are made when the request ends, from
+the times that `metrics.RequestStats` kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, format_trace_id, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from asr_server import __version__
+from asr_server.machine import in_daemon_thread
+from asr_server.metrics import RequestStats
+from asr_server.telemetry import current_request_id
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+CLOSE_LIMIT_S: Final = 2.0
+SERVICE: Final = "asr-server"
+_UNNAMED: Final = "unknown_service"  # the SDK's own name for a service without one
+_NS_PER_S: Final = 1e9
+_SERVER_ERROR: Final = 500
+
+
+class Traces:
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("asr_server", __version__)
+        self._propagator = TraceContextTextMapPropagator()
+
+    @classmethod
+    def to_collector(cls) -> Traces:
+        """Send as the variables OTEL_... say. Raises ImportError without the extra `traces`."""
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        resource = Resource.create({"service.version": __version__})
+        if str(resource.attributes[SERVICE_NAME]).startswith(_UNNAMED):
+            resource = resource.merge(Resource({SERVICE_NAME: SERVICE}))
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        return cls(provider)
+
+    def begin(self, scope: Scope, stats: RequestStats) -> RequestTrace | None:
+        """Begin the request's span, within the client's trace; None if it is not sampled."""
+        parent = self._propagator.extract(Headers(scope=scope))
+        own = {"asr.request_id": current_request_id.get()}
+        span = self._tracer.start_span(scope["type"], parent, SpanKind.SERVER, attributes=own)
+        if not span.is_recording():
+            return None
+        stats.timeline = []
+        stats.asked_for["trace_id"] = format_trace_id(span.get_span_context().trace_id)
+        return RequestTrace(self._tracer, span, stats)
+
+    def close(self) -> None:
+        """Send the spans that are left, unless the collector takes too long."""
+        with contextlib.suppress(TimeoutError):
+            in_daemon_thread(self._provider.shutdown, "last traces").result(CLOSE_LIMIT_S)
+
+
+class RequestTrace:
+    def __init__(self, tracer: Tracer, span: Span, stats: RequestStats) -> None:
+        self._tracer, self._span, self._stats = tracer, span, stats
+        self._clock_ns = time.time_ns() - time.monotonic_ns()  # from the clock of stages to that of spans
+
+    def end(self, name: str, figures: Mapping[str, Any]) -> None:
+        """Name the span, add the stages below it, and hand all to the exporter."""
+        self._span.update_name(name)
+        self._span.set_attributes(_attributes(figures))
+        if figures.get("status", 0) >= _SERVER_ERROR:
+            self._span.set_status(StatusCode.ERROR)
+        context = set_span_in_context(self._span)
+        for stage in self._stats.timeline or ():
+            attributes = {} if stage.chunk is None else {"asr.chunk": stage.chunk}
+            child = self._tracer.start_span(
+                stage.name, context, start_time=self._ns(stage.began_at), attributes=attributes
+            )
+            child.end(self._ns(stage.ended_at))
+        self._span.end()
+
+    def _ns(self, time_s: float) -> int:
+        return round(time_s * _NS_PER_S) + self._clock_ns
+
+
+_STANDARD_NAMES: Final = {
+    "client": "client.address",
+    "method": "http.request.method",
+    "route": "http.route",
+    "status": "http.response.status_code",
+}
+
+
+def _attributes(figures: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
+    return {
+        _STANDARD_NAMES.get(name, f"asr.{name}"): value
+        for name, value in figures.items()
+        if isinstance(value, str | int | float | bool)
+    }
