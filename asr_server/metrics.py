@@ -182,6 +182,7 @@ class RequestStats:
     def __init__(self, route: Callable[[], str] = lambda: "other") -> None:
         self._route = route
         self._num_chunks = 0
+        self._first_text_s = 0.0
         self._fallbacks = Tally[str]()  # by temperature
         self._read_again = Tally[ReadAgainReason]()
         self._segments_dropped = Tally[DroppedReason]()
@@ -249,6 +250,10 @@ class RequestStats:
             self._segments_dropped[reason] += count
             segments_dropped.labels(reason).inc(count)
 
+    def on_first_text(self, wait_s: float) -> None:
+        first_text_seconds.observe(wait_s)
+        self._first_text_s = self._first_text_s or wait_s
+
     def on_answered(self, route: str) -> None:
         audio_s, duration_s = self.audio_s, self._stages_s.get("transcription", 0.0)
         if audio_s and duration_s:
@@ -269,6 +274,7 @@ class RequestStats:
         sums = self.asked_for | {
             "key": self.key,
             "stages_s": _rounded(self._stages_s),
+            "first_text_s": round(self._first_text_s, 3),
             "audio_s": round(self.audio_s, 3),
             "languages": _rounded(self._audio_s),
             "chunks": self._num_chunks,

@@ -312,7 +312,8 @@ class WyomingConnection:
 
     def _report(self, status: int) -> None:
         if self._asked_at is not None:
-            report_request(ROUTE, ROUTE, status, time.monotonic() - self._asked_at, self._stats)
+            figures = report_request(ROUTE, ROUTE, status, time.monotonic() - self._asked_at, self._stats)
+            self._state.activity.add_answer(current_request_id.get(), figures)
             self._asked_at, self._idle_since = None, time.monotonic()
 
     def _info(self) -> Info:

@@ -135,7 +135,7 @@ def show_server(browser: Browser, url: str) -> None:
     worker.set_input_files("#files", [file_of(f"{number}.wav", spoken) for number in range(32)])
     page = new_page(browser, viewport={"width": 1000, "height": 720}, color_scheme="dark")
     page.goto(f"{url}/#server")
-    expect(page.locator("#throughput")).not_to_have_text(re.compile("^(0.0|–)$"))
+    expect(page.locator("#speed")).not_to_have_text(re.compile("^(0|–)$"))
     page.wait_for_timeout(5_000)
     save(page, "page-server")
     worker.locator("#cards > li:not(.is-working)").nth(7).wait_for()

@@ -22,10 +22,9 @@ from starlette.responses import Response
 
 from asr_server import metrics as counted
 from asr_server.api.openapi import metrics_responses
-from asr_server.api.process_usage import Usage, usage_of_each
+from asr_server.api.process_usage import DECODING, Labels, Usage, child_pids, usage_of_each
 from asr_server.api.served_model import ServedModel
 from asr_server.api.state import AppState, get_state
-from asr_server.audio.ffmpeg_client import decode_processes
 from asr_server.channel.messages import STEP_TIME_BOUNDS_S, StepTimes
 from asr_server.checkpoint.find import revision_of
 
@@ -37,30 +36,18 @@ router = APIRouter(tags=["operations"])
 async def metrics(request: Request) -> Response:
     """Return metrics for Prometheus."""
     state = get_state(request)
-    usages = await asyncio.to_thread(usage_of_each, _pids(state))
+    usages = await asyncio.to_thread(usage_of_each, child_pids(state))
     registry = CollectorRegistry()
     registry.register(_StateCollector(state, usages))
     text = generate_latest(counted.REGISTRY) + generate_latest(registry)
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-_Labels = tuple[str, str]
 _LABELS: Final = ("model", "replica")
-_DECODING: Final = ("", "")  # in the place of a replica's labels
-
-
-def _pids(state: AppState) -> dict[_Labels, int]:
-    pids = {
-        (model.name, replica_state.replica.name): replica_state.replica.pid
-        for model in state.models
-        for replica_state in model.dispatcher.supervisor.replica_states
-    }
-    pids[_DECODING] = decode_processes.forkserver_pid
-    return {labels: pid for labels, pid in pids.items() if pid is not None}
 
 
 class _StateCollector(Collector):
-    def __init__(self, state: AppState, usages: Mapping[_Labels, Usage]) -> None:
+    def __init__(self, state: AppState, usages: Mapping[Labels, Usage]) -> None:
         self._state = state
         self._usages = usages
 
@@ -174,7 +161,7 @@ def _of_replicas(models: list[ServedModel]) -> Iterator[Metric]:
     yield step_seconds
 
 
-def _of_processes(usages: Mapping[_Labels, Usage]) -> Iterator[Metric]:
+def _of_processes(usages: Mapping[Labels, Usage]) -> Iterator[Metric]:
     memory = GaugeMetricFamily(
         "asr_replica_resident_memory_bytes", "Memory of its processes on this machine.", labels=_LABELS
     )
@@ -182,11 +169,11 @@ def _of_processes(usages: Mapping[_Labels, Usage]) -> Iterator[Metric]:
         "asr_replica_cpu_seconds", "Processor time of its processes on this machine.", labels=_LABELS
     )
     for labels, usage in usages.items():
-        if labels != _DECODING:
+        if labels != DECODING:
             memory.add_metric(labels, usage.resident_bytes)
             cpu.add_metric(labels, usage.cpu_s)
     yield from (memory, cpu)
-    if decoding := usages.get(_DECODING):
+    if decoding := usages.get(DECODING):
         yield _gauge("asr_decode_processes", "Processes of FFmpeg.", decoding.num_processes)
         yield _gauge(
             "asr_decode_resident_memory_bytes", "Memory of FFmpeg's processes.", decoding.resident_bytes

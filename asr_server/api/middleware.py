@@ -31,6 +31,7 @@ from asr_server.errors import ShuttingDown
 from asr_server.telemetry import FIGURES, current_request_id
 
 if TYPE_CHECKING:
+    from asr_server.api.activity import ActivityLog
     from asr_server.api.traces import RequestTrace, Traces
 
 REQUEST_ID: Final = "x-request-id"  # the header, and the id's name in the state of a request
@@ -84,8 +85,10 @@ class LastErrorMiddleware:
             await response_to(error)(scope, receive, send)
 
 
-QUIET_ROUTES: Final = frozenset({"/health", "/ping", "/ready", "/load", "/version", "/metrics"})
-UNTRACED_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # probes, the page, preflights
+QUIET_ROUTES: Final = frozenset(
+    {"/health", "/ping", "/ready", "/load", "/version", "/metrics", "/v1/activity"}
+)
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # probes, the page, preflights
 UNKNOWN_ROUTE: Final = "other"
 NOT_READY: Final = "not_ready"  # in the place of a status that would count as a fault of the server
 NO_CLOSE_CODE: Final = 1005  # the protocol's number for a close without one
@@ -101,9 +104,15 @@ class RequestLogMiddleware:
     Outermost, to see every reply.
     """
 
-    def __init__(self, app: ASGIApp, usage: UsageLog | None = None, traces: Traces | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        usage: UsageLog | None = None,
+        traces: Traces | None = None,
+        activity: ActivityLog | None = None,
+    ) -> None:
         self._app = app
-        self._usage, self._traces = usage, traces
+        self._usage, self._traces, self._activity = usage, traces, activity
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -126,7 +135,7 @@ class RequestLogMiddleware:
         await serve(scope, receive, send_with_id)
 
     def _begin_trace(self, scope: Scope, stats: metrics.RequestStats) -> RequestTrace | None:
-        if self._traces is None or scope.get("method") in UNTRACED_METHODS:
+        if self._traces is None or scope.get("method") in SAFE_METHODS:
             return None
         return self._traces.begin(scope, stats)
 
@@ -154,6 +163,8 @@ class RequestLogMiddleware:
             self._count(stats, status)
             if trace is not None:
                 trace.end(f"{scope['method']} {path}", figures)
+            if self._activity is not None and scope["method"] not in SAFE_METHODS:
+                self._activity.add_answer(current_request_id.get(), figures)
 
     async def _serve_session(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_at = time.monotonic()

@@ -1,6 +1,6 @@
-"""Read the memory and processor time of the server's child processes from /proc.
+"""Read the memory and processor time of the server and its child processes from /proc.
 
-Blocks, so it belongs in a thread. Elsewhere than on Linux there is nothing to read.
+Elsewhere than on Linux there is nothing to read.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
+
+from asr_server.api.state import AppState
+from asr_server.audio.ffmpeg_client import decode_processes
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -19,7 +22,9 @@ _CHILDRENS_TICKS: Final = slice(13, 15)  # of those that have ended
 _RESIDENT_PAGES: Final = 21
 _MAX_TRIES: Final = 3
 
-Key = TypeVar("Key")
+STATM: Final = Path("/proc/self/statm")
+Labels = tuple[str, str]  # of a replica: its model's name and its own
+DECODING: Final = ("", "")  # in their place
 
 
 class Usage(NamedTuple):
@@ -29,7 +34,7 @@ class Usage(NamedTuple):
 
 
 def usage_of(pid: int) -> Usage | None:
-    """Sum up a process and its children; None if it has ended or cannot be read."""
+    """Sum up a process and its children; None if it has ended or cannot be read. Blocks."""
     try:
         for _ in range(_MAX_TRIES):
             own = _stat(pid)
@@ -43,9 +48,26 @@ def usage_of(pid: int) -> Usage | None:
     return Usage(len(processes), pages * _PAGE_BYTES, ticks / _TICKS_PER_S)
 
 
-def usage_of_each(pids: Mapping[Key, int]) -> dict[Key, Usage]:
-    usages = {key: usage_of(pid) for key, pid in pids.items()}
-    return {key: usage for key, usage in usages.items() if usage}
+def usage_of_each(pids: Mapping[Labels, int]) -> dict[Labels, Usage]:
+    """Blocks."""
+    usages = {labels: usage_of(pid) for labels, pid in pids.items()}
+    return {labels: usage for labels, usage in usages.items() if usage}
+
+
+def child_pids(state: AppState) -> dict[Labels, int]:
+    """Return the child processes of this machine: of replicas by their labels, and of decoding."""
+    pids = {
+        (model.name, replica_state.replica.name): replica_state.replica.pid
+        for model in state.models
+        for replica_state in model.dispatcher.supervisor.replica_states
+    }
+    pids[DECODING] = decode_processes.forkserver_pid
+    return {labels: pid for labels, pid in pids.items() if pid is not None}
+
+
+def resident_bytes() -> int:
+    """Return this process's memory; 0 without /proc."""
+    return int(STATM.read_text().split()[1]) * _PAGE_BYTES if STATM.exists() else 0
 
 
 def _stat(pid: int) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Final, Protocol, cast
 from starlette.requests import HTTPConnection, Request
 
 from asr_server import metrics
+from asr_server.api.activity import ActivityLog
 from asr_server.api.admission import AdmissionLimiter
 from asr_server.api.auth import NOBODY, ApiKeys
 from asr_server.api.form import ReadingTurns
@@ -94,6 +95,7 @@ class AppState:
     realtime: RealtimeSessions
     api_keys: ApiKeys
     usage: UsageLog | None
+    activity: ActivityLog
     started_at: int  # Unix seconds
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,7 +20,8 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi_offline import FastAPIOffline
 
 from asr_server import __version__
-from asr_server.api import errors, metrics, openapi, routes
+from asr_server.api import activity_report, errors, metrics, openapi, routes
+from asr_server.api.activity import ActivityLog
 from asr_server.api.admission import AdmissionLimiter
 from asr_server.api.auth import ApiKeys
 from asr_server.api.compat import azure, whisper_asr, whisper_cpp
@@ -44,6 +44,7 @@ from asr_server.api.middleware import (
 from asr_server.api.models import ModelRegistry
 from asr_server.api.plain_errors import PlainErrors
 from asr_server.api.plain_routes import PlainRoutes, TrailingSlashes
+from asr_server.api.process_usage import STATM, resident_bytes
 from asr_server.api.state import AppState, RealtimeSessions
 from asr_server.api.upload import UploadStore
 from asr_server.api.usage import UsageLog
@@ -58,13 +59,12 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S: Final = 2.0  # at the memory
 WORTH_BYTES: Final = 4 * MIB  # less growth of the memory is left alone
-_STATM: Final = Path("/proc/self/statm")
 
 
 async def release_memory_when_idle(is_idle: Callable[[], bool]) -> None:
     """Run until cancelled; return at once without glibc or /proc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is None or not _STATM.exists():
+    if trim is None or not STATM.exists():
         return
     least_bytes = resident_bytes()
     while True:
@@ -72,10 +72,6 @@ async def release_memory_when_idle(is_idle: Callable[[], bool]) -> None:
         if is_idle() and resident_bytes() > least_bytes + WORTH_BYTES:
             await asyncio.to_thread(trim, 0)  # some milliseconds
         least_bytes = min(least_bytes, resident_bytes())
-
-
-def resident_bytes() -> int:
-    return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 FILE_THREADS: Final = 4
@@ -108,6 +104,7 @@ def create_app(
         RealtimeSessions(settings.max_realtime_sessions, is_shared),
         ApiKeys(settings),
         UsageLog(Path(settings.usage_log)) if settings.usage_log else None,
+        ActivityLog(),
         started_at=int(time.time()),
     )
     errors.install(app)
@@ -115,6 +112,7 @@ def create_app(
     app.include_router(routes.probes)
     app.include_router(routes.admin)
     app.include_router(routes.models)
+    app.include_router(activity_report.router)
     if not settings.has_metrics_port:
         app.include_router(metrics.router)
     app.include_router(realtime_router)
@@ -124,7 +122,7 @@ def create_app(
     install_docs_page(app)
     openapi.install(app, settings, models, realtime_openapi.schemas())
     app.add_middleware(PlainRoutes, routes=routes.audio.routes)
-    _wrap(app, settings, traces)
+    _wrap(app, settings, traces, app.state.server.activity)
     return app
 
 
@@ -139,7 +137,9 @@ def create_metrics_app(state: AppState, settings: Settings) -> FastAPI:
     return app
 
 
-def _wrap(app: FastAPI, settings: Settings, traces: Traces | None = None) -> None:
+def _wrap(
+    app: FastAPI, settings: Settings, traces: Traces | None = None, activity: ActivityLog | None = None
+) -> None:
     app.add_middleware(LastErrorMiddleware)
     app.add_middleware(UnreadBodyMiddleware, turns=app.state.server.reading_turns)
     app.add_middleware(TrailingSlashes)
@@ -147,7 +147,8 @@ def _wrap(app: FastAPI, settings: Settings, traces: Traces | None = None) -> Non
         app.add_middleware(LocalHosts, settings=settings)
     _allow_origins(app, settings)
     app.add_middleware(PlainErrors)
-    app.add_middleware(RequestLogMiddleware, usage=app.state.server.usage, traces=traces)
+    usage = app.state.server.usage
+    app.add_middleware(RequestLogMiddleware, usage=usage, traces=traces, activity=activity)
 
 
 @asynccontextmanager
@@ -159,6 +160,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         await state.models.start()
         async with _metrics_port(state):
+            helpers.append(asyncio.create_task(activity_report.keep_sampling(state)))
             if state.settings.reuse_port:  # it listens after this: connections go to others until then
                 await state.models.until_ready()
             yield

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from asr_server import metrics
 from asr_server.audio.recording import ChunkSource, DecodeSlice, Recording
 from asr_server.core import Chunk, DecodingOptions, Transcript, TranscriptDelta
 from asr_server.dispatch.queue import RequestHandle
@@ -68,7 +67,7 @@ class TranscriptionSession:
             self.builder.keep(delta)
             if delta.text and not self._has_sent_text:
                 self._has_sent_text = True
-                metrics.first_text_seconds.observe(time.monotonic() - self._started_at)
+                self._handle.stats.on_first_text(time.monotonic() - self._started_at)
             self._count_audio(delta.end_s, delta.language)
             yield delta
         self._count_audio(self.source.duration_s, self.language.code)

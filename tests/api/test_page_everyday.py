@@ -226,7 +226,7 @@ def test_the_view_of_a_frozen_server_piles_up_no_requests(open_page: OpenPage) -
     def freeze(route: Route) -> None:
         asked.append(route.request.url)
 
-    page = open_page("/#server", mock=lambda page: page.route("**/metrics", freeze))
+    page = open_page("/#server", mock=lambda page: page.route("**/v1/activity", freeze))
     page.wait_for_timeout(3_500)
     assert len(asked) == 1
     expect(page.locator("#health.is-bad")).to_contain_text("cannot be reached")

@@ -26,6 +26,7 @@ from playwright.sync_api import (
 )
 from scipy.signal import resample_poly
 
+from asr_server import __version__
 from asr_server.api.errors import body_of
 from asr_server.api.schemas import TranslationFields
 from asr_server.core import SAMPLE_RATE
@@ -646,22 +647,25 @@ def test_the_second_view_shows_the_server_live(open_page: OpenPage) -> None:
     expect(page.locator("#health")).to_have_text("Ready: an engine takes work.")
     assert page.evaluate("window.scrollY") == 0
     expect(page.locator("#replicas")).to_contain_text("slots in use")
-    expect(page.locator("#throughput")).not_to_have_text("–")
+    expect(page.locator("#speed")).not_to_have_text("–")
     other = open_page()
     choose(other, payload("call.wav", say("31415926" * 3, gap_s=0.3)))
     expect(card(other, "call.wav").locator(".facts")).to_contain_text("× real time")
-    expect(page.locator("#throughput")).not_to_have_text("0.0")
-    expect(page.locator("#preprocess")).to_contain_text("waiting for a slot")
-    expect(page.locator("#tries")).to_have_text(re.compile(r"^\d+ fallbacks?, \d+ chunks? read again$"))
-    one = "asr_realtime_turns_total 1.0\nasr_preprocess_workers 1.0\nasr_fallbacks_total 1.0\n"
-    page.route("**/metrics", lambda route: route.fulfill(body=one))
-    expect(page.locator("#turns")).to_have_text("1 turn so far")
-    expect(page.locator("#preprocess")).to_contain_text("0 of 1 decoding thread busy")
-    expect(page.locator("#tries")).to_have_text("1 fallback, 0 chunks read again")
+    expect(page.locator("#statuses")).to_contain_text("× 200")
+    expect(page.locator("#last li").first).to_contain_text(
+        re.compile(r": 200, [\d.]+ s of audio in [\d.]+ s")
+    )
+    expect(page.locator("#waiting")).to_contain_text(re.compile(r"^\d+ chunks? waiting; wait: [\d.]+ s, "))
+    expect(page.locator("#latencies")).to_contain_text(re.compile(r"within [\d.]+ s, [\d.]+ s, [\d.]+ s$"))
+    expect(page.locator("#about")).to_contain_text(f"version {__version__}")
+    expect(page.locator("#memory")).to_contain_text("GB for FFmpeg")
+    page.locator("#speed-chart").wait_for()
+    late = open_page("/#server")  # it shows what went before
+    expect(late.locator("#last li").first).to_contain_text("s of audio in")
     error = {"message": "The engine is starting."}
     page.route("**/ready", lambda route: route.fulfill(status=503, json={"error": error}))
     expect(page.locator("#health.is-bad")).to_have_text("The engine is starting.")
-    page.route("**/metrics", lambda route: route.abort())
+    page.route("**/v1/activity", lambda route: route.abort())
     expect(page.locator("#health.is-bad")).to_contain_text("cannot be reached")
 
 

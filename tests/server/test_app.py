@@ -9,7 +9,13 @@ from tests.api.raw_client import RawClient
 from tests.api.running_app import RunningApp, error_of, run_app
 from tests.embedded import embedded
 
-PATHS_OF_V1 = ["/v1/models", "/v1/models/whisper-1", "/v1/audio/transcriptions", "/v1/audio/translations"]
+PATHS_OF_V1 = [
+    "/v1/activity",
+    "/v1/models",
+    "/v1/models/whisper-1",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+]
 
 
 async def test_every_reply_has_a_request_id(app: RunningApp) -> None:

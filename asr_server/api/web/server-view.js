@@ -1,16 +1,15 @@
-// The server, live: `/metrics` once a second while this view is seen.
+// The server at work: `v1/activity` once a second while this view is seen, which begins 15 minutes ago.
 
-import { readiness, request } from "./api.js";
-import { $, count, h } from "./dom.js";
+import { headers, readiness, request } from "./api.js";
+import { $, clock, color, context2d, count, h } from "./dom.js";
 
 const EVERY_MS = 1000;
 const LOOK_MS = 5000; // of a server that does not answer
-const HISTORY = 60;
-const RATE_OVER = 10; // looks
+const WINDOW_S = 900;
+const AXIS = 30; // pixels for its numbers
+const GB = 1e9;
 
 let timer = null;
-const audio = []; // [seconds transcribed, when], the last few
-const history = {};
 
 export function startWatching() {
   if (timer === null) tick();
@@ -19,7 +18,6 @@ export function startWatching() {
 export function stopWatching() {
   clearTimeout(timer);
   timer = null;
-  audio.length = 0;
 }
 
 async function tick() {
@@ -30,8 +28,8 @@ async function tick() {
 
 async function look() {
   try {
-    const metrics = await request("metrics", { signal: AbortSignal.timeout(LOOK_MS) });
-    showMetrics(parse(await metrics.text()));
+    const reply = await request("v1/activity", { headers: headers(), signal: AbortSignal.timeout(LOOK_MS) });
+    showActivity(await reply.json());
     const { isReady, reason } = await readiness();
     showHealth(isReady, reason || "Ready: an engine takes work.");
   } catch (error) {
@@ -44,58 +42,54 @@ function showHealth(isGood, text) {
   if ($("health").textContent !== text) $("health").textContent = text;
 }
 
-/** Prometheus's text format: name to a list of [labels, value]. */
-export function parse(text) {
-  const found = new Map();
-  for (const [, name, labels, value] of text.matchAll(/^(\w+)(?:\{(.*)\})? (\S+)$/gm)) {
-    const pairs = Object.fromEntries([...(labels || "").matchAll(/(\w+)="([^"]*)"/g)].map(([, k, v]) => [k, v]));
-    found.set(name, [...(found.get(name) || []), [pairs, Number(value)]]);
+const short = (value) => (value < 10 ? String(Math.round(10 * value) / 10) : String(Math.round(value)));
+const memory = (bytes) => (bytes ? `${(bytes / GB).toFixed(2)} GB` : "");
+const shares = (of) => (of ? `${short(of.p50)} s, ${short(of.p95)} s, ${short(of.p99)} s` : "none yet");
+const listed = (counts) => Object.entries(counts).map(([name, number]) => `${number} × ${name}`).join(", ");
+
+function showActivity({ timeline, ...server }) {
+  for (const name of ["speed", "requests", "slots_in_use", "sessions"]) {
+    $(name).textContent = short(timeline[name].at(-1) || 0);
+    plot(name, timeline[name], timeline.seconds_ago);
   }
-  return found;
+  $("statuses").textContent = listed(server.statuses) || "none in the last 15 minutes";
+  $("slots").textContent = `of ${timeline.slots.at(-1) || 0} in use`;
+  $("waiting").textContent = `${count(timeline.chunks_waiting.at(-1) || 0, "chunk")} waiting; wait: ${shares(server.queue)}`;
+  $("latency").textContent = server.latency ? short(server.latency.p50) : "–";
+  $("latencies").textContent = `half, 95 %, 99 % within ${shares(server.latency)}`;
+  $("first-text").textContent = `first text: ${shares(server.first_text)}`;
+  $("uptime").textContent = clock(server.uptime_s);
+  $("about").textContent = `version ${server.version}; replicas restarted: ${listed(server.restarts) || "none"}`;
+  $("memory").textContent = [memory(server.resident_bytes), memory(server.decoding_bytes) && `${memory(server.decoding_bytes)} for FFmpeg`].filter(Boolean).join(", ");
+  $("replicas").replaceChildren(...server.replicas.map((replica) => rowOf(replica, server.models)));
+  $("last").replaceChildren(...server.last.map(lineOf));
 }
 
-function showMetrics(metrics) {
-  const sum = (name) => (metrics.get(name) || []).reduce((total, [, value]) => total + value, 0);
-  audio.push([sum("asr_audio_transcribed_seconds_total"), performance.now() / 1000]);
-  if (audio.length > RATE_OVER) audio.shift();
-  const [[first, since], [last, now]] = [audio[0], audio[audio.length - 1]];
-  const rate = now > since ? Math.max(0, last - first) / (now - since) : 0;
-  plot("throughput", rate, rate < 10 ? rate.toFixed(1) : Math.round(rate));
-  const numReadAgain = sum("asr_chunks_read_again_total");
-  $("tries").textContent = `${count(sum("asr_fallbacks_total"), "fallback")}, ${count(numReadAgain, "chunk")} read again`;
-  plot("requests", sum("asr_requests_in_flight"));
-  plot("chunks", sum("asr_chunks"));
-  plot("sessions", sum("asr_realtime_sessions"));
-  $("rejected").textContent = `${sum("asr_requests_rejected_total")} turned away so far`;
-  const numWaiting = Math.max(0, sum("asr_chunks") - sum("asr_slots_in_use"));
-  const threads = `${sum("asr_preprocess_busy")} of ${count(sum("asr_preprocess_workers"), "decoding thread")} busy`;
-  $("preprocess").textContent = `${numWaiting} waiting for a slot; ${threads}`;
-  $("turns").textContent = `${count(sum("asr_realtime_turns_total"), "turn")} so far`;
-  showReplicas(metrics);
-}
-
-function plot(name, value, text = value) {
-  const values = (history[name] = [...(history[name] || []), value].slice(-HISTORY));
-  $(name).textContent = text;
+/** A line over the last 15 minutes, between zero and the most that it reached. */
+function plot(name, values, secondsAgo) {
+  const { context, width, height } = context2d($(`${name}-chart`));
   const most = Math.max(...values, 1);
-  const points = values.map((v, i) => `${(120 * i) / Math.max(1, values.length - 1)} ${38 - (34 * v) / most}`);
-  const [area, line] = $(`${name}-spark`).children;
-  line.setAttribute("d", `M${points.join("L")}`);
-  area.setAttribute("d", `M0 40L${points.join("L")}L120 40Z`);
+  const [top, bottom] = [10, height - 16];
+  Object.assign(context, { fillStyle: color("muted"), strokeStyle: color("muted"), font: "11px sans-serif" });
+  context.fillText(short(most), 0, top + 4);
+  context.fillText("0", 0, bottom + 4);
+  context.fillText("15 min", AXIS, height - 2);
+  context.strokeRect(AXIS - 4, top, 0, bottom - top);
+  Object.assign(context, { strokeStyle: color("accent"), lineWidth: 2, lineJoin: "round" });
+  context.beginPath();
+  values.forEach((value, i) => context.lineTo(AXIS + (width - AXIS) * (1 - secondsAgo[i] / WINDOW_S), bottom - ((bottom - top) * value) / most));
+  context.stroke();
 }
 
-function showReplicas(metrics) {
-  const isSame = (one, other) => one.model === other.model && one.replica === other.replica;
-  const of = (name, replica) => (metrics.get(name) || []).find(([labels]) => isSame(labels, replica))?.[1] || 0;
-  const replicas = (metrics.get("asr_replica_ready") || []).map(([labels]) => labels);
-  const hasSeveralModels = new Set(replicas.map((labels) => labels.model)).size > 1;
-  const rows = replicas.map((replica) => {
-    const name = hasSeveralModels ? `${replica.model} ${replica.replica}` : replica.replica;
-    const [slots, used] = [of("asr_slots", replica), of("asr_slots_in_use", replica)];
-    const isLoaded = (metrics.get("asr_model_loaded") || []).some(([labels, value]) => labels.model === replica.model && value);
-    const state = of("asr_replica_ready", replica) ? `${used} of ${slots} slots in use` : isLoaded ? "starting" : "not loaded";
-    const cells = Array.from({ length: Math.min(slots, 256) }, (_, i) => h("i", { className: i < used ? "is-used" : "" }));
-    return h("li", {}, h("strong", {}, name), h("span", { className: "muted" }, ` ${state}`), h("div", { className: "slots", "aria-hidden": "true" }, ...cells));
-  });
-  $("replicas").replaceChildren(...rows);
+function rowOf({ model, name, ready, slots, slots_in_use: used, resident_bytes }, models) {
+  const { state, device, dtype } = models.find((one) => one.name === model);
+  const work = ready ? `${used} of ${slots} slots in use` : state === "unloaded" ? "not loaded" : "starting";
+  const about = [model, ready && device, ready && dtype, memory(resident_bytes), work].filter(Boolean).join(", ");
+  const cells = Array.from({ length: Math.min(slots, 256) }, (_, i) => h("i", { className: i < used ? "is-used" : "" }));
+  return h("li", {}, h("strong", {}, name), h("span", { className: "muted" }, ` ${about}`), h("div", { className: "slots", "aria-hidden": "true" }, ...cells));
+}
+
+function lineOf({ id, status, seconds, audio_s, seconds_ago }) {
+  const parts = id.match(/.{1,8}/g).flatMap((part) => [part, h("wbr")]); // a name of 128 letters fits a phone
+  return h("li", {}, `${clock(seconds_ago)} ago: ${status}, ${short(audio_s)} s of audio in ${short(seconds)} s `, h("span", { className: "muted" }, ...parts));
 }

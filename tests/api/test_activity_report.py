@@ -1,0 +1,83 @@
+"""What `/v1/activity` tells of requests that were answered before anybody looked."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from asr_server import __version__
+from tests.api.running_app import SECOND, THREE_CHUNKS, RunningApp, run_app, until
+from tests.api.sample_files import sound_file
+from tests.conftest import Server
+from tests.embedded import embedded
+from tests.speech import say
+
+ROUTE = "/v1/audio/transcriptions"
+
+
+async def activity_of(app: RunningApp) -> dict[str, Any]:
+    reply = await app.client.get("/v1/activity")
+    assert reply.status_code == 200, reply.text
+    told: dict[str, Any] = reply.json()
+    return told
+
+
+async def test_requests_are_told_by_status_and_the_last_ones_with_id_length_and_time(app: RunningApp) -> None:
+    app.client.headers["x-request-id"] = "mine"
+    await app.post(THREE_CHUNKS)
+    await app.post(b"no audio")
+    await app.client.get("/v1/models")
+    told = await activity_of(app)
+    assert told["statuses"] == {"200": 1, "400": 1}
+    assert [(last["status"], last["audio_s"], last["route"]) for last in told["last"]] == [
+        (400, 0, ROUTE),
+        (200, 75, ROUTE),
+    ]
+    assert {last["id"] for last in told["last"]} == {"mine"}
+    assert told["latency"]["p50"] == told["latency"]["p99"] == told["last"][1]["seconds"]
+    assert 0 < told["first_text"]["p50"] <= told["latency"]["p50"]
+    assert told["version"] == __version__
+    assert told["models"][0] == {"name": "whisper-digits", "state": "ready", "device": None, "dtype": None}
+
+
+async def test_no_more_than_twenty_requests_are_listed(app: RunningApp) -> None:
+    for _ in range(22):
+        await app.post(SECOND)
+    told = await activity_of(app)
+    assert len(told["last"]) == 20
+    assert told["statuses"] == {"200": 22}
+
+
+async def test_the_timeline_grows_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asr_server.api.activity_report.SAMPLE_EVERY_S", 0.05)
+    async with run_app() as app:
+        log = app.app.state.server.activity
+        await app.post(THREE_CHUNKS)
+        answered_at = time.monotonic()
+        await until(lambda: log.samples(time.monotonic())[-1].at > answered_at)
+        timeline = (await activity_of(app))["timeline"]
+    lengths = {len(values) for values in timeline.values()}
+    assert len(lengths) == 1
+    assert max(timeline["speed"]) > 0
+    assert timeline["seconds_ago"] == sorted(timeline["seconds_ago"], reverse=True)
+
+
+async def test_a_server_with_a_key_tells_nobody_without_it() -> None:
+    async with run_app(embedded(api_key="a-key-of-twenty-letters")) as app:
+        assert (await app.client.get("/v1/activity")).status_code == 401
+
+
+def test_a_real_server_tells_its_replicas_memory_and_waits(server: Server) -> None:
+    reply = httpx.post(server.url + ROUTE, files={"file": sound_file(say("314").samples)}, timeout=60)
+    assert reply.status_code == 200
+    told = server.get("/v1/activity").json()
+    (replica,) = told["replicas"]
+    assert (replica["model"], replica["name"], replica["ready"]) == ("whisper-digits", "replica 0", True)
+    assert replica["slots"] > 0
+    assert min(replica["resident_bytes"], told["resident_bytes"], told["decoding_bytes"]) > 1 << 20
+    assert told["models"][0]["device"] == "cpu"
+    assert told["queue"]["p50"] <= told["queue"]["p99"]
+    assert told["uptime_s"] >= 0
