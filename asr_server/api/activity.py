@@ -22,6 +22,7 @@ class Answer(NamedTuple):
     audio_s: float
     first_text_s: float | None
     queue_s: float | None  # its chunks' mean wait for a slot
+    key: str  # its name, if it has one
 
 
 class Sample(NamedTuple):
@@ -52,6 +53,7 @@ class ActivityLog:
                 figures.get("audio_s", 0.0),
                 figures.get("first_text_s"),
                 None if queued_s is None else queued_s / figures["chunks"],
+                figures.get("key", ""),
             )
         )
 

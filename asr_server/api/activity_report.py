@@ -17,7 +17,7 @@ from asr_server.api.activity import SAMPLE_EVERY_S, Answer, Sample, speeds
 from asr_server.api.openapi import KEY_ERRORS, error_responses
 from asr_server.api.process_usage import DECODING, Labels, Usage, child_pids, resident_bytes, usage_of_each
 from asr_server.api.served_model import ServedModel, State
-from asr_server.api.state import AppState, get_state, require_key
+from asr_server.api.state import AppState, caller_of, get_state, require_key
 from asr_server.formats.bodies import Body
 
 MAX_LISTED: Final = 20
@@ -124,7 +124,7 @@ class Activity(Body):
     timeline: Timeline
     """How it went."""
     last: list[AnsweredRequest]
-    """The last requests, the newest first."""
+    """The last requests, the newest first; to a key with a name and without `admin`, its own."""
 
 
 @router.get("/activity", responses=error_responses(*KEY_ERRORS))
@@ -134,6 +134,8 @@ async def activity(request: Request) -> Activity:
     usages = await asyncio.to_thread(usage_of_each, child_pids(state))
     now = time.monotonic()
     answers = state.activity.answers(now)
+    account = caller_of(request).account
+    shown = [each for each in answers if account is None or account.key.admin or each.key == account.name]
     return Activity(
         version=__version__,
         uptime_s=int(time.time()) - state.started_at,
@@ -149,7 +151,7 @@ async def activity(request: Request) -> Activity:
         first_text=_shares(answer.first_text_s for answer in answers),
         queue=_shares(answer.queue_s for answer in answers),
         timeline=_timeline(state.activity.samples(now), now),
-        last=[_listed(answer, now) for answer in answers[: -MAX_LISTED - 1 : -1]],
+        last=[_listed(answer, now) for answer in shown[: -MAX_LISTED - 1 : -1]],
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from asr_server import __version__
+from tests.api.named_keys import SHOP, WEB, bearer, entry, settings_with
 from tests.api.running_app import SECOND, THREE_CHUNKS, RunningApp, run_app, until
 from tests.api.sample_files import sound_file
 from tests.conftest import Server
@@ -63,6 +65,17 @@ async def test_the_timeline_grows_while_nobody_looks(monkeypatch: pytest.MonkeyP
     assert len(lengths) == 1
     assert max(timeline["speed"]) > 0
     assert timeline["seconds_ago"] == sorted(timeline["seconds_ago"], reverse=True)
+
+
+async def test_a_key_with_a_name_sees_its_own_requests_and_an_admins_sees_all(tmp_path: Path) -> None:
+    keys = entry("web", WEB, admin=True), entry("shop", SHOP)
+    async with run_app(settings_with(tmp_path / "keys.yaml", *keys)) as app:
+        for key in (WEB, SHOP):
+            app.client.headers.update(bearer(key) | {"x-request-id": f"of-{key[:4]}"})
+            await app.post(SECOND)
+        assert [last["id"] for last in (await activity_of(app))["last"]] == ["of-shop"]
+        app.client.headers.update(bearer(WEB))
+        assert [last["id"] for last in (await activity_of(app))["last"]] == ["of-shop", "of-web-"]
 
 
 async def test_a_server_with_a_key_tells_nobody_without_it() -> None:
