@@ -98,6 +98,7 @@ class Watch:
             print(f"  {frame['ms']:.0f} ms: {frame['parts']} at {frame['start'] - self.looks[0][0]:.0f}")
         assert self.console == []
         assert after_mib - before_mib < MAX_GROWTH_MIB
+        assert too_long == 0
 
 
 def delete_all(page: Page) -> None:

@@ -17,6 +17,7 @@ export class Cards {
     this.store = new Store();
     this.cards = [];
     this.unshown = new Map(); // entries of the store by id, until each has its card
+    this.top = 0; // orders below are given
     this.removed = []; // recordings, the last one last
     this.removing = new Set(); // ids that the store still has
     Object.assign(this, { again, forget });
@@ -71,9 +72,10 @@ export class Cards {
   /** New ones go to the top in their order; what was open is folded, unless it is in use. */
   add(files) {
     for (const card of this.#finished()) if (!card.isFolded && !card.isInUse) card.fold();
-    const top = Math.max(Date.now(), ...this.cards.map(({ recording }) => recording.order + 1));
+    const top = Math.max(Date.now(), this.top, ...this.cards.map(({ recording }) => recording.order + 1));
+    this.top = top + files.length + 1;
     const added = files.map(([file, name], i) => new Recording(this.store, { name, file, order: top + files.length - i }));
-    for (const recording of added) this.#show(recording);
+    inSlices(added, (recording) => this.#show(recording)).then(() => this.#search());
     $("search").value = ""; // it would hide them
     this.#search();
     return added;

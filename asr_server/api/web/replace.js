@@ -11,7 +11,8 @@ export class Replace {
     this.by = h("input", { autocomplete: "off", dir: "auto" });
     this.all = h("button", { className: "small" }, "Replace all");
     const label = (text, field) => h("label", {}, h("span", { className: "muted" }, text), field);
-    this.element = h("form", { className: "row replace", hidden: true }, label("Find", this.field), label("Replace by", this.by), this.all, this.found);
+    this.parts = [label("Find", this.field), label("Replace by", this.by), this.all, this.found];
+    this.element = h("form", { className: "row replace", hidden: true });
     this.button = h("button", { type: "button", className: "small", "aria-expanded": "false" }, "Find and replace");
     this.button.onclick = () => this.#show(this.element.hidden);
     this.field.oninput = () => this.#find();
@@ -28,6 +29,7 @@ export class Replace {
 
   #show(isOpen) {
     this.element.hidden = !isOpen;
+    this.element.replaceChildren(...(isOpen ? this.parts : [])); // fields in a page cost time: see card.js
     this.button.setAttribute("aria-expanded", isOpen);
     this.#find();
     (isOpen ? this.field : this.button).focus();
