@@ -67,7 +67,7 @@ class TranscriptionSession:
             self.builder.keep(delta)
             if delta.text and not self._has_sent_text:
                 self._has_sent_text = True
-                self._handle.stats.on_first_text(time.monotonic() - self._started_at)
+                self.handle.stats.on_first_text(time.monotonic() - self._started_at)
             self._count_audio(delta.end_s, delta.language)
             yield delta
         self._count_audio(self.source.duration_s, self.language.code)
