@@ -41,6 +41,8 @@ def conforms(value: Any, schema: dict[str, Any], document: dict[str, Any]) -> bo
         return value in schema.get("enum", [schema.get("const")])
     match schema["type"]:
         case "object":
+            if not isinstance(value, dict):
+                return False
             if "properties" not in schema:  # names of any kind
                 return all(conforms(e, schema["additionalProperties"], document) for e in value.values())
             known = schema["properties"]
