@@ -143,6 +143,7 @@ RUN_ELSEWHERE = {
     "asr-server transcribe --manifest /shared/files.jsonl": "tests/offline/test_manifest_ray.py",
     "asr-server transcribe meeting.m4a --speakers auto": "tests/speakers/test_track.py",
     ".venv/bin/pip install": "the extras are looked up in tests/test_documented_names.py",
+    "OTEL_EXPORTER_OTLP_ENDPOINT=": "tests/api/test_traces.py",
     "ray start": "tests/dispatch/ray_cluster.py",
     "docker run": "its flags are looked up in tests/test_documented_names.py: no test has docker",
     "helm install": "tests/deploy/test_manifests.py, as a template",

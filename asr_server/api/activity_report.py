@@ -26,7 +26,7 @@ router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)], tags=["ope
 
 
 class Shares(Body):
-    """What half of them, 95 % and 99 % stay below, in seconds."""
+    """Seconds that half of them, 95 % and 99 % stay below."""
 
     p50: float
     """The median."""
