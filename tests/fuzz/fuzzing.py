@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 import hypothesis
 import psutil
+import pytest
 from hypothesis import HealthCheck, Phase
 from hypothesis.strategies import SearchStrategy, binary, integers, lists, one_of, sampled_from
 
@@ -23,6 +24,15 @@ ANSWER_LIMIT_S: Final = 20.0  # a server that takes longer hangs
 MOST_GROWTH_BYTES: Final = 48 * MIB
 
 T = TypeVar("T")
+Test = TypeVar("Test", bound=Callable[..., object])
+
+
+def fuzzing(test: Test) -> Test:
+    """Mark a trial that takes `MINUTES`, and may print a long example where it fails."""
+    pytest.mark.filterwarnings("ignore:Generating overly large repr")(test)
+    pytest.mark.timeout(60 * MINUTES + 600)(test)
+    pytest.mark.trial(test)
+    return test
 
 
 def fuzz(examples: SearchStrategy[T], check: Callable[[T], None], process: psutil.Process) -> None:

@@ -19,7 +19,7 @@ from hypothesis.strategies import SearchStrategy
 from asr_server.config import EMBEDDED_MODEL
 from tests.checkpoint.binary_models import SIZES, ggml, variable
 from tests.checkpoint.test_hostile import SERVER
-from tests.fuzz.fuzzing import damaged, fuzz
+from tests.fuzz.fuzzing import damaged, fuzz, fuzzing
 
 JSON_FILES = (
     *("config.json", "generation_config.json", "preprocessor_config.json", "tokenizer.json"),
@@ -122,7 +122,7 @@ def ctranslate2_file() -> bytes:
     return head + (3).to_bytes(4, "little") + (2).to_bytes(4, "little") + variables + bytes(4)
 
 
-@pytest.mark.trial
+@fuzzing
 def test_damaged_checkpoints_are_taken_or_refused_in_one_line(
     reader: subprocess.Popen[str], tmp_path: Path
 ) -> None:

@@ -6,11 +6,10 @@ import re
 
 import httpx
 import psutil
-import pytest
 from hypothesis.strategies import one_of
 
 from tests.conftest import Server
-from tests.fuzz.fuzzing import answer_to, damaged, fuzz, pieces_of
+from tests.fuzz.fuzzing import answer_to, damaged, fuzz, fuzzing, pieces_of
 
 REQUEST = (
     b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n"
@@ -53,7 +52,7 @@ LINES = (
 )
 
 
-@pytest.mark.trial
+@fuzzing
 def test_bytes_that_are_nearly_http_are_answered_or_refused(brisk_server: Server) -> None:
     url = httpx.URL(brisk_server.url)
 

@@ -14,7 +14,7 @@ from asr_server.api.form import Form, ReadingTurns, read_form
 from asr_server.api.upload import UploadStore
 from asr_server.errors import RequestError
 from tests.api.test_form import BOUNDARY, FILE, Client, body, part
-from tests.fuzz.fuzzing import damaged, fuzz, pieces_of
+from tests.fuzz.fuzzing import damaged, fuzz, fuzzing, pieces_of
 
 WHOLE = body(part("model", b"m"), FILE, part("a[]", "é".encode()))
 PIECES = (
@@ -37,7 +37,7 @@ TYPES = (
 )
 
 
-@pytest.mark.trial
+@fuzzing
 def test_bodies_that_are_nearly_multipart_are_read_or_refused(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, "python_multipart")  # pytest would keep a line for each
     with asyncio.Runner() as runner:

@@ -6,13 +6,12 @@ import json
 from typing import Any
 
 import psutil
-import pytest
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from websockets.sync.client import connect
 
 from tests.conftest import Server
-from tests.fuzz.fuzzing import ANSWER_LIMIT_S, fuzz
+from tests.fuzz.fuzzing import ANSWER_LIMIT_S, fuzz, fuzzing
 
 NAMES = (
     *("type", "session", "audio", "input", "format", "rate", "transcription", "model", "language", "prompt"),
@@ -58,7 +57,7 @@ def events() -> SearchStrategy[Any]:
     return whole | fields()
 
 
-@pytest.mark.trial
+@fuzzing
 def test_events_that_are_nearly_right_are_answered_and_the_session_goes_on(brisk_server: Server) -> None:
     url = brisk_server.url.replace("http", "ws") + "/v1/realtime"
 

@@ -14,7 +14,7 @@ from asr_server.errors import RequestError
 from tests.audio.audio_files import pieces_of
 from tests.audio.hostile import mutated
 from tests.audio.test_hostile import originals
-from tests.fuzz.fuzzing import fuzz
+from tests.fuzz.fuzzing import fuzz, fuzzing
 
 ODD = (0, 1, 2, 3, 4, 8, 16, 18, 24, 32, 40, 64, 255, 0x7FFF, 0xFFFE, 0xFFFF)
 SIZES = (*ODD, 0x7FFFFFFF, 0x80000000, 0xFFFFFFF8, 0xFFFFFFFF)
@@ -45,7 +45,7 @@ def wav_files() -> SearchStrategy[bytes]:
     return builds(lambda *all_parts: b"".join(all_parts), heads, parts, data)
 
 
-@pytest.mark.trial
+@fuzzing
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_odd_wav_files_and_damaged_files_of_every_format_are_read_or_refused(tmp_path: Path) -> None:
     files = originals(tmp_path)

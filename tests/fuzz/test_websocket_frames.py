@@ -6,11 +6,10 @@ import struct
 
 import httpx
 import psutil
-import pytest
 from hypothesis.strategies import binary, builds, integers, lists, one_of, sampled_from
 
 from tests.conftest import Server
-from tests.fuzz.fuzzing import answer_to, fuzz
+from tests.fuzz.fuzzing import answer_to, fuzz, fuzzing
 
 HANDSHAKE = (
     b"GET /v1/realtime HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
@@ -34,7 +33,7 @@ def frame(first: int, content: bytes, length: int | None, is_masked: bool) -> by
     return bytes([first]) + size + bytes(4 * is_masked) + content  # a mask of zeros changes nothing
 
 
-@pytest.mark.trial
+@fuzzing
 def test_frames_that_are_nearly_right_are_taken_or_end_the_connection(brisk_server: Server) -> None:
     url = httpx.URL(brisk_server.url)
     firsts = sampled_from([0x81, 0x81, 0x01, 0x80, 0x82, 0x88, 0x89, 0x8A]) | integers(0, 255)

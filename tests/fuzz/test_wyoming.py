@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 
 import psutil
-import pytest
 from hypothesis.strategies import one_of
 
 from tests.conftest import Server
-from tests.fuzz.fuzzing import answer_to, damaged, fuzz, pieces_of
+from tests.fuzz.fuzzing import answer_to, damaged, fuzz, fuzzing, pieces_of
 
 FORMAT = {"rate": 16_000, "width": 2, "channels": 1}
 
@@ -46,7 +45,7 @@ PIECES = (
 )
 
 
-@pytest.mark.trial
+@fuzzing
 def test_bytes_that_are_nearly_events_are_answered_or_refused(brisk_server: Server) -> None:
     assert brisk_server.process.stdout is not None
     host, _, port = brisk_server.process.stdout.readline().rpartition("//")[2].strip().rpartition(":")
