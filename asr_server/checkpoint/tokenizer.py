@@ -140,6 +140,7 @@ class Tokenizer:
                 if (directory / "tokenizer.json").exists()
                 else _from_vocabulary(directory)
             )
+            _require_numbers(added)
             tokenizer = cls(text, added, read_optional_json(directory / "generation_config.json"))
         except OSError:
             raise
@@ -204,6 +205,12 @@ def _from_vocabulary(directory: Path) -> tuple[tokenizers.Tokenizer, dict[str, i
     )
     text.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return text, added
+
+
+def _require_numbers(added: Mapping[str, object]) -> None:
+    wrong = [text for text, token in added.items() if type(token) is not int or token < 0]
+    if wrong:
+        raise ValueError(f"the id of {wrong[0]!r} is no whole number from 0 on")
 
 
 def _reason(error: Exception) -> str:

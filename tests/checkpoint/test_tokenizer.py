@@ -119,6 +119,17 @@ def test_an_english_only_checkpoint_says_so(tmp_path: Path) -> None:
     assert not Tokenizer.from_directory(directory).specials.is_multilingual
 
 
+@pytest.mark.parametrize("token", [None, "x", 0.5, -1, True])
+def test_an_added_token_whose_id_is_no_number_is_refused(token: object, tmp_path: Path) -> None:
+    path = copy_of(["tokenizer.json"], tmp_path) / "tokenizer.json"
+    description = json.loads(path.read_text())
+    description["added_tokens"][1]["id"] = token
+    path.unlink()
+    path.write_text(json.dumps(description))
+    with pytest.raises(CheckpointError, match="is no whole number"):
+        Tokenizer.from_directory(tmp_path)
+
+
 def test_null_in_the_generation_config_is_as_good_as_absent(tmp_path: Path) -> None:
     shutil.copytree(pocket_directory(), tmp_path, dirs_exist_ok=True)
     path = tmp_path / "generation_config.json"
