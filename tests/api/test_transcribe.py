@@ -337,7 +337,8 @@ async def test_fields_become_decoding_options(app: RunningApp) -> None:
     )
     options = app.replica.submits[0].options
     assert (options.temperatures, options.seed, options.top_k) == ((0.5,), 3, 0)
-    assert options.prompt_tokens == tuple(b" a, b. hi")
+    assert options.prompt_tokens == tuple(b" hi")
+    assert options.keywords == ("a", "b")
 
 
 async def test_at_temperature_zero_the_ladder_stands_ready(app: RunningApp) -> None:
@@ -462,7 +463,7 @@ async def test_a_model_of_several_languages_translates_into_english() -> None:
         assert app.replica.submits[0].options.task == "translate"
         await app.post(path="/v1/audio/translations", language="german", hotwords="one")
         assert app.replica.submits[-1].options.language == "de"
-        assert app.replica.submits[-1].options.prompt_tokens
+        assert app.replica.submits[-1].options.keywords == ("one",)
         refused = await app.post(path="/v1/audio/translations", to_language="de")
         assert error_of(refused)["param"] == "to_language"
 

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import Samples
 from asr_server.engine import Engine, EngineConfig, cuda, runner
+from asr_server.engine.beam import NUM_NAMED
 from asr_server.engine.tokens import GenerationRules
 from asr_server.model import load_whisper, weights
 from asr_server.model.features import HOP, LogMel
@@ -150,7 +151,7 @@ def _made_up(copy: cuda.HostCopy) -> Any:
     values = np.ones(copy._host.shape)
     if values.ndim == 2 and len(values) >= 3:
         values[1:3] = [[-1], [0]]
-        count = (len(values) - 3) // 2
+        count = (len(values) - 3) // 2 - NUM_NAMED  # of likeliest candidates
         values[3 + count :] = -1 - MadeUp.lead
         values[3 + count : 4 + count] = -1
     return values
