@@ -38,6 +38,7 @@ os.environ["ASR_SERVER_MODEL"] = "whisper-digits"
 
 START_LIMIT_S = 250.0
 STOP_LIMIT_S = 60.0
+TRIAL_LIMIT_S = 3600.0  # where a trial names no other
 WITHOUT_ENGINE = ("--load", "lazy")  # none is launched before a request: for what needs none
 SIGN = "listening on "
 REAL_HELPERS = ("real_server", "loaded_base", "real_checkpoint")
@@ -71,6 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if SLOW_HELPERS & asked_for(item):
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("trial") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(TRIAL_LIMIT_S))
 
 
 def asked_for(item: pytest.Item) -> set[str]:

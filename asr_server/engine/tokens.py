@@ -240,7 +240,7 @@ def padded_rows(rows: Sequence[Row], width: int = 1) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=4096)
 def _tensors(row: Row, width: int) -> tuple[Tensor, Tensor]:
-    """Of 64 keywords a row has some 200 tokens, and comes again in nearly every step."""
+    """Keep what it made: a row of 64 keywords has some 200 tokens, and comes again in nearly every step."""
     missing = max(0, width - len(row.tokens))
     tokens, bonuses = [*row.tokens, *[0] * missing], [*row.bonuses, *[_NEVER] * missing]
     return torch.tensor(tokens, dtype=torch.long), torch.tensor(bonuses)
