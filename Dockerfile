@@ -19,7 +19,9 @@ RUN --mount=type=cache,target=/root/.cache/pip \
  && if [ "$TORCH" = pypi ]; then set -- --requirement image/torch.txt; fi \
  && /opt/asr-server/bin/pip install --require-hashes --requirement image/requirements.txt "$@" \
  && if [ "$TORCH" != pypi ]; then \
-      /opt/asr-server/bin/pip install --constraint constraints.txt --index-url "https://download.pytorch.org/whl/$TORCH" torch; \
+      python -m venv /opt/uv \
+   && /opt/uv/bin/pip install --require-hashes --requirement image/uv.txt \
+   && /opt/uv/bin/uv pip install --python /opt/asr-server/bin/python --constraint constraints.txt --torch-backend "$TORCH" torch; \
     fi
 COPY pyproject.toml README.md LICENSE ./
 COPY asr_server asr_server

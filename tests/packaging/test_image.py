@@ -38,12 +38,16 @@ def test_pytorch_of_the_package_index_is_hashed_with_all_that_cuda_needs() -> No
     assert all(re.match(r"torch$|triton$|nvidia-|cuda-", name) for name in locked)
 
 
+def test_what_installs_pytorch_of_its_own_index_is_hashed() -> None:
+    assert hashed("uv.txt") == {"uv": pins()["uv"]}
+
+
 def test_the_image_installs_nothing_without_a_hash_but_pytorch_of_its_own_index() -> None:
     installs = re.findall(r"pip install ([^\n]+)", DOCKERFILE)
-    assert len(installs) == 3
+    assert len(installs) == 4
     for arguments in installs:
         is_own = arguments.startswith("--no-deps --no-build-isolation --target /opt/server .")
-        is_pytorch = re.search(r'--index-url "https://download.pytorch.org/whl/\$TORCH" torch;', arguments)
+        is_pytorch = re.search(r'--torch-backend "\$TORCH" torch;', arguments)
         assert is_own or is_pytorch or "--require-hashes" in arguments
 
 
