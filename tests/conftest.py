@@ -33,6 +33,9 @@ from asr_server.telemetry import JsonFormatter, TextFormatter
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Read when Ray is imported, by whichever test is first: else Ray looks for the machine's outward address.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+
 # Commands and servers that are told of no model run the embedded one, which is small, and fetch nothing.
 os.environ["ASR_SERVER_MODEL"] = "whisper-digits"
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import pytest
 
-# Read when Ray is imported: else drivers and raylets look for the machine's outward address.
-ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 OBJECT_STORE_BYTES = 80 << 20
 
 
@@ -32,18 +28,17 @@ class RayCluster:
 
 @contextmanager
 def ray_cluster(cpus_for_each: int = 1) -> Iterator[RayCluster]:
-    with mock.patch.dict(os.environ, ON_LOOPBACK):
-        pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
-        from ray.cluster_utils import Cluster
+    pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
+    from ray.cluster_utils import Cluster
 
-        node: Any = {
-            "num_cpus": cpus_for_each,
-            "object_store_memory": OBJECT_STORE_BYTES,
-            "node_ip_address": "127.0.0.1",
-        }
-        without = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
-        cluster: Any = Cluster(initialize_head=True, head_node_args=node | without)
-        try:
-            yield RayCluster(cluster, cluster.add_node(**node))
-        finally:
-            cluster.shutdown()
+    node: Any = {
+        "num_cpus": cpus_for_each,
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "node_ip_address": "127.0.0.1",
+    }
+    without = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+    cluster: Any = Cluster(initialize_head=True, head_node_args=node | without)
+    try:
+        yield RayCluster(cluster, cluster.add_node(**node))
+    finally:
+        cluster.shutdown()
