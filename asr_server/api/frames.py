@@ -27,6 +27,7 @@ class FrameCutter:
         self._num_left = 0  # bytes behind them, of a large frame
         self._first = 0  # the first byte of its next fragment
         self._mask = b""
+        self.drops_rest = False  # of large frames: nobody reads it
 
     def cut(self, data: bytes) -> Iterator[bytes]:
         part, at = bytearray(), 0
@@ -36,6 +37,10 @@ class FrameCutter:
                 self._num_passing -= len(taken)
                 at += len(taken)
                 part += taken
+            elif self._num_left and self.drops_rest:
+                dropped = min(len(data) - at, self._num_left)
+                self._num_left -= dropped
+                at += dropped
             elif self._num_left:
                 part += self._head_of_fragment()
             else:

@@ -12,16 +12,17 @@ from websockets.frames import Frame
 from asr_server import metrics
 from asr_server.api.connections import raw_reply
 from asr_server.api.errors import response_to
-from asr_server.api.frames import FrameCutter
+from asr_server.api.frames import PIECE_BYTES, FrameCutter
 from asr_server.api.middleware import UNKNOWN_ROUTE, new_request_id
 from asr_server.errors import HeadersTooLarge, InvalidValue
 
 MAX_FRAMES_AHEAD: Final = 1024.0  # small frames that may come in a burst
 FRAMES_PER_S: Final = 50.0  # small frames that may come all the time
 BYTES_PER_FRAME: Final = 64  # a frame of so many bytes pays for itself
-MAX_BYTES_AFTER_CLOSE: Final = 64 * 1024
-LARGE_BYTES: Final = 512 * 1024  # a longer message is handed over in its pieces, not as one text
-PIECES: Final = "pieces"  # in the event of such a message: of text as bytes; none of a binary one
+LARGE_BYTES: Final = 512 * 1024  # a longer message is handed over as it comes, in several events
+# In these events:
+PIECES: Final = "pieces"  # of text, as bytes; none of a binary message
+MORE: Final = "more"  # whether others follow
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         self._frames_left = MAX_FRAMES_AHEAD
         self._refilled_at = self.loop.time()
         self._num_bytes_after_close = 0
+        self._num_held = 0  # bytes of the message under way that were not handed over
+        self._is_large = False  # some were
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Drop unread messages: 40 MB would wait for the garbage collector."""
@@ -46,6 +49,8 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse in parts: small frames cost more than bytes."""
+        if self.close_sent:
+            self._num_bytes_after_close += len(data)
         for part in self._cutter.cut(data) if self.handshake_initiated else (data,):
             if self.transport.is_closing():
                 return
@@ -53,12 +58,10 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
 
     def _receive_part(self, data: bytes) -> None:
         super().data_received(data)
-        if self.close_sent:
-            self._num_bytes_after_close += len(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             self._refuse_handshake(self.conn.handshake_exc)
-        elif self._frames_left < 0 or self._num_bytes_after_close > MAX_BYTES_AFTER_CLOSE:
-            logger.info("closed the WebSocket of %s: it sends too many small frames", self.client)
+        elif self._frames_left < 0 or self._num_bytes_after_close > self.config.ws_max_size:
+            logger.info("closed the WebSocket of %s: it sends without end", self.client)
             self.transport.abort()
 
     async def send(self, message: Any) -> None:
@@ -66,6 +69,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and self.close_sent:
             self.handshake_complete = True
+        self._cutter.drops_rest = self.close_sent
 
     def handle_events(self) -> None:
         frames = [event for event in self.conn.events if isinstance(event, Frame)]
@@ -75,13 +79,26 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         self._frames_left, self._refilled_at = min(MAX_FRAMES_AHEAD, self._frames_left + gained), now
         super().handle_events()
 
+    def handle_cont(self, event: Frame) -> None:
+        self._num_held += len(event.data)
+        super().handle_cont(event)
+        if not event.fin and self._num_held > (PIECE_BYTES if self._is_large else LARGE_BYTES):
+            self._hand_over(more=True)
+
     def send_receive_event_to_app(self) -> None:
-        if self.close_sent or sum(map(len, self.frames)) <= LARGE_BYTES:
+        if self._is_large or self._num_held > LARGE_BYTES:
+            self._hand_over(more=False)
+        else:
             super().send_receive_event_to_app()
-            return
+        self._num_held = 0
+
+    def _hand_over(self, more: bool) -> None:
+        """Hand over what is here of a large message, and read on when it was taken."""
         pieces = self.frames if self.curr_msg_data_type == "text" else []
-        self.frames = []
-        event: Any = {"type": "websocket.receive", PIECES: pieces}
+        self.frames, self._num_held, self._is_large = [], 0, more
+        if self.close_sent:
+            return
+        event: Any = {"type": "websocket.receive", PIECES: pieces, MORE: more}
         self.queue.put_nowait(event)
         if not self.read_paused:
             self.read_paused = True

@@ -22,19 +22,29 @@ GROUP: Final = 4  # characters of base64 that stand for three bytes
 _AUDIO: Final = re.compile(rb'"audio"[ \t\r\n]*:[ \t\r\n]*"')
 
 
+def check_begins_append(pieces: Sequence[bytes]) -> None:
+    """Raise InvalidValue unless these first pieces of an event hold the begin of its audio."""
+    _split_at_audio(pieces)
+
+
 def large_append(pieces: Sequence[bytes]) -> Iterator[AppendAudio]:
     """Yield an append in parts. Raises InvalidValue first for any other event."""
-    first, rest = _joined(pieces)
-    begin = _AUDIO.search(first, 0, MAX_AROUND_BYTES)
-    if begin is None:
-        raise _too_large()
-    blocks, tail = _until_quote([first[begin.end() :], *rest])
-    if not isinstance(event := parse_client_event(first[: begin.end()] + b'"' + tail), AppendAudio):
+    before, blocks = _split_at_audio(pieces)
+    blocks, tail = _until_quote(blocks)
+    if not isinstance(event := parse_client_event(before + b'"' + tail), AppendAudio):
         raise _too_large()
     if sum(map(len, blocks)) > MAX_APPEND_BYTES * GROUP // 3:
         raise InvalidValue(f"Invalid event at 'audio': it has more than {MAX_APPEND_BYTES} bytes.", "audio")
     for audio in _decoded(blocks):
         yield msgspec.structs.replace(event, audio=audio)
+
+
+def _split_at_audio(pieces: Sequence[bytes]) -> tuple[bytes, list[bytes]]:
+    first, rest = _joined(pieces)
+    begin = _AUDIO.search(first, 0, MAX_AROUND_BYTES)
+    if begin is None:
+        raise _too_large()
+    return first[: begin.end()], [first[begin.end() :], *rest]
 
 
 def _joined(pieces: Sequence[bytes]) -> tuple[bytes, Sequence[bytes]]:

@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator, MutableMapping
+from typing import Any, Final
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
@@ -19,7 +19,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from asr_server import metrics
 from asr_server.api.errors import body_of
 from asr_server.api.state import AppState, caller_of, models_of
-from asr_server.api.websockets import PIECES
+from asr_server.api.websockets import MORE, PIECES
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.errors import InvalidValue, RateLimited, RequestError
 from asr_server.realtime import client_events as client
@@ -34,7 +34,7 @@ from asr_server.realtime.config import (
     interim_interval_s,
     update_config,
 )
-from asr_server.realtime.large_events import large_append
+from asr_server.realtime.large_events import check_begins_append, large_append
 from asr_server.realtime.reader import Backlog, TurnReader
 from asr_server.realtime.speakers import SessionSpeakers
 from asr_server.realtime.turn import next_state
@@ -115,30 +115,39 @@ class RealtimeSession:
     # -- In --
 
     async def _receive(self) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(self._app.settings.max_realtime_idle_s):
-                    message = await self._socket.receive()
-            except TimeoutError:
-                self.end(NORMAL, "Nothing was sent for too long.")
-                return
-            if message["type"] == "websocket.disconnect":
-                raise _Gone
-            if PIECES not in message:
-                await self._take(_parse(message.pop("text", None)))
-            elif (error := await self._take_large(message.pop(PIECES))) is not None:
-                await self._take(_Malformed(error, None))
-                self.end(MESSAGE_TOO_BIG, "A message of this size was no append of audio.")
-                return
+        try:
+            while True:
+                message = await self._next_message()
+                if PIECES not in message:
+                    await self._take(_parse(message.pop("text", None)))
+                elif (error := await self._take_large(message)) is not None:
+                    await self._take(_Malformed(error, None))
+                    self.end(MESSAGE_TOO_BIG, "A message of this size was no append of audio.")
+                    return
+        except TimeoutError:
+            self.end(NORMAL, "Nothing was sent for too long.")
+
+    async def _next_message(self) -> MutableMapping[str, Any]:
+        async with asyncio.timeout(self._app.settings.max_realtime_idle_s):
+            message = await self._socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise _Gone
+        return message
 
     async def _take(self, event: client.ClientEvent | _Malformed) -> None:
         self._inbox.put_nowait(event)
         await self._inbox.join()
         await self._backlog.wait_for_room()
 
-    async def _take_large(self, pieces: Sequence[bytes]) -> InvalidValue | None:
+    async def _take_large(self, message: MutableMapping[str, Any]) -> InvalidValue | None:
         """Return what is wrong with it: to be sent more of such messages would cost too much."""
+        pieces: list[bytes] = message.pop(PIECES)
         try:
+            check_begins_append(pieces)  # before megabytes of it are read
+            while message[MORE]:
+                await self._app.reading_turns.next()
+                message = await self._next_message()
+                pieces += message.pop(PIECES)
             for event in large_append(pieces):
                 await self._take(event)
         except InvalidValue as error:

@@ -93,3 +93,13 @@ def test_fragments_of_large_frames_count_to_the_limit_of_their_message() -> None
     sent = frame(Opcode.TEXT, bytes(MOST - 1), False) + frame(Opcode.CONT, bytes(PIECE_BYTES + 1))
     with pytest.raises(PayloadTooBig):
         parsed(FrameCutter(MOST).cut(sent))
+
+
+def test_the_rest_of_a_large_frame_is_dropped_when_nobody_reads_it() -> None:
+    large, ping = frame(Opcode.TEXT, bytes(5 * PIECE_BYTES)), frame(Opcode.PING, b"x")
+    cutter = FrameCutter(MOST)
+    parts = [*cutter.cut(large[: 3 * PIECE_BYTES])]
+    cutter.drops_rest = True
+    frames = parsed([*parts, *cutter.cut(large[3 * PIECE_BYTES :] + ping)])
+    assert sum(len(each.data) for each in frames[:-1]) == 3 * PIECE_BYTES
+    assert (frames[-1].opcode, frames[-1].data) == (Opcode.PING, b"x")

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from asr_server.api.websockets import MAX_FRAMES_AHEAD, BoundedWebSocketProtocol
+from asr_server.realtime.client_events import MAX_MESSAGE_BYTES
 from tests.api.figures import growth, read
 from tests.api.raw_client import RawClient
 from tests.api.running_app import RunningApp, run_app, until
@@ -91,7 +92,8 @@ async def test_what_comes_behind_the_close_is_bounded() -> None:
         (connection,) = app.server.server_state.connections
         assert isinstance(connection, BoundedWebSocketProtocol)
         await until(lambda: connection.close_sent)
-        await client.send_for_ever(large, len(large))
+        num_sent = await client.send_for_ever(large, 100 * len(large))
+        assert num_sent < 2 * MAX_MESSAGE_BYTES, "as much as one message, and what waits in the sockets"
         assert await client.is_closed()
         await until(lambda: not app.server.server_state.connections)
 

@@ -9,7 +9,7 @@ import gc
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from types import FrameType
 from typing import Any
 
@@ -650,6 +650,18 @@ async def test_a_large_message_that_is_no_append_ends_the_session(app: RunningAp
             (error,) = of_type(await client.until("error"), "error")
             assert "Only 'input_audio_buffer.append' may have more than" in error["error"]["message"]
             assert await client.closed() == session_module.MESSAGE_TOO_BIG
+
+
+async def test_a_large_message_that_begins_as_no_append_is_refused_before_it_ends(app: RunningApp) -> None:
+    async with open_session(url(app)) as client:
+
+        async def begun() -> AsyncIterator[str]:
+            yield '{"type": "session.update", "session": {"'
+            yield "x" * MIB
+            await client.until("error")
+
+        await client.socket.send(begun())
+        assert await client.closed() == session_module.MESSAGE_TOO_BIG
 
 
 async def test_a_client_that_leaves_while_its_session_is_closed_is_no_fault_of_the_server(
