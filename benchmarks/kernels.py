@@ -32,6 +32,7 @@ from asr_server.engine.cuda import context_buckets, row_buckets
 from asr_server.model.kernels.choose_token import advance, choose_token
 from asr_server.model.kernels.elementwise import add_norm, quantise_rows
 from asr_server.model.kernels.flash_decode import flash_decode
+from asr_server.model.kernels.one_row import norm_product, row_product
 from asr_server.model.kernels.table import NUM_WARPS
 from asr_server.model.whisper import padded_vocabulary
 
@@ -169,6 +170,17 @@ def rows_in_8_bits(width: int, batch: int = 1) -> None:
     quantise_rows(torch.empty(batch * POSITIONS, width, dtype=torch.bfloat16))
 
 
+def products_of_one_row(dtype: torch.dtype) -> None:
+    """Of a decoder layer: behind a norm, with GELU, and of attention or the hidden layer."""
+    x, hidden = torch.empty(1, 1, WIDTH, dtype=dtype), torch.empty(1, 1, HIDDEN, dtype=dtype)
+    norm = x[0, 0], x[0, 0], 1e-5, 64504.0 if dtype == torch.float16 else None
+    for outputs, gelu in ((3 * WIDTH, False), (WIDTH, False), (HIDDEN, True)):
+        weight = torch.empty(outputs, WIDTH, dtype=dtype)
+        norm_product(x, x, *norm, weight, weight[:, 0].contiguous(), gelu)
+    for inputs in (x, hidden):
+        row_product(inputs, torch.empty(WIDTH, inputs.shape[-1], dtype=dtype), x[0, 0])
+
+
 Case = tuple[str, Callable[[], None]]
 
 
@@ -185,6 +197,9 @@ def cases(arch: int) -> list[Case]:
     for lines, name in ((LINES, "beams"), (0, "greedy")):
         found.append((f"end of a step, 128 rows, {name}", partial(token_choice, lines)))
         found.append((f"change of state, 128 rows, {name}", partial(state_change, lines=lines)))
+    for dtype in halves:
+        name = str(dtype).removeprefix("torch.")
+        found.append((f"products of one row, {name}", partial(products_of_one_row, dtype)))
     found.append(("encoder, addition and norm, bfloat16", lambda: addition_and_norm(torch.bfloat16)))
     found.append(("encoder, addition and norm, float16", lambda: addition_and_norm(torch.float16)))
     if arch >= 89:
@@ -217,6 +232,7 @@ def compile_start(arch: int, num_slots: int = 128) -> list[str]:
     token_choice()
     for rows in row_buckets(num_slots):
         state_change(rows)
+    products_of_one_row(torch.bfloat16)
     for batch in range(1, 9):
         addition_and_norm(torch.bfloat16, batch)
     for rows in [*row_buckets(num_slots), 3, 5]:

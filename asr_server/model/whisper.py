@@ -28,6 +28,7 @@ from asr_server.model.layers import (
     Weights,
     Within,
     attend_audio,
+    is_one_row,
     load_packed,
     load_summed,
     load_weights,
@@ -117,16 +118,31 @@ class EncoderLayer(nn.Module):
         self.feed_forward.load(weights)
 
 
+def _limit(x: Tensor) -> float | None:
+    # Large checkpoints leave float16's range; transformers clamps each layer's output in the same way.
+    return _FLOAT16_LIMIT if x.dtype == torch.float16 else None
+
+
 def add_norm(x: Tensor, change: Tensor, norm: nn.LayerNorm, kernels: Kernels) -> tuple[Tensor, Tensor]:
     """Return x + change and its norm, [B, F, D] each; `change` may be [F, D]."""
-    # Large checkpoints leave float16's range; transformers clamps each layer's output in the same way.
-    limit = _FLOAT16_LIMIT if x.dtype == torch.float16 else None
+    limit = _limit(x)
     if kernels.add_norm is not None:
         return kernels.add_norm(x, change, norm.weight, norm.bias, norm.eps, limit)
     x = x + change
     if limit is not None:
         x = x.clamp(-limit, limit)
     return x, norm(x)
+
+
+def norm_product(
+    x: Tensor, change: Tensor, norm: nn.LayerNorm, linear: Linear, kernels: Kernels
+) -> tuple[Tensor, Tensor]:
+    """Return x + change, and the product of its norm."""
+    if kernels.norm_product is not None and is_one_row(x):
+        of_norm = norm.weight, norm.bias, norm.eps, _limit(x)
+        return kernels.norm_product(x, change, *of_norm, linear.weight, linear.bias, linear.gelu)
+    x, normed = add_norm(x, change, norm, kernels)
+    return x, linear(normed, kernels)
 
 
 class Convolution(Linear):
@@ -289,16 +305,17 @@ class DecoderLayer(nn.Module):
 
     def attend_text(self, x: Tensor, change: Tensor, rows: CacheRows) -> tuple[Tensor, Tensor]:
         """Return [B, T, D] and the audio queries, [B, T, H, d]."""
-        x, normed = add_norm(x, change, self.norm, rows.kernels)
-        query, key, value = split_heads(self.qkv(normed), 3 * self.num_heads).chunk(3, dim=2)
-        change = self.shard.sum(self.out(rows.attend_text(self.index, query, key, value)))
-        x, normed = add_norm(x, change, self.cross_norm, rows.kernels)
-        return x, split_heads(self.cross_query(normed), self.num_heads)
+        x, qkv = norm_product(x, change, self.norm, self.qkv, rows.kernels)
+        query, key, value = split_heads(qkv, 3 * self.num_heads).chunk(3, dim=2)
+        attended = rows.attend_text(self.index, query, key, value)
+        change = self.shard.sum(self.out(attended, rows.kernels))
+        x, query = norm_product(x, change, self.cross_norm, self.cross_query, rows.kernels)
+        return x, split_heads(query, self.num_heads)
 
     def attend_audio(self, x: Tensor, query: Tensor, rows: CacheRows) -> tuple[Tensor, Tensor]:
-        change = self.shard.sum(self.cross_out(rows.attend_audio(self.index, query)))
-        x, normed = add_norm(x, change, self.feed_forward.norm, rows.kernels)
-        return x, self.feed_forward.change(normed, rows.kernels)
+        change = self.shard.sum(self.cross_out(rows.attend_audio(self.index, query), rows.kernels))
+        x, hidden = norm_product(x, change, self.feed_forward.norm, self.feed_forward.up, rows.kernels)
+        return x, self.shard.sum(self.feed_forward.down(hidden, rows.kernels))
 
     def keys_of(self, audio: Tensor) -> Tensor:
         """Return transposed audio keys of [B, F, D], [B, H d, F]. They have no bias."""

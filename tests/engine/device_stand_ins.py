@@ -16,7 +16,7 @@ from torch import Tensor
 from asr_server.core import Samples
 from asr_server.engine import encoding, runner
 from asr_server.engine.cuda import Shape, sizes_of, smallest
-from asr_server.model.kernels import choose_token, elementwise, flash_decode
+from asr_server.model.kernels import choose_token, elementwise, flash_decode, one_row
 from benchmarks import engine_helpers
 
 
@@ -145,3 +145,5 @@ def take_few_programs(monkeypatch: Any) -> None:
     monkeypatch.setattr(flash_decode, "_BLOCK", 512)
     monkeypatch.setattr(choose_token, "_BLOCK", 1 << 16)
     monkeypatch.setattr(elementwise, "_ROWS", 512)
+    monkeypatch.setattr(one_row, "_OUTPUTS", (256, 256))
+    monkeypatch.setattr(one_row, "_TILE", 1 << 16)

@@ -25,7 +25,7 @@ from asr_server.engine.beam import NUM_NAMED
 from asr_server.engine.tokens import GenerationRules
 from asr_server.model import load_whisper, weights
 from asr_server.model.features import HOP, LogMel
-from asr_server.model.kernels import Kernels, choose_token, elementwise, flash_decode
+from asr_server.model.kernels import Kernels, choose_token, elementwise, flash_decode, one_row
 from asr_server.model.kernels.table import Choice
 from asr_server.model.layers import linear_gelu
 from tests.engine.stream_stand_ins import StandInEvent, StandInStream, entered
@@ -38,6 +38,8 @@ KERNELS = Kernels(
     elementwise.add_norm,
     linear_gelu,
     elementwise.quantise_rows,
+    one_row.norm_product,
+    one_row.row_product,
 )
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"  # c10::impl::device_guard_impl_registry
 _CUDA, _META, _NUM_DEVICE_TYPES = 1, 14, 15  # of c10::DeviceType
@@ -108,6 +110,7 @@ def fake_cuda(monkeypatch: Any) -> Iterator[None]:
         (elementwise, "_add_norm"),
         (choose_token, "_advance"),
         (elementwise, "_quantise_rows"),
+        (one_row, "_product"),
     ):
         monkeypatch.setattr(module, name, Launched())
     with _device_guard(), FakeTensorMode(allow_non_fake_inputs=True):

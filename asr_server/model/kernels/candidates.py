@@ -19,7 +19,7 @@ from asr_server.model.kernels.remembered import remembered
 from asr_server.model.kernels.table import NUM_WARPS, TORCH, Candidate, Choice, Forms, Kernels, choose
 from asr_server.model.layers import Linear, attend_cached, attend_cached_audio, linear_gelu
 from asr_server.model.sizes import WhisperSizes
-from asr_server.model.whisper import add_norm
+from asr_server.model.whisper import add_norm, norm_product
 
 _ENCODE_BATCH = 11
 _MAX_ROWS = 64  # enough to tell which is faster, and little memory
@@ -61,6 +61,7 @@ def choose_kernels(
         _right_for_one_row_too(attention(), attention(1, sizes.text_positions)),
         attention(1, name="flash_decode_few"),
         encoder_layer(kernels, sizes, device, dtype, fp8_encoder),
+        products_of_one_row(kernels, sizes, device, dtype),
         more(kernels),
     )
     circumstances = (_versions(device), sizes, dtype, audio_dtype, fp8_encoder)
@@ -103,7 +104,7 @@ def _all_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     try:
         from triton import knobs
 
-        from asr_server.model.kernels import choose_token, elementwise, flash_decode
+        from asr_server.model.kernels import choose_token, elementwise, flash_decode, one_row
     except ImportError as error:
         raise ValueError(f"Triton cannot be imported: {error}") from error
     if device.type != "cuda" and not knobs.runtime.interpret:
@@ -115,6 +116,8 @@ def _all_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
         elementwise.add_norm,
         linear_gelu if dtype.itemsize == 2 else None,
         elementwise.quantise_rows,
+        one_row.norm_product,
+        one_row.row_product,
         flash_decode.flash_decode,
     )
 
@@ -209,6 +212,36 @@ def encoder_layer(
         wide = draw(rows, hidden)
         # Where a number lies between two that 8 bits can say, rounding may decide otherwise.
         yield Candidate("quantise_rows", lambda: quantised(kernels), lambda: quantised(TORCH), 0.5)
+
+
+def products_of_one_row(
+    kernels: Kernels, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype, layers: int = 4
+) -> Iterator[Candidate]:
+    """Yield the decoder's, of several layers: one's weights would stay in the device's cache."""
+    width, hidden, draw = sizes.width, sizes.decoder_hidden, _random(device, dtype)
+    x, change, wide = draw(1, 1, width), draw(1, 1, width), draw(1, 1, hidden)
+    norm = nn.LayerNorm(width, device=device, dtype=dtype)
+
+    def linear(num_inputs: int, num_outputs: int, gelu: bool = False) -> Linear:
+        made = Linear(num_inputs, num_outputs, gelu).to(device, dtype)
+        made.weight.copy_(draw(num_outputs, num_inputs) * num_inputs**-0.5)
+        made.bias.copy_(draw(num_outputs))
+        return made
+
+    shapes = (3 * width, False), (width, False), (hidden, True)
+    behind_norm = [linear(width, *shape) for _ in range(layers) for shape in shapes]
+    others = [linear(size, width) for _ in range(layers) for size in (width, width, hidden)]
+
+    def normed(chosen: Kernels) -> Tensor:
+        found = [norm_product(x, change, norm, each, chosen) for each in behind_norm]
+        return torch.cat([*found[0], *(product for _, product in found[1:])], -1)
+
+    def plain(chosen: Kernels) -> Tensor:
+        return torch.cat([each(wide if each.weight.shape[1] == hidden else x, chosen) for each in others], -1)
+
+    tolerance = 2 * _tolerance(dtype)  # of sums of thousands, in another order
+    yield Candidate("norm_product", lambda: normed(kernels), lambda: normed(TORCH), tolerance)
+    yield Candidate("row_product", lambda: plain(kernels), lambda: plain(TORCH), tolerance)
 
 
 def _random(device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor]:

@@ -1,0 +1,122 @@
+"""Products of one row, whose time is the reading of the weights, with the addition and the layer norm before.
+
+A step of one row is a chain of small kernels: each one saved is a wait less. Must agree with `whisper.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_OUTPUTS = 4, 8  # of a program, where there are few in all and where there are many
+_TILE = 4096  # weights that a program reads at once
+_ENOUGH_PROGRAMS = 320  # more than two on each multiprocessor of an H100
+
+
+def norm_product(
+    x: Tensor,
+    change: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+    limit: float | None,
+    weight: Tensor,
+    bias: Tensor,
+    gelu: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return x + change, and the product of its layer norm with `weight`.
+
+    Args:
+        x, change: [..., D], contiguous; a row for each program, so best a single one.
+        limit: greatest number of the sum; None: no limit.
+        weight, bias: [N, D] and [N].
+    """
+    assert x.is_contiguous()
+    assert change.is_contiguous()
+    total, result = torch.empty_like(x), x.new_empty(*x.shape[:-1], len(weight))
+    _launch(
+        x, weight, bias, result, change, norm_weight, norm_bias, total, eps, limit or 0.0,
+        HAS_NORM=True, IS_LIMITED=limit is not None, HAS_GELU=gelu,
+    )  # fmt: skip
+    return total, result
+
+
+def row_product(x: Tensor, weight: Tensor, bias: Tensor, gelu: bool = False) -> Tensor:
+    """Return x W^T + b for x [..., D], contiguous."""
+    assert x.is_contiguous()
+    result = x.new_empty(*x.shape[:-1], len(weight))
+    stand_ins = x, bias, bias, result  # for what only a norm reads and writes
+    _launch(
+        x, weight, bias, result, *stand_ins, 0.0, 0.0,
+        HAS_NORM=False, IS_LIMITED=False, HAS_GELU=gelu,
+    )  # fmt: skip
+    return result
+
+
+def _launch(x: Tensor, weight: Tensor, *arguments: Tensor | float, **flags: bool) -> None:
+    assert weight.is_contiguous()
+    num_outputs, num_inputs = weight.shape
+    outputs = _OUTPUTS[num_outputs >= _OUTPUTS[1] * _ENOUGH_PROGRAMS]
+    grid = triton.cdiv(num_outputs, outputs), x.numel() // num_inputs
+    width = triton.next_power_of_2(num_inputs) if flags["HAS_NORM"] else 1  # else compiled for each
+    _product[grid](
+        x, weight, *arguments, num_inputs, num_outputs,
+        **flags, WIDTH=width, OUTPUTS=outputs, INPUTS=_TILE // outputs, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _product(  # type: ignore[no-untyped-def]
+    x, weight, bias, result, change, norm_weight, norm_bias, total, eps, limit, num_inputs, num_outputs,
+    HAS_NORM: tl.constexpr, IS_LIMITED: tl.constexpr, HAS_GELU: tl.constexpr,
+    WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+):  # fmt: skip
+    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    row = tl.program_id(1).to(tl.int64) * num_inputs
+    if HAS_NORM:
+        mean, scale = _add(x + row, change + row, total + row, num_inputs, eps, limit, IS_LIMITED, WIDTH)
+    products = tl.zeros([OUTPUTS, INPUTS], tl.float32)
+    for start in range(0, num_inputs, INPUTS):
+        n = start + tl.arange(0, INPUTS)
+        inside = n < num_inputs
+        of_weight = output.to(tl.int64)[:, None] * num_inputs + n[None, :]
+        w = tl.load(weight + of_weight, (output < num_outputs)[:, None] & inside[None, :], other=0.0)
+        if HAS_NORM:
+            y = (_sum(x + row, change + row, n, inside, limit, IS_LIMITED).to(tl.float32) - mean) * scale
+            y *= tl.load(norm_weight + n, inside, other=0.0).to(tl.float32)
+            y += tl.load(norm_bias + n, inside, other=0.0).to(tl.float32)
+            y = y.to(result.dtype.element_ty)
+        else:
+            y = tl.load(x + row + n, inside, other=0.0)
+        products += w.to(tl.float32) * y.to(tl.float32)[None, :]
+    found = tl.sum(products, 1) + tl.load(bias + output, output < num_outputs, other=0.0).to(tl.float32)
+    if HAS_GELU:
+        found = 0.5 * found * (1.0 + tl.erf(found * 0.7071067811865476))
+    place = tl.program_id(1).to(tl.int64) * num_outputs + output
+    tl.store(result + place, found.to(result.dtype.element_ty), output < num_outputs)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _add(  # type: ignore[no-untyped-def]
+    x, change, total, num_inputs, eps, limit, IS_LIMITED: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Store the sum, in the first program of a row; return what its norm subtracts and multiplies by."""
+    n = tl.arange(0, WIDTH)
+    inside = n < num_inputs
+    rounded = _sum(x, change, n, inside, limit, IS_LIMITED)
+    tl.store(total + n, rounded, inside & (tl.program_id(0) == 0))
+    y = rounded.to(tl.float32)  # the norm is of what is stored, as torch's is
+    mean = tl.sum(y, 0) / num_inputs
+    centred = tl.where(inside, y - mean, 0.0)
+    return mean, tl.rsqrt(tl.sum(centred * centred, 0) / num_inputs + eps)
+
+
+@triton.jit
+def _sum(x, change, n, inside, limit, IS_LIMITED: tl.constexpr):  # type: ignore[no-untyped-def]
+    y = tl.load(x + n, inside, other=0.0).to(tl.float32)
+    y += tl.load(change + n, inside, other=0.0).to(tl.float32)
+    if IS_LIMITED:
+        y = tl.minimum(tl.maximum(y, -limit), limit)
+    return y.to(x.dtype.element_ty)

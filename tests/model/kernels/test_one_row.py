@@ -1,0 +1,92 @@
+"""The kernel under Triton's interpreter (on a GPU: compiled) against torch's norm and product."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from asr_server.model import WhisperSizes
+from asr_server.model.kernels import TORCH, Kernels, one_row
+from asr_server.model.kernels.candidates import products_of_one_row
+from asr_server.model.kernels.table import judge
+from asr_server.model.layers import Linear
+from asr_server.model.whisper import norm_product
+
+pytestmark = pytest.mark.slow
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+OURS = Kernels(norm_product=one_row.norm_product, row_product=one_row.row_product)
+# Of sums up to 8: some roundings. The interpreter cuts bfloat16 off, where a GPU rounds.
+ERROR = {torch.float32: 1e-5, torch.bfloat16: 2**-4, torch.float16: 2**-7}
+
+
+def linear(num_inputs: int, num_outputs: int, dtype: torch.dtype, gelu: bool = False) -> Linear:
+    made = Linear(num_inputs, num_outputs, gelu).to(DEVICE, dtype)
+    made.weight.copy_(torch.randn(num_outputs, num_inputs, device=DEVICE) * num_inputs**-0.5)
+    made.bias.copy_(torch.randn(num_outputs, device=DEVICE))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks in several rounds, and outputs that fill the last block in part."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(one_row, "_TILE", 128)
+    monkeypatch.setattr(one_row, "_ENOUGH_PROGRAMS", 4)
+
+
+@pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize(("width", "outputs"), [(64, 50), (80, 7)])
+@pytest.mark.parametrize("gelu", [False, True])
+@torch.inference_mode()
+def test_the_sum_and_the_product_of_its_norm_are_torchs(
+    width: int, outputs: int, gelu: bool, dtype: torch.dtype
+) -> None:
+    norm = nn.LayerNorm(width, device=DEVICE, dtype=dtype)
+    norm.weight.copy_(torch.rand(width) + 0.5)
+    norm.bias.copy_(torch.randn(width))
+    x, change = (torch.randn(2, 1, 1, width, device=DEVICE) * 2).to(dtype).unbind()
+    before, product = x.clone(), linear(width, outputs, dtype, gelu)
+    total, found = norm_product(x, change, norm, product, OURS)
+    expected_total, expected = norm_product(x, change, norm, product, TORCH)
+    torch.testing.assert_close(total, expected_total, atol=0, rtol=2**-7 if dtype == torch.bfloat16 else 0)
+    torch.testing.assert_close(found, expected, atol=ERROR[dtype], rtol=0)
+    assert torch.equal(x, before), "a graph computes it again from the same memory"
+
+
+@pytest.mark.parametrize("dtype", ERROR)
+@torch.inference_mode()
+def test_a_product_without_norm_is_torchs(dtype: torch.dtype) -> None:
+    x, product = torch.randn(1, 1, 96, device=DEVICE).to(dtype), linear(96, 37, dtype)
+    torch.testing.assert_close(product(x, OURS), product(x), atol=ERROR[dtype], rtol=0)
+
+
+@torch.inference_mode()
+def test_what_leaves_float16_is_kept_within_it() -> None:
+    norm = nn.LayerNorm(16, device=DEVICE, dtype=torch.float16)
+    large = torch.full((1, 1, 16), 60_000.0, device=DEVICE, dtype=torch.float16)
+    large[..., ::2] *= -1
+    total, product = norm_product(large, large, norm, linear(16, 8, torch.float16), OURS)
+    assert total.abs().max() == torch.tensor(torch.finfo(torch.float16).max - 1000).half()
+    assert torch.isfinite(product).all()
+
+
+@torch.inference_mode()
+def test_several_rows_are_left_to_torch() -> None:
+    def fail(*_: object) -> torch.Tensor:
+        raise AssertionError
+
+    rows, product = torch.randn(2, 1, 32, device=DEVICE), linear(32, 8, torch.float32)
+    kernels = Kernels(norm_product=fail, row_product=fail)  # type: ignore[arg-type]
+    product(rows, kernels)
+    norm_product(rows, rows, nn.LayerNorm(32, device=DEVICE), product, kernels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_the_products_tried_at_load_agree_with_torch(dtype: torch.dtype) -> None:
+    sizes = WhisperSizes(100, 80, 64, 1, 2, 128, 1, 2, 128)
+    for each in products_of_one_row(OURS, sizes, DEVICE, dtype, layers=1):
+        verdict = judge(each, lambda compute, own=each: float(compute is not own.kernel))  # type: ignore[misc]
+        assert verdict.seconds == 0, verdict.reason
