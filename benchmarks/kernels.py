@@ -31,7 +31,7 @@ from triton.runtime import driver
 from asr_server.engine.cuda import context_buckets, row_buckets
 from asr_server.model.kernels.choose_token import advance, choose_token
 from asr_server.model.kernels.elementwise import add_norm, quantise_rows
-from asr_server.model.kernels.flash_decode import flash_decode
+from asr_server.model.kernels.flash_decode import flash_decode, row_lengths
 from asr_server.model.kernels.one_row import norm_product, row_product
 from asr_server.model.kernels.table import NUM_WARPS
 from asr_server.model.whisper import padded_vocabulary
@@ -170,6 +170,12 @@ def rows_in_8_bits(width: int, batch: int = 1) -> None:
     quantise_rows(torch.empty(batch * POSITIONS, width, dtype=torch.bfloat16))
 
 
+def lengths_of_rows(rows: int = 128) -> None:
+    numbers = torch.zeros(SLOTS, dtype=torch.long)
+    lengths, active = torch.zeros(SLOTS, dtype=torch.int32), torch.ones(rows, dtype=torch.bool)
+    row_lengths(slice(0, rows), numbers[:rows, None], active, numbers, lengths)
+
+
 def products_of_one_row(dtype: torch.dtype) -> None:
     """Of a decoder layer: behind a norm, with GELU, and of attention or the hidden layer."""
     x, hidden = torch.empty(1, 1, WIDTH, dtype=dtype), torch.empty(1, 1, HIDDEN, dtype=dtype)
@@ -197,6 +203,7 @@ def cases(arch: int) -> list[Case]:
     for lines, name in ((LINES, "beams"), (0, "greedy")):
         found.append((f"end of a step, 128 rows, {name}", partial(token_choice, lines)))
         found.append((f"change of state, 128 rows, {name}", partial(state_change, lines=lines)))
+    found.append(("lengths of 128 rows", lengths_of_rows))
     for dtype in halves:
         name = str(dtype).removeprefix("torch.")
         found.append((f"products of one row, {name}", partial(products_of_one_row, dtype)))
@@ -232,6 +239,7 @@ def compile_start(arch: int, num_slots: int = 128) -> list[str]:
     token_choice()
     for rows in row_buckets(num_slots):
         state_change(rows)
+        lengths_of_rows(rows)
     products_of_one_row(torch.bfloat16)
     for batch in range(1, 9):
         addition_and_norm(torch.bfloat16, batch)

@@ -89,14 +89,10 @@ class FlashRows:
     ) -> None:
         self.kernels, self._flash_decode = cache.kernels, flash_decode
         self._cache, self._positions, self._context = cache, positions, context
-        self._slots = slot_ids(slots, positions.device)[:, None].expand_as(positions)  # [B, T]
-        audio_slots = cache.audio_of[self._slots]
-        text, audio = positions + 1, cache.audio_lengths[audio_slots]
-        if active is not None:
-            text, audio = text * active[:, None], audio * active[:, None]
-        self._text_lengths, self._audio_lengths = text.flatten(), audio.flatten()
-        self._row_slots = self._slots.flatten().contiguous()  # of an expanded one, flatten gives a view
-        self._row_audio_slots = audio_slots.flatten()
+        is_step = isinstance(slots, slice) and active is not None and positions.shape[1] == 1
+        look_up = (self.kernels.row_lengths if is_step else None) or row_lengths
+        found = look_up(slots, positions, active, cache.audio_of, cache.audio_lengths)
+        self._row_slots, self._row_audio_slots, self._text_lengths, self._audio_lengths = found
 
     def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
@@ -105,8 +101,9 @@ class FlashRows:
         if query.shape[1] == 1:  # the kernel stores them: each row is the only one of its slot
             new = {"new_keys": key[:, 0], "new_values": value[:, 0]}
         else:
-            keys[self._slots, :, self._positions] = key
-            values[self._slots, :, self._positions] = value
+            slots = rows.view_as(self._positions)
+            keys[slots, :, self._positions] = key
+            values[slots, :, self._positions] = value
         attended = self._flash_decode(query.flatten(0, 1), keys, values, rows, lengths, self._context, **new)
         return attended.view(*query.shape[:2], -1)
 
@@ -117,6 +114,19 @@ class FlashRows:
         queries, most = query.flatten(0, 1), keys.shape[2]
         attended = self._flash_decode(queries, keys, values, rows, lengths, most, *scales)
         return attended.view(*query.shape[:2], -1)
+
+
+def row_lengths(
+    slots: Slots, positions: Tensor, active: Tensor | None, audio_of: Tensor, audio_lengths: Tensor
+) -> tuple[Tensor, ...]:
+    """Return each row's slot, audio slot, and how far it reads text and audio, [B T] each."""
+    own = slot_ids(slots, positions.device)[:, None].expand_as(positions)
+    audio_slots = audio_of[own]
+    text, audio = positions + 1, audio_lengths[audio_slots]
+    if active is not None:
+        text, audio = text * active[:, None], audio * active[:, None]
+    own = own.flatten().contiguous()  # of an expanded one, flatten gives a view
+    return own, audio_slots.flatten(), text.flatten(), audio.flatten()
 
 
 def rows_of(

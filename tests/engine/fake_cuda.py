@@ -38,6 +38,7 @@ KERNELS = Kernels(
     elementwise.add_norm,
     linear_gelu,
     elementwise.quantise_rows,
+    flash_decode.row_lengths,
     one_row.norm_product,
     one_row.row_product,
 )
@@ -106,6 +107,7 @@ def fake_cuda(monkeypatch: Any) -> Iterator[None]:
     for module, name in (
         (flash_decode, "_attend"),
         (flash_decode, "_combine"),
+        (flash_decode, "_row_lengths"),
         (choose_token, "_choose"),
         (elementwise, "_add_norm"),
         (choose_token, "_advance"),

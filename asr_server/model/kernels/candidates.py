@@ -18,6 +18,7 @@ from asr_server.model.float8 import FP8, dequantise, quantise, quantise_rows
 from asr_server.model.kernels.remembered import remembered
 from asr_server.model.kernels.table import NUM_WARPS, TORCH, Candidate, Choice, Forms, Kernels, choose
 from asr_server.model.layers import Linear, attend_cached, attend_cached_audio, linear_gelu
+from asr_server.model.rows import row_lengths
 from asr_server.model.sizes import WhisperSizes
 from asr_server.model.whisper import add_norm, norm_product
 
@@ -61,6 +62,7 @@ def choose_kernels(
         _right_for_one_row_too(attention(), attention(1, sizes.text_positions)),
         attention(1, name="flash_decode_few"),
         encoder_layer(kernels, sizes, device, dtype, fp8_encoder),
+        lengths_of_rows(kernels, device),
         products_of_one_row(kernels, sizes, device, dtype),
         more(kernels),
     )
@@ -116,6 +118,7 @@ def _all_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
         elementwise.add_norm,
         linear_gelu if dtype.itemsize == 2 else None,
         elementwise.quantise_rows,
+        flash_decode.row_lengths,
         one_row.norm_product,
         one_row.row_product,
         flash_decode.flash_decode,
@@ -212,6 +215,19 @@ def encoder_layer(
         wide = draw(rows, hidden)
         # Where a number lies between two that 8 bits can say, rounding may decide otherwise.
         yield Candidate("quantise_rows", lambda: quantised(kernels), lambda: quantised(TORCH), 0.5)
+
+
+def lengths_of_rows(kernels: Kernels, device: torch.device) -> Iterator[Candidate]:
+    numbers = torch.arange(_MAX_ROWS + 3, device=device)
+    audio_of, audio_lengths = numbers.flip(0), (numbers % 5).to(torch.int32)
+    positions, active = 7 * numbers[:_MAX_ROWS, None], numbers[:_MAX_ROWS] % 3 > 0
+
+    def compute(look_up: Callable[..., tuple[Tensor, ...]]) -> Tensor:
+        found = look_up(slice(3, 3 + _MAX_ROWS), positions, active, audio_of, audio_lengths)
+        return torch.stack([*found[:3], found[3].long()])
+
+    assert kernels.row_lengths is not None
+    yield Candidate("row_lengths", partial(compute, kernels.row_lengths), partial(compute, row_lengths), 0.0)
 
 
 def products_of_one_row(

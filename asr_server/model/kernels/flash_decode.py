@@ -86,6 +86,48 @@ def flash_decode(
     return result
 
 
+_ROWS = 64  # of a program of `row_lengths`
+
+
+def row_lengths(
+    slots: slice, positions: Tensor, active: Tensor, audio_of: Tensor, audio_lengths: Tensor
+) -> tuple[Tensor, ...]:
+    """Return the rows of a step in one launch, as `model/rows.py` does.
+
+    Args:
+        slots: side by side.
+        positions: int64 [B, 1].
+        active: bool [B].
+        audio_of, audio_lengths: int64 and int32, of the cache's slots and audio slots.
+    """
+    num_rows = len(positions)
+    assert positions.stride(0) == active.stride(0) == 1
+    found = positions.new_empty(3, num_rows)
+    audio = audio_lengths.new_empty(num_rows)
+    _row_lengths[triton.cdiv(num_rows, _ROWS),](
+        positions, active, audio_of, audio_lengths, found, audio, slots.start, num_rows,
+        ROWS=_ROWS, num_warps=2,
+    )  # fmt: skip
+    return *found.unbind(), audio
+
+
+# Compiled once, whatever the slots and the number of rows.
+@triton.jit(do_not_specialize=["first_slot", "num_rows"])  # type: ignore[untyped-decorator]
+def _row_lengths(  # type: ignore[no-untyped-def]
+    positions, active, audio_of, audio_lengths, found, audio, first_slot, num_rows, ROWS: tl.constexpr
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < num_rows
+    is_active = tl.load(active + row, inside, other=0).to(tl.int1)
+    audio_slot = tl.load(audio_of + first_slot + row, inside, other=0)
+    text = tl.where(is_active, tl.load(positions + row, inside, other=0) + 1, 0)
+    length = tl.where(is_active, tl.load(audio_lengths + audio_slot, inside, other=0), 0)
+    tl.store(found + row, (first_slot + row).to(tl.int64), inside)
+    tl.store(found + num_rows + row, audio_slot, inside)
+    tl.store(found + 2 * num_rows + row, text, inside)
+    tl.store(audio + row, length, inside)
+
+
 def plan_splits(num_programs: int, most: int) -> tuple[int, int]:
     blocks = triton.cdiv(most, _BLOCK)
     wanted = min(triton.cdiv(_ENOUGH_PROGRAMS, num_programs), triton.cdiv(blocks, 2), _MAX_SPLITS)

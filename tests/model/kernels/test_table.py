@@ -19,6 +19,7 @@ from asr_server.model.kernels.candidates import (
     choose_kernels,
     decode_attention,
     encoder_layer,
+    lengths_of_rows,
 )
 from asr_server.model.kernels.table import Candidate, choose, judge
 
@@ -220,6 +221,12 @@ def test_a_kernel_that_leaves_the_gpu_unusable_is_said_in_one_line(
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
     with pytest.raises(ValueError, match=r"illegal memory access was encountered\): --kernels torch"):
         candidates._try_on_gpu(Kernels(flash_decode=kernel), tried())
+
+
+def test_the_rows_tried_at_load_agree_with_torchs() -> None:
+    (tried,) = lengths_of_rows(choose_kernels("triton", SIZES, DEVICE, torch.float32).kernels, DEVICE)
+    verdict = judge(tried, lambda compute: float(compute is not tried.kernel))
+    assert verdict.seconds == 0, verdict.reason
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
