@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from asr_server.machine import cpu_flags
 from asr_server.model.kernels import TORCH, Kernels
@@ -73,7 +74,9 @@ class Behind(NamedTuple):
     biases: Tensor | None  # [H, M], to be added to the scores; None: nothing
 
 
-def attend_audio(qkv: Tensor, num_heads: int, behind: Behind | None = None) -> Tensor:
+def attend_audio(
+    qkv: Tensor, num_heads: int, behind: Behind | None = None, kernels: Kernels = TORCH
+) -> Tensor:
     """Attend between all audio positions, and to those behind them.
 
     Args:
@@ -93,9 +96,24 @@ def attend_audio(qkv: Tensor, num_heads: int, behind: Behind | None = None) -> T
             mask = _biases(behind, qkv.shape[1])
         if mask is not None:
             mask = mask[None, :, None].expand(len(qkv), -1, qkv.shape[1], -1)
-        attended = F.scaled_dot_product_attention(query, key, value, mask, scale=1.0)
+        attend = (kernels.whole_attention if behind is None else None) or F.scaled_dot_product_attention
+        attended = attend(query, key, value, mask, scale=1.0)
         return attended.transpose(1, 2).flatten(2)
     return torch.stack([_attend_head_by_head(each, num_heads, behind) for each in qkv])
+
+
+_CUDNN_FIRST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+def cudnn_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Attend by cuDNN where it can, which plans each shape anew."""
+    with sdpa_kernel(_CUDNN_FIRST, set_priority=True):
+        return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
 
 
 def _biases(behind: Behind, length: int) -> Tensor | None:

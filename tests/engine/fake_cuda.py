@@ -38,6 +38,7 @@ KERNELS = Kernels(
     elementwise.add_norm,
     linear_gelu,
     elementwise.quantise_rows,
+    None,  # cuDNN's attention
     flash_decode.row_lengths,
     one_row.norm_product,
     one_row.row_product,

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asr_server.model import layers
-from asr_server.model.layers import Behind, attend_audio, attend_cached, attend_cached_audio
+from asr_server.model.kernels import Kernels
+from asr_server.model.layers import (
+    Behind,
+    attend_audio,
+    attend_cached,
+    attend_cached_audio,
+    cudnn_attention,
+)
 from tests.model.test_whisper import LargestOf
 
 
@@ -49,6 +57,25 @@ def test_in_bfloat16_a_cpus_encoder_attends_nearly_as_in_float32(
     found = attend_audio(qkv, 2, behind)
     assert found.shape == (2, num_positions, 128)
     assert (found - expected).norm() / expected.norm() < (0.01 if has_amx else 0.05)
+
+
+def test_cudnns_attention_is_that_of_torch_and_is_for_whole_windows_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layers, "HAS_AMX", True)  # then a CPU calls the same function as a GPU
+    lengths: list[int] = []
+
+    def attention(query: torch.Tensor, *others: Any, **scale: float) -> torch.Tensor:
+        lengths.append(query.shape[2])
+        return cudnn_attention(query, *others, **scale)
+
+    torch.manual_seed(0)
+    qkv, silence = torch.randn(2, 40, 3 * 128).bfloat16() / 4, torch.randn(5, 2 * 128).bfloat16()
+    ours = Kernels(whole_attention=attention)
+    for behind in (None, Behind(silence, torch.zeros(2, 5).bfloat16())):
+        found = attend_audio(qkv, 2, behind, ours)
+        torch.testing.assert_close(found, attend_audio(qkv, 2, behind), atol=0.01, rtol=0.01)
+    assert lengths == [40]
 
 
 @pytest.mark.parametrize("has_amx", [False, True])

@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from asr_server.model.float8 import FP8, dequantise, quantise, quantise_rows
 from asr_server.model.kernels.remembered import remembered
 from asr_server.model.kernels.table import NUM_WARPS, TORCH, Candidate, Choice, Forms, Kernels, choose
-from asr_server.model.layers import Linear, attend_cached, attend_cached_audio, linear_gelu
+from asr_server.model.layers import (
+    Linear,
+    attend_audio,
+    attend_cached,
+    attend_cached_audio,
+    cudnn_attention,
+    linear_gelu,
+)
 from asr_server.model.rows import row_lengths
 from asr_server.model.sizes import WhisperSizes
 from asr_server.model.whisper import add_norm, norm_product
@@ -118,6 +125,7 @@ def _all_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
         elementwise.add_norm,
         linear_gelu if dtype.itemsize == 2 else None,
         elementwise.quantise_rows,
+        cudnn_attention if dtype.itemsize == 2 else None,
         flash_decode.row_lengths,
         one_row.norm_product,
         one_row.row_product,
@@ -207,6 +215,18 @@ def encoder_layer(
     up.bias.copy_(draw(hidden))
     if kernels.linear_gelu is not None:
         yield Candidate("linear_gelu", lambda: up(x, kernels), lambda: up(x), tolerance, maker="cublas")
+
+    heads, positions = sizes.encoder_heads, min(rows, sizes.audio_positions)
+    qkv = draw(rows // positions, positions, 3 * width)
+    qkv[..., :width] *= (width // heads) ** -0.5
+    if kernels.whole_attention is not None:
+        yield Candidate(
+            "whole_attention",
+            lambda: attend_audio(qkv, heads, kernels=kernels),
+            lambda: attend_audio(qkv, heads),
+            tolerance,
+            maker="cudnn",
+        )
 
     def quantised(chosen: Kernels) -> Tensor:
         return dequantise(*quantise_rows(wide, chosen), torch.float32)

@@ -28,6 +28,7 @@ class Kernels:
     add_norm: Callable[..., tuple[Tensor, Tensor]] | None = None
     linear_gelu: Callable[..., Tensor] | None = None
     quantise_rows: Callable[..., tuple[Tensor, Tensor]] | None = None
+    whole_attention: Callable[..., Tensor] | None = None  # of the encoder, with no silence behind the audio
     row_lengths: Callable[..., tuple[Tensor, ...]] | None = None
     norm_product: Callable[..., tuple[Tensor, Tensor]] | None = None  # these two of one row
     row_product: Callable[..., Tensor] | None = None

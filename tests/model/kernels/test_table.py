@@ -240,6 +240,6 @@ def test_the_encoders_kernels_tried_at_load_agree_with_torch(dtype: torch.dtype)
         if each.name != "quantise_rows":  # the interpreter rounds in its own way
             verdict = judge(each, lambda compute, own=each: float(compute is not own.kernel))  # type: ignore[misc]
             assert verdict.seconds == 0, verdict.reason
-    in_16_bits = ["linear_gelu"] if dtype == torch.bfloat16 else []
+    in_16_bits = ["linear_gelu", "whole_attention"] if dtype == torch.bfloat16 else []
     assert names == ["add_norm", *in_16_bits, "quantise_rows"]
     assert [each.name for each in encoder_layer(kernels, SIZES, CPU, dtype, fp8=False, rows=3)] == names[:-1]
