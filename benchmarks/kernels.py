@@ -29,11 +29,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from asr_server.engine.cuda import context_buckets, row_buckets
-from asr_server.model.kernels.choose_token import advance, choose_token
+from asr_server.model.kernels.choose_token import advance, choose_token, choose_token_in_parts
 from asr_server.model.kernels.elementwise import add_norm, quantise_rows
 from asr_server.model.kernels.flash_decode import flash_decode, row_lengths
 from asr_server.model.kernels.one_row import norm_product, row_product
-from asr_server.model.kernels.table import NUM_WARPS
+from asr_server.model.kernels.table import FEW_ROWS, NUM_WARPS
 from asr_server.model.whisper import padded_vocabulary
 
 HEADS, DEPTH, POSITIONS, CONTEXT = 20, 64, 1500, 128
@@ -141,14 +141,15 @@ def attention(
     flash_decode(query, keys, values, slots, lengths, most, scales, scales, num_warps=num_warps, **new)
 
 
-def token_choice(lines: int = LINES) -> None:
-    """The end of a step with 128 rows over large-v3's vocabulary."""
-    integers = torch.zeros(128, dtype=torch.long)
-    flags, suppressed = torch.ones(128, dtype=torch.bool), torch.zeros(PADDED_VOCABULARY, dtype=torch.int8)
-    scores, logprobs = torch.zeros(128, PADDED_VOCABULARY)[:, :VOCABULARY], torch.zeros(128)
+def token_choice(lines: int = LINES, rows: int = 128) -> None:
+    """The end of a step over large-v3's vocabulary."""
+    integers = torch.zeros(rows, dtype=torch.long)
+    flags, suppressed = torch.ones(rows, dtype=torch.bool), torch.zeros(PADDED_VOCABULARY, dtype=torch.int8)
+    scores, logprobs = torch.zeros(rows, PADDED_VOCABULARY)[:, :VOCABULARY], torch.zeros(rows)
     columns = (flags, integers, integers, integers, integers)
-    chosen = (integers, logprobs, torch.zeros(lines, SLOTS)[:, :128])
-    choose_token(scores, suppressed, *columns, 50257, 50365, 50415, *chosen)
+    chosen = (integers, logprobs, torch.zeros(lines, SLOTS)[:, :rows])
+    choose = choose_token if rows > FEW_ROWS else choose_token_in_parts
+    choose(scores, suppressed, *columns, 50257, 50365, 50415, *chosen)
 
 
 def state_change(rows: int = 128, lines: int = LINES) -> None:
@@ -202,6 +203,7 @@ def cases(arch: int) -> list[Case]:
     found.append(("text, bfloat16, 128 rows", lambda: attention(torch.bfloat16, 128, False)))
     for lines, name in ((LINES, "beams"), (0, "greedy")):
         found.append((f"end of a step, 128 rows, {name}", partial(token_choice, lines)))
+        found.append((f"end of a step, 1 row, in parts, {name}", partial(token_choice, lines, 1)))
         found.append((f"change of state, 128 rows, {name}", partial(state_change, lines=lines)))
     found.append(("lengths of 128 rows", lengths_of_rows))
     for dtype in halves:
@@ -237,6 +239,7 @@ def compile_start(arch: int, num_slots: int = 128) -> list[str]:
     for num_warps, rows, of_audio in product(NUM_WARPS, (64, 1), (True, False)):
         attention(torch.bfloat16, rows, of_audio, num_warps)
     token_choice()
+    token_choice(rows=1)
     for rows in row_buckets(num_slots):
         state_change(rows)
         lengths_of_rows(rows)

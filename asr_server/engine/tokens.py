@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,7 +24,7 @@ from asr_server.core import ChunkId
 from asr_server.engine.boost import Row
 from asr_server.engine.slots import SlotState
 from asr_server.model.kernels import TORCH, Kernels
-from asr_server.model.kernels.table import Candidate
+from asr_server.model.kernels.table import FEW_ROWS, Candidate
 from asr_server.model.whisper import padded_vocabulary
 
 _NEVER = float("-inf")
@@ -311,7 +311,9 @@ def choose_likeliest(
         return
     history = (state.num_generated, state.token, state.previous, state.last_time)
     choice = (tokens, logprobs, candidates)
-    kernels.choose_token(scores, rules.suppressed, state.active, *history, *rules.limits, *choice)
+    few = kernels.choose_token_few if len(scores) <= FEW_ROWS else None
+    choose = few or kernels.choose_token
+    choose(scores, rules.suppressed, state.active, *history, *rules.limits, *choice)
 
 
 def candidates(kernels: Kernels, rules: TokenRules, device: torch.device) -> Iterator[Candidate]:
@@ -329,14 +331,17 @@ def candidates(kernels: Kernels, rules: TokenRules, device: torch.device) -> Ite
     last_time = torch.where(state.token >= first_time, state.token, first_time)
     state.last_time.copy_(torch.where(state.num_generated > 0, last_time, first_time - 1))
 
-    def compute(chosen: Kernels) -> Tensor:
-        tokens, logprobs = torch.zeros_like(rows), torch.zeros(_TRIED_ROWS, device=device)
-        likeliest = torch.zeros(2 * _TRIED_CANDIDATES, _TRIED_ROWS, device=device)
-        own = scores.clone()[:, : rules.vocabulary]
-        choose_likeliest(chosen, rules, own, state, tokens, logprobs, likeliest)
+    def compute(chosen: Kernels, count: int = _TRIED_ROWS) -> Tensor:
+        tokens, logprobs = torch.zeros_like(rows[:count]), torch.zeros(count, device=device)
+        likeliest = torch.zeros(2 * _TRIED_CANDIDATES, count, device=device)
+        own = scores[:count].clone()[:, : rules.vocabulary]
+        choose_likeliest(chosen, rules, own, state[:count], tokens, logprobs, likeliest)
         return torch.cat([torch.stack([tokens, logprobs]), likeliest])
 
     yield Candidate("choose_token", lambda: compute(kernels), lambda: compute(TORCH), _TOLERANCE)
+    whole = replace(kernels, choose_token_few=None)
+    in_parts, alone = partial(compute, kernels, 1), partial(compute, whole, 1)
+    yield Candidate("choose_token_few", in_parts, alone, _TOLERANCE, beside="whole")
 
     chosen_tokens, logprobs, lines = state.token.roll(1), scores[:, 0].clone(), scores[:4, :_TRIED_ROWS]
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from asr_server.model.cache import MAX_QUERIES, DecoderCache, Slots, slot_ids
 from asr_server.model.kernels import Kernels
+from asr_server.model.kernels.table import FEW_ROWS
 from asr_server.model.layers import attend_cached, attend_cached_audio, sums_text_rows
 
 
@@ -70,9 +71,6 @@ class TorchRows:
             return torch.cat(each)
         silence = (cache.silent_keys[layer], cache.silent_values[layer]) if cache.shares_silence else None
         return self._own_blocks.attend(query, cache.cross_keys[layer], cache.cross_values[layer], silence)
-
-
-FEW_ROWS = 8  # for which flash decoding may have a form of its own
 
 
 class FlashRows:

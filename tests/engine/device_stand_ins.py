@@ -144,6 +144,8 @@ def take_few_programs(monkeypatch: Any) -> None:
     """Triton's interpreter takes its time for each program of a kernel, whatever its size."""
     monkeypatch.setattr(flash_decode, "_BLOCK", 512)
     monkeypatch.setattr(choose_token, "_BLOCK", 1 << 16)
+    monkeypatch.setattr(choose_token, "_PART_BLOCK", 1 << 16)
+    monkeypatch.setattr(choose_token, "_PARTS", 2)
     monkeypatch.setattr(elementwise, "_ROWS", 512)
     monkeypatch.setattr(one_row, "_OUTPUTS", (256, 256))
     monkeypatch.setattr(one_row, "_TILE", 1 << 16)

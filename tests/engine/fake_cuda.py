@@ -42,6 +42,8 @@ KERNELS = Kernels(
     flash_decode.row_lengths,
     one_row.norm_product,
     one_row.row_product,
+    flash_decode.flash_decode,
+    choose_token.choose_token_in_parts,
 )
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"  # c10::impl::device_guard_impl_registry
 _CUDA, _META, _NUM_DEVICE_TYPES = 1, 14, 15  # of c10::DeviceType
@@ -110,6 +112,8 @@ def fake_cuda(monkeypatch: Any) -> Iterator[None]:
         (flash_decode, "_combine"),
         (flash_decode, "_row_lengths"),
         (choose_token, "_choose"),
+        (choose_token, "_choose_in_part"),
+        (choose_token, "_choose_of_parts"),
         (elementwise, "_add_norm"),
         (choose_token, "_advance"),
         (elementwise, "_quantise_rows"),

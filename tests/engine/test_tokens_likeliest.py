@@ -5,7 +5,7 @@ Under Triton's interpreter; on a GPU compiled.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 
 from asr_server.engine.slots import SlotState
 from asr_server.engine.tokens import GenerationRules, TokenRules, candidates, choose_likeliest
-from asr_server.model.kernels import TORCH, choose_token
+from asr_server.model.kernels import TORCH, Kernels, choose_token
 from asr_server.model.kernels.candidates import choose_kernels
 from asr_server.model.kernels.table import choose
 
@@ -24,6 +24,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCABULARY, END_OF_TEXT, FIRST_TIME = 300, 190, 200
 SPECIALS: Any = SimpleNamespace(end_of_text=END_OF_TEXT, no_timestamps=199, timestamp_begin=FIRST_TIME)
 TRITON = choose_kernels("triton", None, DEVICE, torch.float32).kernels  # type: ignore[arg-type]
+FORMS = [replace(TORCH, choose_token=form) for form in (TRITON.choose_token, TRITON.choose_token_few)]
+in_both_forms = pytest.mark.parametrize("kernels", FORMS, ids=["whole", "in parts"])
 ROWS = 24
 COUNT = 6  # candidates of a beam of 5
 NONE = torch.empty(0, ROWS, device=DEVICE)
@@ -42,11 +44,14 @@ def random_state() -> SlotState:
     return state
 
 
+@in_both_forms
 @pytest.mark.parametrize(("max_initial", "seed"), [(50, 0), (None, 1)])
 def test_the_kernel_chooses_the_tokens_that_torch_chooses(
-    max_initial: int | None, seed: int, monkeypatch: pytest.MonkeyPatch
+    kernels: Kernels, max_initial: int | None, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choose_token, "_BLOCK", 128)  # several blocks, of which the last is not full
+    monkeypatch.setattr(choose_token, "_PART_BLOCK", 32)  # several in a part
+    monkeypatch.setattr(choose_token, "_PARTS", 4)
     torch.manual_seed(seed)
     rules = TokenRules(
         GenerationRules((1, 5, 195, 196), (2, END_OF_TEXT), max_initial), SPECIALS, VOCABULARY, DEVICE
@@ -63,7 +68,7 @@ def test_the_kernel_chooses_the_tokens_that_torch_chooses(
     logprobs, expected_logprobs = torch.zeros(2, ROWS, device=DEVICE).unbind()
     candidates, expected_candidates = torch.zeros(2, 2 * COUNT, ROWS, device=DEVICE).unbind()
     before = scores.clone()
-    choose_likeliest(TRITON, rules, scores, state, found, logprobs, candidates)
+    choose_likeliest(kernels, rules, scores, state, found, logprobs, candidates)
     assert torch.equal(scores, before)
     choose_likeliest(TORCH, rules, scores, state, expected, expected_logprobs, expected_candidates)
     assert found.tolist() == expected.tolist()
@@ -80,7 +85,8 @@ def test_the_kernel_chooses_the_tokens_that_torch_chooses(
     assert (likeliest.diff(dim=0)[is_tied] > 0).all(), "the first of equal ones comes first"
 
 
-def test_tokens_of_which_few_are_possible_are_followed_by_impossible_ones() -> None:
+@in_both_forms
+def test_tokens_of_which_few_are_possible_are_followed_by_impossible_ones(kernels: Kernels) -> None:
     state = SlotState.empty(1, 8, DEVICE)
     state.active.fill_(True)
     state.last_time.fill_(FIRST_TIME - 1)
@@ -88,19 +94,20 @@ def test_tokens_of_which_few_are_possible_are_followed_by_impossible_ones() -> N
     candidates = torch.zeros(2 * COUNT, 1, device=DEVICE)
     scores = torch.arange(float(VOCABULARY), device=DEVICE)[None]
     tokens, logprobs = torch.zeros(1, dtype=torch.long, device=DEVICE), torch.zeros(1, device=DEVICE)
-    choose_likeliest(TRITON, rules, scores, state, tokens, logprobs, candidates)
+    choose_likeliest(kernels, rules, scores, state, tokens, logprobs, candidates)
     likeliest, of_likeliest = candidates[:, 0].chunk(2)
     assert likeliest[:3].tolist() == [FIRST_TIME + 2, FIRST_TIME + 1, FIRST_TIME]
     assert of_likeliest.isfinite().tolist() == [True] * 3 + [False] * (COUNT - 3)
 
 
-def test_rows_that_are_not_active_are_left_as_they_are() -> None:
+@in_both_forms
+def test_rows_that_are_not_active_are_left_as_they_are(kernels: Kernels) -> None:
     state, rules = SlotState.empty(2, 8, DEVICE), TokenRules(GenerationRules(), SPECIALS, VOCABULARY, DEVICE)
     state.active[1] = True
     tokens, logprobs = torch.tensor([7, 7], device=DEVICE), torch.tensor([0.5, 0.5], device=DEVICE)
     scores = torch.zeros(2, VOCABULARY, device=DEVICE)
     scores[:, FIRST_TIME + 9] = 1.0
-    choose_likeliest(TRITON, rules, scores, state, tokens, logprobs, NONE)
+    choose_likeliest(kernels, rules, scores, state, tokens, logprobs, NONE)
     assert tokens.tolist() == [7, FIRST_TIME + 9]
     assert logprobs[0] == 0.5
 
@@ -108,7 +115,7 @@ def test_rows_that_are_not_active_are_left_as_they_are() -> None:
 def test_the_choice_tried_at_load_agrees_with_torch() -> None:
     rules = TokenRules(GenerationRules((1, 2), (END_OF_TEXT,), 50), SPECIALS, VOCABULARY, DEVICE)
     chosen = choose(TRITON, candidates(TRITON, rules, DEVICE), lambda compute: 0.0)
-    assert chosen.report.count("triton 0.000 ms") == 2  # both were timed: their numbers were right
+    assert chosen.report.count("triton 0.000 ms") == 3  # all were timed: their numbers were right
 
 
 def test_a_step_changes_the_slots_as_torch_does() -> None:
@@ -134,8 +141,9 @@ def test_a_step_changes_the_slots_as_torch_does() -> None:
     assert (states[0].last_time >= FIRST_TIME).any()
 
 
+@in_both_forms
 @pytest.mark.parametrize("num_broken", [1, VOCABULARY])
-def test_scores_that_are_no_numbers_show_in_the_log_probability(num_broken: int) -> None:
+def test_scores_that_are_no_numbers_show_in_the_log_probability(num_broken: int, kernels: Kernels) -> None:
     """By which the engine notices them: none is above 1 otherwise."""
     rules = TokenRules(GenerationRules(), SPECIALS, VOCABULARY, DEVICE)
     state = SlotState.empty(2, 8, DEVICE)
@@ -144,7 +152,7 @@ def test_scores_that_are_no_numbers_show_in_the_log_probability(num_broken: int)
     scores = torch.zeros(2, VOCABULARY, device=DEVICE)
     scores[0, VOCABULARY - num_broken :] = float("nan")
     candidates = torch.zeros(2 * COUNT, 2, device=DEVICE)
-    choose_likeliest(TRITON, rules, scores, state, tokens, logprobs, candidates)
+    choose_likeliest(kernels, rules, scores, state, tokens, logprobs, candidates)
     assert not logprobs[0] <= 1
     assert logprobs[1] <= 0
     assert candidates[COUNT:, 0].isnan().all(), "a beam search goes on with none of them"

@@ -130,6 +130,7 @@ def _all_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
         one_row.norm_product,
         one_row.row_product,
         flash_decode.flash_decode,
+        choose_token.choose_token_in_parts,
     )
 
 

@@ -15,6 +15,8 @@ from torch import Tensor
 # A challenger must win by this: by noise alone, two replicas would choose differently and round differently.
 MARGIN = 0.03
 
+FEW_ROWS = 8  # for which kernels may have forms of their own
+
 NUM_WARPS = (2, 1, 4)  # of a program of flash_decode, that are worth trying; the first where none is tried
 
 
@@ -32,7 +34,8 @@ class Kernels:
     row_lengths: Callable[..., tuple[Tensor, ...]] | None = None
     norm_product: Callable[..., tuple[Tensor, Tensor]] | None = None  # these two of one row
     row_product: Callable[..., Tensor] | None = None
-    flash_decode_few: Callable[..., Tensor] | None = None  # for few rows; None: as for many
+    flash_decode_few: Callable[..., Tensor] | None = None  # these two for few rows; None: as for many
+    choose_token_few: Callable[..., None] | None = None
 
 
 TORCH = Kernels()
@@ -47,6 +50,7 @@ class Candidate:
     implementation: Any = None  # what `Kernels` gets; None: the kernel that it has
     form: str = ""  # of a kernel that there are several of
     maker: str = "triton"
+    beside: str = "torch"  # who computes the reference
     checked_too: Candidate | None = None  # the same kernel on other shapes, where its numbers must be right
 
 
@@ -75,14 +79,15 @@ def judge(candidate: Candidate, time_s: Timer) -> Verdict:
             error = float((checked.kernel().float() - checked.reference().float()).abs().max())
             if not error <= checked.tolerance:
                 reason = f"{checked.maker} differs by {error:.2g}, more than {checked.tolerance:g}"
-                return Verdict(inf, f"torch: {reason}")
+                return Verdict(inf, f"{candidate.beside}: {reason}")
         kernel_s, reference_s = time_s(candidate.kernel), time_s(candidate.reference)
     except Exception as failure:
-        return Verdict(inf, f"torch: {candidate.maker} failed with {_one_line(failure)}", has_failed=True)
-    times = f"{candidate.maker} {kernel_s * 1e3:.3f} ms, torch {reference_s * 1e3:.3f} ms"
+        reason = f"{candidate.beside}: {candidate.maker} failed with {_one_line(failure)}"
+        return Verdict(inf, reason, has_failed=True)
+    times = f"{candidate.maker} {kernel_s * 1e3:.3f} ms, {candidate.beside} {reference_s * 1e3:.3f} ms"
     if _wins(kernel_s, reference_s):
         return Verdict(kernel_s, f"{candidate.maker} ({times})")
-    return Verdict(inf, f"torch ({times})")
+    return Verdict(inf, f"{candidate.beside} ({times})")
 
 
 def choose(all_kernels: Kernels, candidates: Iterable[Candidate], time_s: Timer) -> Choice:
