@@ -32,18 +32,17 @@ from tests.engine.stream_stand_ins import StandInEvent, StandInStream, entered
 
 DEVICE = torch.device("cuda", 0)
 KERNELS = Kernels(
-    flash_decode.flash_decode,
-    choose_token.choose_token,
-    choose_token.advance,
-    elementwise.add_norm,
-    linear_gelu,
-    elementwise.quantise_rows,
-    None,  # cuDNN's attention
-    flash_decode.row_lengths,
-    one_row.norm_product,
-    one_row.row_product,
-    flash_decode.flash_decode,
-    choose_token.choose_token_in_parts,
+    flash_decode=flash_decode.flash_decode,
+    choose_token=choose_token.choose_token,
+    advance=choose_token.advance,
+    add_norm=elementwise.add_norm,
+    linear_gelu=linear_gelu,
+    quantise_rows=elementwise.quantise_rows,
+    row_lengths=flash_decode.row_lengths,
+    norm_product=one_row.norm_product,
+    row_product=one_row.row_product,
+    flash_decode_few=flash_decode.flash_decode,
+    choose_token_few=choose_token.choose_token_in_parts,
 )
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"  # c10::impl::device_guard_impl_registry
 _CUDA, _META, _NUM_DEVICE_TYPES = 1, 14, 15  # of c10::DeviceType

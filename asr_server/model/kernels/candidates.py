@@ -119,18 +119,18 @@ def _all_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     if device.type != "cuda" and not knobs.runtime.interpret:
         raise ValueError("--kernels triton needs a GPU (or TRITON_INTERPRET=1, which is slow and for tests)")
     return Kernels(
-        flash_decode.flash_decode,
-        choose_token.choose_token,
-        choose_token.advance,
-        elementwise.add_norm,
-        linear_gelu if dtype.itemsize == 2 else None,
-        elementwise.quantise_rows,
-        cudnn_attention if dtype.itemsize == 2 else None,
-        flash_decode.row_lengths,
-        one_row.norm_product,
-        one_row.row_product,
-        flash_decode.flash_decode,
-        choose_token.choose_token_in_parts,
+        flash_decode=flash_decode.flash_decode,
+        choose_token=choose_token.choose_token,
+        advance=choose_token.advance,
+        add_norm=elementwise.add_norm,
+        linear_gelu=linear_gelu if dtype.itemsize == 2 else None,
+        quantise_rows=elementwise.quantise_rows,
+        whole_attention=cudnn_attention if dtype.itemsize == 2 else None,
+        row_lengths=flash_decode.row_lengths,
+        norm_product=one_row.norm_product,
+        row_product=one_row.row_product,
+        flash_decode_few=flash_decode.flash_decode,
+        choose_token_few=choose_token.choose_token_in_parts,
     )
 
 
