@@ -65,7 +65,7 @@ def test_cudnns_attention_is_that_of_torch_and_is_for_whole_windows_alone(
     monkeypatch.setattr(layers, "HAS_AMX", True)  # then a CPU calls the same function as a GPU
     lengths: list[int] = []
 
-    def attention(query: torch.Tensor, *others: Any, **scale: float) -> torch.Tensor:
+    def attention(query: torch.Tensor, *others: Any, **scale: Any) -> torch.Tensor:
         lengths.append(query.shape[2])
         return cudnn_attention(query, *others, **scale)
 

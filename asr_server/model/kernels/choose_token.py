@@ -90,7 +90,7 @@ def _choose(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _limits(  # type: ignore[no-untyped-def]
     active, num_generated, token, previous, last_time, row, vocabulary,
     end_of_text, first_time, last_initial_time,
@@ -112,7 +112,7 @@ def _limits(  # type: ignore[no-untyped-def]
     return is_active, begin, cases, first, end, first_allowed, time_end
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _decide(  # type: ignore[no-untyped-def]
     best_other, other, sum_others, best_time, time, sum_times, begin
 ):

@@ -113,7 +113,7 @@ def _add(  # type: ignore[no-untyped-def]
     return mean, tl.rsqrt(tl.sum(centred * centred, 0) / num_inputs + eps)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _sum(x, change, n, inside, limit, IS_LIMITED: tl.constexpr):  # type: ignore[no-untyped-def]
     y = tl.load(x + n, inside, other=0.0).to(tl.float32)
     y += tl.load(change + n, inside, other=0.0).to(tl.float32)
