@@ -33,6 +33,10 @@ class Linear(nn.Module):
         self.gelu = gelu
         self._packed: PackedWeight | None = None
 
+    @property
+    def is_packed(self) -> bool:
+        return self._packed is not None
+
     def pack(self) -> None:
         """Pack the loaded weights, which can then be neither read nor changed."""
         self._packed = pack(self.weight)
