@@ -28,7 +28,6 @@ FORMS = [replace(TORCH, choose_token=form) for form in (TRITON.choose_token, TRI
 in_both_forms = pytest.mark.parametrize("kernels", FORMS, ids=["whole", "in parts"])
 ROWS = 24
 COUNT = 6  # candidates of a beam of 5
-NONE = torch.empty(0, ROWS, device=DEVICE)
 
 
 def random_state() -> SlotState:
@@ -101,15 +100,24 @@ def test_tokens_of_which_few_are_possible_are_followed_by_impossible_ones(kernel
 
 
 @in_both_forms
-def test_rows_that_are_not_active_are_left_as_they_are(kernels: Kernels) -> None:
+def test_rows_that_are_not_active_are_left_as_they_are(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def garbage(own: torch.Tensor, *shape: int, **kind: Any) -> torch.Tensor:
+        made = own.new_zeros(shape, **kind)
+        return made.fill_(float("nan")) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", garbage)
     state, rules = SlotState.empty(2, 8, DEVICE), TokenRules(GenerationRules(), SPECIALS, VOCABULARY, DEVICE)
     state.active[1] = True
     tokens, logprobs = torch.tensor([7, 7], device=DEVICE), torch.tensor([0.5, 0.5], device=DEVICE)
     scores = torch.zeros(2, VOCABULARY, device=DEVICE)
     scores[:, FIRST_TIME + 9] = 1.0
-    choose_likeliest(kernels, rules, scores, state, tokens, logprobs, NONE)
+    candidates = torch.full((2 * COUNT, 2), 3.0, device=DEVICE)
+    choose_likeliest(kernels, rules, scores, state, tokens, logprobs, candidates)
     assert tokens.tolist() == [7, FIRST_TIME + 9]
     assert logprobs[0] == 0.5
+    assert (candidates[:, 0] == 3).all()
 
 
 def test_the_choice_tried_at_load_agrees_with_torch() -> None:

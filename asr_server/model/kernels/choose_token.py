@@ -264,8 +264,9 @@ def _choose_of_parts(  # type: ignore[no-untyped-def]
     parts += row * PARTS
     n = tl.arange(0, PARTS)
     is_time = n == PARTS - 1
-    highest, total = tl.load(parts + n), tl.load(parts + 2 * part_stride + n)
-    found = tl.load(parts + part_stride + n).to(tl.int32)
+    highest = tl.load(parts + n, is_active, other=float("-inf"))  # of other rows nothing was written
+    found = tl.load(parts + part_stride + n, is_active, other=0.0).to(tl.int32)
+    total = tl.load(parts + 2 * part_stride + n, is_active, other=0.0)
     best_other, other = _first_of_best(tl.where(is_time, float("-inf"), highest), found)
     best_time, time = _first_of_best(tl.where(is_time, highest, float("-inf")), found)
     shares = total * tl.exp(highest - tl.maximum(best_other, -1e30))
@@ -280,7 +281,7 @@ def _choose_of_parts(  # type: ignore[no-untyped-def]
     if COUNT > 0:
         k = tl.arange(0, RANKS * PARTS)
         part, rank = k % PARTS, k // PARTS
-        counts = (rank < COUNT) & ((part == PARTS - 1) | (must_be_time == 0))
+        counts = is_active & (rank < COUNT) & ((part == PARTS - 1) | (must_be_time == 0))
         of_rank = parts + part + (3 + rank) * part_stride
         token = tl.load(of_rank, counts, other=0.0).to(tl.int32)
         score = tl.load(of_rank + COUNT * part_stride, counts, other=float("-inf"))
