@@ -1,4 +1,6 @@
-"""Compiles every kernel for GPUs that need not be there, as a server with large-v3's layout would have it.
+"""Compile every kernel for GPUs that need not be there, as a server with large-v3 or turbo would have it.
+
+Products of one row, whose blocks depend on the width, are compiled for base and tiny, too.
 
     python -m benchmarks.kernels --arch 80 90 100
     python -m benchmarks.kernels --start        how many kernels a start compiles, and how long that takes
@@ -28,6 +30,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from asr_server.engine.beam import num_candidates, num_named
 from asr_server.engine.cuda import context_buckets, row_buckets
 from asr_server.model.kernels.choose_token import advance, choose_token, choose_token_in_parts
 from asr_server.model.kernels.elementwise import add_norm, quantise_rows
@@ -38,7 +41,10 @@ from asr_server.model.whisper import padded_vocabulary
 
 HEADS, DEPTH, POSITIONS, CONTEXT = 20, 64, 1500, 128
 WIDTH, HIDDEN, VOCABULARY = 1280, 5120, 51866
-SLOTS, LINES = 768, 12  # texts of the default's 256 chunks; lines of candidates of its beam of 5
+OTHER_WIDTHS = {"base": 512, "tiny": 384}
+SLOTS, BEAM = 768, 5  # texts of the default's 256 chunks; its beam
+LINES = 2 * num_candidates(BEAM)
+REPORTED_LINES = LINES + 2 * num_named(BEAM)
 PADDED_VOCABULARY = padded_vocabulary(VOCABULARY, torch.device("cuda"))
 
 
@@ -147,12 +153,12 @@ def token_choice(lines: int = LINES, rows: int = 128) -> None:
     flags, suppressed = torch.ones(rows, dtype=torch.bool), torch.zeros(PADDED_VOCABULARY, dtype=torch.int8)
     scores, logprobs = torch.zeros(rows, PADDED_VOCABULARY)[:, :VOCABULARY], torch.zeros(rows)
     columns = (flags, integers, integers, integers, integers)
-    chosen = (integers, logprobs, torch.zeros(lines, SLOTS)[:, :rows])
+    chosen = (integers, logprobs, torch.zeros(REPORTED_LINES, SLOTS)[:lines, :rows])
     choose = choose_token if rows > FEW_ROWS else choose_token_in_parts
     choose(scores, suppressed, *columns, 50257, 50365, 50415, *chosen)
 
 
-def state_change(rows: int = 128, lines: int = LINES) -> None:
+def state_change(rows: int = 128, lines: int = REPORTED_LINES) -> None:
     integers, flags = torch.zeros(rows, dtype=torch.long), torch.ones(rows, dtype=torch.bool)
     numbers, generated = torch.zeros(rows), torch.zeros(rows, 448, dtype=torch.long)
     columns = (flags, integers, integers, integers, integers, integers, generated)
@@ -177,15 +183,15 @@ def lengths_of_rows(rows: int = 128) -> None:
     row_lengths(slice(0, rows), numbers[:rows, None], active, numbers, lengths)
 
 
-def products_of_one_row(dtype: torch.dtype) -> None:
+def products_of_one_row(dtype: torch.dtype, width: int = WIDTH) -> None:
     """Of a decoder layer: behind a norm, with GELU, and of attention or the hidden layer."""
-    x, hidden = torch.empty(1, 1, WIDTH, dtype=dtype), torch.empty(1, 1, HIDDEN, dtype=dtype)
+    x, hidden = torch.empty(1, 1, width, dtype=dtype), torch.empty(1, 1, 4 * width, dtype=dtype)
     norm = x[0, 0], x[0, 0], 1e-5, 64504.0 if dtype == torch.float16 else None
-    for outputs, gelu in ((3 * WIDTH, False), (WIDTH, False), (HIDDEN, True)):
-        weight = torch.empty(outputs, WIDTH, dtype=dtype)
+    for outputs, gelu in ((3 * width, False), (width, False), (4 * width, True)):
+        weight = torch.empty(outputs, width, dtype=dtype)
         norm_product(x, x, *norm, weight, weight[:, 0].contiguous(), gelu)
     for inputs in (x, hidden):
-        row_product(inputs, torch.empty(WIDTH, inputs.shape[-1], dtype=dtype), x[0, 0])
+        row_product(inputs, torch.empty(width, inputs.shape[-1], dtype=dtype), x[0, 0])
 
 
 Case = tuple[str, Callable[[], None]]
@@ -201,14 +207,17 @@ def cases(arch: int) -> list[Case]:
             found.append((what, partial(attention, dtype, 128, True, count)))
     found.append(("audio, bfloat16, 1 row, in parts", lambda: attention(torch.bfloat16, 1, True)))
     found.append(("text, bfloat16, 128 rows", lambda: attention(torch.bfloat16, 128, False)))
-    for lines, name in ((LINES, "beams"), (0, "greedy")):
+    for lines, reported, name in ((LINES, REPORTED_LINES, "beams"), (0, 0, "greedy")):
         found.append((f"end of a step, 128 rows, {name}", partial(token_choice, lines)))
         found.append((f"end of a step, 1 row, in parts, {name}", partial(token_choice, lines, 1)))
-        found.append((f"change of state, 128 rows, {name}", partial(state_change, lines=lines)))
+        found.append((f"change of state, 128 rows, {name}", partial(state_change, lines=reported)))
     found.append(("lengths of 128 rows", lengths_of_rows))
     for dtype in halves:
         name = str(dtype).removeprefix("torch.")
         found.append((f"products of one row, {name}", partial(products_of_one_row, dtype)))
+    for name, width in OTHER_WIDTHS.items():
+        compute = partial(products_of_one_row, torch.bfloat16, width)
+        found.append((f"products of one row, bfloat16, {name}", compute))
     found.append(("encoder, addition and norm, bfloat16", lambda: addition_and_norm(torch.bfloat16)))
     found.append(("encoder, addition and norm, float16", lambda: addition_and_norm(torch.float16)))
     if arch >= 89:
