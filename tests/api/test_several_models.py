@@ -182,9 +182,9 @@ def test_a_model_unloaded_and_loaded_beside_requests_gives_all_back_and_loses_no
         finally:
             ended.set()
         assert set(beside.result()) == {"one two three"}
+        loads_s = sorted(map(float, re.findall(r"model base loaded in (.+) s", server.written())))
     _, first, *others = footprints
     num_beside = beside.result().total()
-    loads_s = sorted(map(float, re.findall(r"model base loaded in (.+) s", server.written())))
     print(f"\n{len(others)} unloads: {first} at first, {others[-1]} at last; {num_beside} requests beside")
     print(f"seconds to load: {loads_s[0]} to {loads_s[-1]}, median {loads_s[len(loads_s) // 2]}")
     for number, each in enumerate(others):
