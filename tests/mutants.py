@@ -6,6 +6,9 @@ Each mutant changes one comparison, condition, sum, number, flag or call in a co
 tests that mirror its module run first (`tests/FOLDER/test_MODULE*.py`, `tests/FOLDER/MODULE/`), then, without
 `--quick`, the folder's others, slow ones too. What survives is printed as a diff: a test is missing there, or
 the mutant means the same (look). At the end there is a line a folder.
+
+`--json` keeps each mutant with the test that noticed it. `--after` takes such a file of a run with `--quick`
+and gives its survivors to the folder's others.
 """
 
 from __future__ import annotations
@@ -14,21 +17,27 @@ import argparse
 import ast
 import difflib
 import json
+import os
 import random
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rich.progress import track
 
 ROOT: Final = Path(__file__).parents[1]
 PACKAGE: Final = "asr_server"
-LIMIT_S: Final = 900  # for the tests of one mutant; one that hangs them is noticed
+QUICK: Final = "not trial and not slow"
+ALL: Final = "not trial"
 SWAPS: Final[dict[type[ast.AST], type[ast.AST]]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -84,61 +93,108 @@ def mutated(source: str, index: int, kind: int) -> str:
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def chosen(seed: int, each: int) -> Iterator[tuple[Path, str, str]]:
-    """Yield (module, its source, a mutant), `each` of them from each folder."""
-    rng = random.Random(seed)
+class Mutant(NamedTuple):
+    module: Path  # from the checkout's root
+    source: str
+    text: str
+
+    @property
+    def folder(self) -> Path:
+        return self.module.parent
+
+    @property
+    def diff(self) -> str:
+        before, after, name = self.source.splitlines(), self.text.splitlines(), str(self.module)
+        return "\n".join(difflib.unified_diff(before, after, name, name, lineterm="", n=1))
+
+
+def chosen(seed: int, each: int, only: str) -> Iterator[Mutant]:
+    """Yield `each` mutants a folder: the same ones whichever folders are asked for."""
     for folder in sorted({path.parent for path in (ROOT / PACKAGE).rglob("*.py")}):
-        sources = {path: path.read_text() for path in sorted(folder.glob("*.py"))}
-        places = [
-            (path, index, kind)
-            for path, source in sources.items()
-            for index, node in enumerate(nodes(ast.parse(source)))
-            for kind, _ in enumerate(changes(node))
-        ]
-        for path, index, kind in rng.sample(places, min(each, len(places))):
-            yield path, ast.unparse(ast.parse(sources[path])), mutated(sources[path], index, kind)
+        name = str(folder.relative_to(ROOT))
+        if only in ("", name):
+            yield from of_folder(folder, random.Random(f"{seed} {name}"), each)
 
 
-def tests_of(module: Path, checkout: Path) -> tuple[list[str], list[str]]:
-    """Return the tests that mirror a module, and the others of its folder."""
-    folder = checkout / "tests" / module.relative_to(ROOT / PACKAGE).parent
-    mirrored = sorted([*folder.glob(f"test_{module.stem}*.py"), *folder.glob(f"{module.stem}/test_*.py")])
-    others = [path for path in sorted(folder.glob("test_*.py")) if path not in mirrored]
-    return [str(path) for path in mirrored], [str(path) for path in others]
+def of_folder(folder: Path, rng: random.Random, each: int) -> Iterator[Mutant]:
+    sources = {path: path.read_text() for path in sorted(folder.glob("*.py"))}
+    places = [
+        (path, index, kind)
+        for path, source in sources.items()
+        for index, node in enumerate(nodes(ast.parse(source)))
+        for kind, _ in enumerate(changes(node))
+    ]
+    for path, index, kind in rng.sample(places, min(each, len(places))):
+        plain = ast.unparse(ast.parse(sources[path]))
+        yield Mutant(path.relative_to(ROOT), plain, mutated(sources[path], index, kind))
 
 
-def notice(checkout: Path, tests: list[str], marks: str) -> bool:
-    """Return whether any of these tests fails, or hangs."""
-    if not tests:
-        return False
+def mirrored(module: Path, checkout: Path) -> tuple[str, ...]:
+    """Return the test files that mirror a module."""
+    folder = checkout / "tests" / module.relative_to(PACKAGE).parent
+    found = [*folder.glob(f"test_{module.stem}*.py"), *folder.glob(f"{module.stem}/test_*.py")]
+    return tuple(str(path) for path in sorted(found))
+
+
+def of_whole_folder(module: Path, checkout: Path) -> tuple[str, ...]:
+    folder = checkout / "tests" / module.relative_to(PACKAGE).parent
+    return tuple(str(path) for path in sorted(folder.glob("test_*.py")))
+
+
+def first_failure(checkout: Path, tests: tuple[str, ...], marks: str, limit_s: float | None) -> str | None:
+    """Return which of these tests fails first, "hangs" past the limit, or None."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", marks, *tests]
-    try:
-        done = subprocess.run(command, cwd=checkout, capture_output=True, timeout=LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return True
-    return done.returncode not in (0, 5)  # 5: none was selected
+    environment = os.environ | {"PYTHONPATH": str(checkout)}  # for servers that tests start elsewhere
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            command, cwd=checkout, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return "hangs"
+        output.seek(0)
+        lines = re.findall(r"^(?:FAILED|ERROR) .*", output.read(), re.MULTILINE)
+    return None if code in (0, 5) else next(iter(lines), "ends pytest")  # 5: no test was selected
 
 
-def fate(module: Path, mutant: str, checkout: Path, quick: bool) -> str:
-    place = checkout / module.relative_to(ROOT)
+@cache
+def limit_s(checkout: Path, tests: tuple[str, ...], marks: str) -> float:
+    """Return how long these tests may take: three times as long as of the unbroken code, and a minute."""
+    start_s = time.monotonic()
+    if failure := first_failure(checkout, tests, marks, None):
+        raise SystemExit(f"a test fails without any mutant: {failure}")
+    return 60 + 3 * (time.monotonic() - start_s)
+
+
+def noticed_by(mutant: Mutant, checkout: Path, tests: tuple[str, ...], marks: str) -> str | None:
+    if not tests:
+        return None
+    limit = limit_s(checkout, tests, marks)
+    place = checkout / mutant.module
     original = place.read_text()
-    place.write_text(mutant)
+    place.write_text(mutant.text)
     try:
-        mirrored, others = tests_of(module, checkout)
-        if notice(checkout, mirrored, "not trial and not slow"):
-            return "quick"
-        if quick:
-            return "survived"
-        return "folder" if notice(checkout, [*mirrored, *others], "not trial") else "survived"
+        return first_failure(checkout, tests, marks, limit)
     finally:
         place.write_text(original)
 
 
-def diff(module: Path, source: str, mutant: str) -> str:
-    name = str(module.relative_to(ROOT))
-    return "\n".join(
-        difflib.unified_diff(source.splitlines(), mutant.splitlines(), name, name, lineterm="", n=1)
-    )
+def fate(mutant: Mutant, checkout: Path, quick: bool, survived_quick: bool) -> tuple[str, str | None]:
+    """Return which tests notice it, and the first of them that does."""
+    if not survived_quick and (by := noticed_by(mutant, checkout, mirrored(mutant.module, checkout), QUICK)):
+        return "quick", by
+    if quick:
+        return "survived", None
+    by = noticed_by(mutant, checkout, of_whole_folder(mutant.module, checkout), ALL)
+    return ("folder" if by else "survived"), by
+
+
+def table(fates: list[dict[str, str | None]]) -> Iterator[str]:
+    for folder in dict.fromkeys(each["folder"] for each in fates):
+        outcomes = Counter(each["fate"] for each in fates if each["folder"] == folder)
+        yield f"| {folder} | {outcomes.total()} | {', '.join(f'{n} {how}' for how, n in outcomes.items())} |"
 
 
 def main() -> None:
@@ -147,27 +203,29 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--each", type=int, default=10, help="mutants a folder")
-    parser.add_argument("--only", default="", help="modules with this in their path")
+    parser.add_argument("--only", default="", help="one folder, as asr_server/api")
     parser.add_argument("--quick", action="store_true", help="the mirrored quick tests alone")
-    parser.add_argument("--json", type=Path, help="write the survivors here")
+    parser.add_argument("--json", type=Path, help="write each mutant and what noticed it here")
+    parser.add_argument("--after", type=Path, help="the --json of a --quick run of the same mutants")
     options = parser.parse_args()
-    found = [each for each in chosen(options.seed, options.each) if options.only in str(each[0])]
-    fates: dict[str, Counter[str]] = {}
-    survivors = []
+    earlier = {each["diff"]: each for each in json.loads(options.after.read_text())} if options.after else {}
+    fates: list[dict[str, str | None]] = []
     with tempfile.TemporaryDirectory() as folder:
         checkout = Path(folder) / "checkout"
         ignored = shutil.ignore_patterns(".git", ".venv", ".cache", "node_modules", "*_cache", "__pycache__")
         shutil.copytree(ROOT, checkout, ignore=ignored)
-        for module, source, mutant in track(found, "mutants"):
-            outcome = fate(module, mutant, checkout, options.quick)
-            fates.setdefault(str(module.parent.relative_to(ROOT)), Counter())[outcome] += 1
-            if outcome == "survived":
-                survivors.append(diff(module, source, mutant))
-                print(survivors[-1], flush=True)
-    for name, outcomes in fates.items():
-        print(f"| {name} | {outcomes.total()} | {', '.join(f'{n} {how}' for how, n in outcomes.items())} |")
-    if options.json:
-        options.json.write_text(json.dumps({"fates": fates, "survivors": survivors}, indent=1))
+        for mutant in track(list(chosen(options.seed, options.each, options.only)), "mutants"):
+            known = earlier.get(mutant.diff)
+            if known and known["fate"] != "survived":
+                fates.append(known)
+            else:
+                how, by = fate(mutant, checkout, options.quick, known is not None)
+                fates.append({"folder": str(mutant.folder), "fate": how, "by": by, "diff": mutant.diff})
+                if how == "survived":
+                    print(mutant.diff, flush=True)
+            if options.json:
+                options.json.write_text(json.dumps(fates, indent=1))
+    print("\n".join(table(fates)))
 
 
 if __name__ == "__main__":
