@@ -134,7 +134,11 @@ class BeamSearch:
             return False
         if self._boost is not None:
             state, lowest = before.match.state, logprob - self._margin
-            if any(other + self._boost.bonus(state, named) >= lowest for named, other in others):
+            lowest_plain = lowest - self._boost.row(state).highest
+            if any(
+                other >= lowest_plain and other + self._boost.bonus(state, named) >= lowest
+                for named, other in others
+            ):
                 return False
         branch = self._branch(0, token, logprob, before.is_greedy)
         self.running = [before.followed_by(branch, self._end_of_text)]

@@ -8,7 +8,8 @@ Matches begin at word starts. Pure rules: `runner.py` looks up the tokens of a s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, lru_cache
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
 from typing import Final, NamedTuple
 
 from asr_server.checkpoint.tokenizer import Tokenizer
@@ -20,7 +21,8 @@ MAX_TOKENS: Final = 24  # of a keyword: what is longer is a sentence
 _AT_WORD, _IN_WORD = 0, 1  # outside of a keyword, where a word may begin without a space or not
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True)
+class Row:
     """A state's additions to the next token's scores, shifted to be at least 0.
 
     The deltas are these less the state's potential.
@@ -28,6 +30,18 @@ class Row(NamedTuple):
 
     tokens: tuple[int, ...]
     bonuses: tuple[float, ...]
+
+    @cached_property
+    def highest(self) -> float:
+        return max(self.bonuses, default=0.0)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.tokens, self.bonuses))
+
+    def __hash__(self) -> int:
+        """Return it as made once: a row of 64 keywords has some 200 tokens, and is looked up each step."""
+        return self._hash
 
 
 class Match(NamedTuple):
@@ -131,7 +145,8 @@ class KeywordBoost:
         found = self._states[state]
         if found.row is None:
             tokens = tuple(self._begun | found.next)
-            found.row = Row(tokens, tuple(self.bonus(state, token) for token in tokens))
+            bonuses = tuple(self.bonus(state, token) for token in tokens)
+            found.row = Row(tokens, bonuses)
         return found.row
 
 

@@ -80,7 +80,9 @@ def test_a_row_has_the_deltas_above_the_refund_and_names_every_token_that_gains(
     for _ in range(500):
         row = boost.row(state)
         gains = {token: boost.delta(state, token) + boost.potential(state) for token in range(8)}
-        assert {token: gain for token, gain in gains.items() if gain} == dict(zip(*row, strict=True))
+        assert {token: gain for token, gain in gains.items() if gain} == dict(
+            zip(row.tokens, row.bonuses, strict=True)
+        )
         assert all(gain > 0 for gain in row.bonuses)
         state = boost.step(state, chance.randrange(8))
 

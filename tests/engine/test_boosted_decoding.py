@@ -140,8 +140,8 @@ def test_in_a_full_search_the_least_likely_texts_leave_their_places_to_a_match()
 
 
 def test_a_token_is_not_sure_where_a_keyword_s_is_close_with_its_bonus() -> None:
-    own = machine((2, 3))
     for bonus, is_sure in ((FIRST_BONUS, True), (9.0, False)):
+        own = machine((2, 3))
         own._states[2].gain = bonus
         beam = BeamSearch(WIDTH, 30, END, boost=own)
         others = [(4, math.log(0.004)), (2, math.log(0.003))]
@@ -170,7 +170,7 @@ def next_tokens(beam: BeamSearch, own: KeywordBoost | None, seed: int) -> tuple[
         row = own.row(each.match.state) if own else Row((), ())
         others = [
             (bonus + float(logprobs[token]), token)
-            for token, bonus in zip(*row, strict=True)
+            for token, bonus in zip(row.tokens, row.bonuses, strict=True)
             if token not in top.indices
         ]
         best = sorted(others, reverse=True)[:NUM_NAMED]
