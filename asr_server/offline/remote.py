@@ -95,7 +95,6 @@ MAX_UNASKED: Final = 8  # tries in a row after which the server has not said whe
 MAX_RETRY_AFTER_S: Final = 120.0  # a server that wants more is asked sooner
 MAX_BACKOFF_S: Final = 30.0  # between tries where the server says nothing
 RETRIED: Final = frozenset({408, 409, 429})  # and everything from 500 on, as OpenAI's clients do
-FOR_ALL: Final = frozenset({401, 403, 404})  # the key, the address and the model are those of every file
 OF_ONE_FILE: Final = frozenset({413, 415, 422})  # a proxy's own, whatever it says
 PARAMS_OF_ONE_FILE: Final = frozenset({"file", "channels", "track"})
 
@@ -138,8 +137,6 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes) -> Exception:
     is_unexplained = not detail and status == 403  # a proxy's, which looks into files
     if status in OF_ONE_FILE or is_unexplained:
         return InvalidAudio(message)
-    if status in FOR_ALL:
-        return InvalidValue(message)
     return _refusal_of_a_request(detail, message) if status < 500 else ChunkFailed(message)
 
 

@@ -157,6 +157,7 @@ async def test_what_may_pass_is_tried_again_without_being_told_when(recording: P
         (stream(broken_error("invalid_request_error")), InvalidAudio),
         (error(400, "language"), InvalidValue),  # every recording
         (error(401), InvalidValue),
+        (error(403), InvalidValue),
         (error(404, "model"), InvalidValue),
         (error(500, **{"x-should-retry": "false"}), ChunkFailed),
         (stream(broken_error("server_error")), ChunkFailed),
