@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-import av
 import numpy as np
 import soundfile
 import soxr
@@ -192,6 +191,8 @@ def prompts() -> list[Clip]:
 def _as_flac(g722: Path) -> Path:
     path = CACHE / f"prompts/{g722.parent.name}/{g722.stem}.flac"
     if not path.exists():
+        import av  # large, and a machine to which everything must travel does without this format
+
         path.parent.mkdir(parents=True, exist_ok=True)
         with av.open(str(g722), format="g722") as container:
             samples = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])

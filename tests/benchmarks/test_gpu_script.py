@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ WHEELS = ROOT / "benchmarks" / "gpu_wheels.sh"
 NOTHING = "no such argument"  # a wheel's name may have "none" in it
 TESTS = {"cuda-tests.xml", "kernel-tests.xml"}  # for a GPU: the dry run leaves them to the suite
 HEADLINE = {"turbo.json", "turbo-beam.json", "http-clips.json", "http-long.json", "http-long-beam.json"}
+NOT_THERE = ("av", "httpx2", "openai", "ray", "wyoming")  # packages that are not carried to a bare machine
 EXPECTED = {
     *("parity.json", "turbo.json", "turbo-beam.json"),
     *("http-clips.json", "http-long.json", "http-long-beam.json"),
@@ -164,6 +166,17 @@ def test_the_seconds_of_each_call_add_up_to_less_than_ten_minutes(part: str, tmp
         assert brought_back(tmp_path) >= HEADLINE
         made, read = notes.index("-m benchmarks.uploads"), notes.index("-m benchmarks.serving")
         assert made < read, "the uploads are made once, before any server reads them"
+
+
+def test_what_the_script_runs_needs_no_package_that_does_not_travel(tmp_path: Path) -> None:
+    run(tmp_path, "first", "second", "sweeps", "systems")
+    modules = sorted(set(re.findall(r"-m (benchmarks\.\w+)", (tmp_path / "notes").read_text())))
+    assert "benchmarks.serving" in modules
+    start = "import importlib, sys; sys.modules.update(dict.fromkeys(sys.argv[1].split()))"
+    code = f"{start}; [importlib.import_module(name) for name in sys.argv[2:]]"
+    command = [sys.executable, "-c", code, " ".join(NOT_THERE), *modules]
+    imported = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert imported.returncode == 0, imported.stderr
 
 
 def test_an_unknown_flag_is_refused(tmp_path: Path) -> None:
