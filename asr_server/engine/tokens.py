@@ -340,8 +340,11 @@ def candidates(kernels: Kernels, rules: TokenRules, device: torch.device) -> Ite
 
     yield Candidate("choose_token", lambda: compute(kernels), lambda: compute(TORCH), _TOLERANCE)
     whole = replace(kernels, choose_token_few=None)
-    in_parts, alone = partial(compute, kernels, 1), partial(compute, whole, 1)
-    yield Candidate("choose_token_few", in_parts, alone, _TOLERANCE, beside="whole")
+    one, few = (
+        Candidate("choose_token_few", partial(compute, kernels, n), partial(compute, whole, n), _TOLERANCE)
+        for n in (1, FEW_ROWS)
+    )
+    yield replace(one, beside="whole", checked_too=few)  # the first row alone begins, and has only times
 
     chosen_tokens, logprobs, lines = state.token.roll(1), scores[:, 0].clone(), scores[:4, :_TRIED_ROWS]
 

@@ -16,7 +16,8 @@ from asr_server.engine.slots import SlotState
 from asr_server.engine.tokens import GenerationRules, TokenRules, candidates, choose_likeliest
 from asr_server.model.kernels import TORCH, Kernels, choose_token
 from asr_server.model.kernels.candidates import choose_kernels
-from asr_server.model.kernels.table import choose
+from asr_server.model.kernels.table import choose, judge
+from tests.engine.device_stand_ins import take_few_programs
 
 pytestmark = pytest.mark.slow
 
@@ -124,6 +125,21 @@ def test_the_choice_tried_at_load_agrees_with_torch() -> None:
     rules = TokenRules(GenerationRules((1, 2), (END_OF_TEXT,), 50), SPECIALS, VOCABULARY, DEVICE)
     chosen = choose(TRITON, candidates(TRITON, rules, DEVICE), lambda compute: 0.0)
     assert chosen.report.count("triton 0.000 ms") == 3  # all were timed: their numbers were right
+
+
+def test_a_choice_in_parts_that_is_right_for_times_alone_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one row that is timed begins, and must be a time."""
+    take_few_programs(monkeypatch)
+
+    def wrong_for_text(*arguments: torch.Tensor) -> None:
+        choose_token.choose_token_in_parts(*arguments)  # type: ignore[arg-type]
+        num_generated, tokens = arguments[3], arguments[-3]
+        tokens += num_generated > 0
+
+    rules = TokenRules(GenerationRules((1, 2), (END_OF_TEXT,), 50), SPECIALS, VOCABULARY, DEVICE)
+    kernels = replace(TRITON, choose_token_few=wrong_for_text)
+    (tried,) = (each for each in candidates(kernels, rules, DEVICE) if each.name == "choose_token_few")
+    assert judge(tried, lambda compute: 0.0).reason.startswith("whole: triton differs by 1")
 
 
 def test_a_step_changes_the_slots_as_torch_does() -> None:

@@ -218,16 +218,16 @@ def encoder_layer(
         yield Candidate("linear_gelu", lambda: up(x, kernels), lambda: up(x), tolerance, maker="cublas")
 
     heads, positions = sizes.encoder_heads, min(rows, sizes.audio_positions)
-    qkv = draw(rows // positions, positions, 3 * width)
-    qkv[..., :width] *= (width // heads) ** -0.5
-    if kernels.whole_attention is not None:
-        yield Candidate(
-            "whole_attention",
-            lambda: attend_audio(qkv, heads, kernels=kernels),
-            lambda: attend_audio(qkv, heads),
-            tolerance,
-            maker="cudnn",
-        )
+
+    def attention(num_windows: int) -> Candidate:
+        qkv = draw(num_windows, positions, 3 * width)
+        qkv[..., :width] *= (width // heads) ** -0.5
+        attend = partial(attend_audio, qkv, heads)
+        ours = partial(attend, kernels=kernels)
+        return Candidate("whole_attention", ours, attend, tolerance, maker="cudnn")
+
+    if kernels.whole_attention is not None:  # which plans each number of windows by itself
+        yield replace(attention(rows // positions), checked_too=attention(1))
 
     def quantised(chosen: Kernels) -> Tensor:
         return dequantise(*quantise_rows(wide, chosen), torch.float32)

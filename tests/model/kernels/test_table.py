@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asr_server.model import WhisperSizes
+from asr_server.model import WhisperSizes, layers
 from asr_server.model.float8 import FP8
 from asr_server.model.kernels import TORCH, Kernels, candidates
 from asr_server.model.kernels.candidates import (
@@ -115,6 +116,21 @@ def test_a_kernel_that_is_wrong_for_one_row_is_not_used_for_many() -> None:
     reports = [judge(each, lambda compute: 0.0).reason for each in tried]
     assert reports == ["torch: triton differs by 1, more than 0.0001"] * len(tried)
     assert set(shapes) == {3, 1}
+
+
+@torch.inference_mode()
+def test_attention_that_cannot_take_a_single_window_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "HAS_AMX", True)  # then a CPU calls the same function as a GPU
+
+    def for_several(query: Tensor, *others: Any, **scale: Any) -> Tensor:
+        if len(query) == 1:
+            raise RuntimeError("no plan")
+        return F.scaled_dot_product_attention(query, *others, **scale)
+
+    ours, rows = Kernels(whole_attention=for_several), 2 * SIZES.audio_positions
+    tried = encoder_layer(ours, SIZES, CPU, torch.bfloat16, fp8=False, rows=rows)
+    (attention,) = (each for each in tried if each.name == "whole_attention")
+    assert judge(attention, lambda compute: 0.0).reason == "torch: cudnn failed with RuntimeError: no plan"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no\ncompiler"), FileNotFoundError("gcc"), AssertionError()])
