@@ -28,6 +28,7 @@ OPTIONS = [
     DecodingOptions(max_new_tokens=24),
     DecodingOptions(language="de", max_new_tokens=24, word_timestamps=True),
 ]
+KEYWORDS = DecodingOptions(language="de", max_new_tokens=24, keywords=("Kubernetes", "one two"))
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +55,11 @@ def test_graphs_streams_and_lookahead_give_what_eager_computes(
 
 
 @pytest.mark.parametrize("kernels", ["torch", "triton"])
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", [*OPTIONS, KEYWORDS])
 def test_as_a_server_decodes_the_gpu_gives_what_eager_computes(
     on_gpu: Checkpoint, options: DecodingOptions, kernels: str
 ) -> None:
-    """Short chunks without their silence, several of one length at once, and beam searches."""
+    """Short chunks without their silence, several of one length at once, beam searches, and keywords."""
     own: dict[str, Any] = {"short_audio": "tail", "beam_size": 5, "kernels": kernels}
     found = transcribe(on_gpu.engine(lookahead=True, **own), CLIPS + CLIPS, options)
     plain = transcribe(on_gpu.engine(cuda_graphs=False, **own), CLIPS + CLIPS, options)
@@ -66,12 +67,13 @@ def test_as_a_server_decodes_the_gpu_gives_what_eager_computes(
 
 
 @pytest.mark.parametrize(
-    "options", [*OPTIONS, DecodingOptions(language="de", max_new_tokens=24, temperatures=(0.7,))]
+    "options", [*OPTIONS, KEYWORDS, DecodingOptions(language="de", max_new_tokens=24, temperatures=(0.7,))]
 )
+@pytest.mark.parametrize("beam_size", [1, 5])
 def test_the_host_never_waits_for_the_gpu_but_for_what_it_reads(
-    on_gpu: Checkpoint, options: DecodingOptions
+    on_gpu: Checkpoint, options: DecodingOptions, beam_size: int
 ) -> None:
-    engine = on_gpu.engine(lookahead=True)
+    engine = on_gpu.engine(lookahead=True, beam_size=beam_size)
     transcribe(engine, CLIPS, options)  # allocates what later steps find allocated
     torch.cuda.set_sync_debug_mode("error")
     try:
