@@ -115,7 +115,7 @@ _CUDNN_FIRST = [
 
 
 def cudnn_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Attend by cuDNN where it can, which plans each shape anew."""
+    """Attend by cuDNN where it can, which plans each shape again."""
     with sdpa_kernel(_CUDNN_FIRST, set_priority=True):
         return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
 

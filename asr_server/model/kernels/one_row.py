@@ -1,4 +1,4 @@
-"""Products of one row, whose time is the reading of the weights, with the addition and the layer norm before.
+"""Multiply one row by a matrix, with the addition and the layer norm before: reading the weights is its time.
 
 A step of one row is a chain of small kernels: each one saved is a wait less. Must agree with `whisper.py`.
 """
