@@ -5,9 +5,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Samples, Segment
+from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Samples, Segment, Word
 from asr_server.transcription.segments import decode_part, segments_of
-from asr_server.transcription.word_times import MAX_WORD_S, MIN_WORD_S, AlignedWord, leave_out_pauses
+from asr_server.transcription.word_times import (
+    LEAD_S,
+    MAX_WORD_S,
+    MIN_WORD_S,
+    AlignedWord,
+    leave_out_pauses,
+    without_lead,
+)
 from tests.vocabulary import at, make_tokenizer, spell, words
 
 Times = tuple[float, float]
@@ -79,6 +86,16 @@ def test_a_word_is_the_short_sound_beside_speech_that_the_text_leaves_out() -> N
     assert timed([word(0.7, 6.2, 0.9), word(6.2, 6.5, 6.3)], behind, 6.5)[0] == (0.7, 1.2)
 
 
+def test_the_first_word_behind_a_sentence_that_the_text_leaves_out_is_beside_the_second() -> None:
+    left_out = [(0.0, 0.5), (3.5, 4.5)]
+    first, second = word(0.4, 4.2, 0.6), word(4.2, 5.0, 4.7)
+    assert timed([first, second], left_out, 5.0) == [pytest.approx((4.5, 4.75)), pytest.approx((4.75, 5.0))]
+    last = first._replace(text=" word.")
+    assert timed([last, second], left_out, 5.0)[0] == (0.5, 1.6), "the end of a sentence stays"
+    before = word(0.0, 0.4, 0.2)
+    assert timed([before, first, second], left_out, 5.0)[1] == (0.5, 1.6), "as does what goes on with one"
+
+
 def test_no_word_lasts_longer_than_two_seconds() -> None:
     assert timed([word(0, 4.0, 3.0)], [], 4.0) == [(2.0, 4.0)]
     assert timed([word(0, 4.0, 0.5)], [], 4.0) == [(0, 1.5)]
@@ -99,6 +116,16 @@ def test_words_without_length_share_the_time_of_a_neighbour() -> None:
     ]
     late = [word(0.74 + 0.02 * n, 0.76 + 0.02 * n, 0.75) for n in range(3)]
     assert timed([word(0, 0.74, 0.5), *late], [], 0.8)[0] == pytest.approx((0, 0.2))
+
+
+def test_edges_of_words_that_run_on_move_to_the_sound() -> None:
+    """Attention moves on before it, between words, not behind a pause."""
+    said = [Word(" a", 0.1, 0.6), Word(" b", 0.6, 0.9), Word(" c", 1.2, 1.5), Word(" d", 1.5, 1.54)]
+    found = [(each.start_s, each.end_s) for each in without_lead(said)]
+    assert found == [pytest.approx(x) for x in ((0.1, 0.68), (0.68, 0.9), (1.2, 1.51), (1.51, 1.54))]
+    long = without_lead([Word(" a", 0.0, 2.0), Word(" b", 2.0, 2.5)])
+    assert long[0].end_s == MAX_WORD_S
+    assert without_lead([]) == []
 
 
 def test_without_a_pause_the_alignment_holds() -> None:
@@ -166,8 +193,12 @@ def test_words_lie_in_their_segments_on_the_files_clock() -> None:
         peaks_s=(0.5, 1.5, 2.5, 3.2),
     )
     first, second = segments(result, sound(4), start_s=60)
-    assert [(w.text, w.start_s, w.end_s) for w in first.words] == [(" one", 60.2, 61.0), (" two", 61.0, 62.0)]
-    assert [(w.text, w.start_s, w.end_s) for w in second.words] == [(" three!", 62.0, 63.0)]
+    one, two, three = [*first.words, *second.words]
+    assert [(w.text, w.start_s, w.end_s) for w in (one, two, three)] == [
+        (" one", 60.2, pytest.approx(61.0 + LEAD_S)),
+        (" two", one.end_s, pytest.approx(62.0 + LEAD_S)),
+        (" three!", two.end_s, 63.0),
+    ]
 
 
 def test_what_is_read_ends_where_the_unread_tail_begins() -> None:
