@@ -77,7 +77,7 @@ class Spoken(NamedTuple):
 
 
 def compare(speech: Speech, segments: Sequence[Read], is_mixed: bool) -> Found:
-    """Compare words; what is said in other languages counts as invented nowhere."""
+    """Compare words; runs over speech in other languages are neither wrong nor invented."""
     truth = list(spoken_words(speech))
     timed = list(timed_words(segments))
     matcher = difflib.SequenceMatcher(
@@ -86,15 +86,18 @@ def compare(speech: Speech, segments: Sequence[Read], is_mixed: bool) -> Found:
     text = " ".join(segment.text.strip() for segment in segments)
     score = word_errors(speech.text, text)
     found = Found(score.num_words, score.errors, [], [], said_twice(segments), [], [], [])
+    num_foreign = 0
     for tag, a, b, c, d in matcher.get_opcodes():
         if tag == "equal":
             for said, (_, word, start_s) in zip(truth[a:b], timed[c:d], strict=True):
-                compare_times(speech, said, word, start_s, found)
+                compare_times(speech, said, word, start_s if b - a > 1 else None, found)
         elif (b - a) - (d - c) >= MIN_RUN:
             found.lost.append(" ".join(each.word for each in truth[a:b]))
-        elif (d - c) - (b - a) >= MIN_RUN and not is_mixed:
+        elif (d - c) - (b - a) >= MIN_RUN and is_mixed:
+            num_foreign += (d - c) - (b - a)
+        elif (d - c) - (b - a) >= MIN_RUN:
             found.invented.append(" ".join(word for word, *_ in timed[c:d]))
-    return found
+    return found._replace(errors=found.errors - num_foreign)
 
 
 def spoken_words(speech: Speech) -> Iterator[Spoken]:
