@@ -29,7 +29,7 @@ class Pipeline:
 
     def __init__(self, checkpoint: Path, check_voice: bool, **other: Any) -> None:
         common: dict[str, Any] = {"executor": "inline", "dtype": "float32", "beam_size": 1}
-        settings = Settings(model=str(checkpoint), **common, **other)
+        settings = Settings(model=str(checkpoint), **common | other)
         window = AudioWindow.from_directory(checkpoint)
         self.limits = AudioLimits.from_settings(settings, window)
         self.dispatcher, self.pool = Dispatcher(settings, window=window), PreprocessPool(1)

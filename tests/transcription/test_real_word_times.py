@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -19,6 +20,7 @@ import pytest_asyncio
 from asr_server.core import SAMPLE_RATE, DecodingOptions, Samples, Transcript, Word
 from asr_server.metrics import REGISTRY
 from benchmarks.speech import Clip, corpus
+from benchmarks.speech.synthesis import Speech, is_installed, read_for
 from tests.noises import make_noise
 from tests.real_weights import real_checkpoint
 from tests.speech import audible
@@ -205,3 +207,26 @@ async def test_words_lie_in_their_own_recording_whatever_the_pauses(base: Pipeli
     noisy = np.asarray(said.samples + noise, np.float32)
     transcript = await base.transcribe(noisy, WORDS)
     check_places(said, transcript, NEAR_IN_NOISE_S)
+
+
+def off_speech_s(speech: Speech, time_s: float) -> float:
+    return min(max(said.start_s - time_s, time_s - said.end_s, 0.0) for said in speech.sentences)
+
+
+@pytest.mark.trial
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not is_installed(), reason="the voice that reads aloud is not installed")
+@pytest.mark.parametrize("beam_size", [1, 5])
+@IN_MODULE
+async def test_no_word_of_thirteen_minutes_lies_in_a_pause(beam_size: int) -> None:
+    speech = read_for(803.0, (0.3, 1.0, 0.5, 3.0, 0.8, 5.0, 0.4, 1.5, 2.0, 4.0))
+    options = msgspec.structs.replace(WORDS, early_results=True)
+    streamed = msgspec.structs.replace(options, streams=True)
+    checkpoint, others = real_checkpoint("base"), {"short_audio": "tail", "beam_size": beam_size}
+    async with running_pipeline(checkpoint, check_voice=True, **others) as pipeline:
+        transcripts = [await pipeline.transcribe(speech.samples, each) for each in (options, streamed)]
+    assert transcripts[0].text == transcripts[1].text
+    for transcript in transcripts:
+        check_order(transcript)
+        middles_s = [(word.start_s + word.end_s) / 2 for word in words_of(transcript)]
+        assert max(off_speech_s(speech, middle_s) for middle_s in middles_s) <= 0.3
