@@ -43,6 +43,7 @@ from asr_server.transcription.segments import (
     spans_of,
     unread_tail,
     with_dropped,
+    with_times_of_words,
     with_words_by_length,
 )
 from asr_server.transcription.stall_watch import StallWatch
@@ -182,7 +183,11 @@ class ChunkReader:
     num_channels: int  # kept apart, each with its own previous text
 
     def __post_init__(self) -> None:
-        prompt = self.options.prompt_tokens
+        options = self.options
+        self._shows_words = options.word_timestamps
+        if options.segment_times and self.voice_pool is not None:  # a model's own times ignore pauses
+            self.options = msgspec.structs.replace(options, word_timestamps=True)
+        prompt = options.prompt_tokens
         self._previous_texts = [PreviousText(prompt) for _ in range(self.num_channels)]
 
     async def listen(self, chunk: Chunk) -> SpokenChunk:
@@ -196,7 +201,7 @@ class ChunkReader:
         self, chunk: Chunk, spoken: SpokenChunk, language: str | None, progress: ChunkProgress
     ) -> None:
         parts = await self._read(spoken, language, progress)
-        progress.finish(await self._with_segment_times(chunk, spoken, parts))
+        progress.finish([self._as_asked(part) for part in parts])
 
     async def _read(
         self, spoken: SpokenChunk, language: str | None, progress: ChunkProgress
@@ -212,14 +217,8 @@ class ChunkReader:
             parts = await self._read_parts(spoken, settled, progress, first_part=SECOND_READING)
         return parts
 
-    async def _with_segment_times(
-        self, chunk: Chunk, spoken: SpokenChunk, parts: list[DecodedPart]
-    ) -> list[DecodedPart]:
-        options = self.options
-        if self.voice_pool is None or options.word_timestamps or not options.segment_times:
-            return parts
-        with self.watch.waiting_for_pool():
-            return await voice_check.without_silent_edges(parts, chunk, spoken, self.voice_pool)
+    def _as_asked(self, part: DecodedPart) -> DecodedPart:
+        return part if self._shows_words else with_times_of_words(part)
 
     async def _read_parts(
         self, spoken: SpokenChunk, language: str | None, progress: ChunkProgress, first_part: int = 0

@@ -29,6 +29,7 @@ from asr_server.transcription.word_times import (
     aligned_word,
     edges_by_letters,
     leave_out_pauses,
+    without_lead,
     words_until,
 )
 from asr_server.transcription.words import group_words
@@ -124,7 +125,7 @@ def _with_words(
         groups = group_words(tokens, tokenizer, spaced)
         by_span.append([aligned_word(g.text, result, num_text + g.first, num_text + g.end) for g in groups])
         num_text += len(tokens)
-    timed = iter(leave_out_pauses(list(chain(*by_span)), result.pauses_s, end_s))
+    timed = iter(without_lead(leave_out_pauses(list(chain(*by_span)), result.pauses_s, end_s)))
     return tuple(
         msgspec.structs.replace(span, words=tuple(islice(timed, len(words))))
         for span, words in zip(spans, by_span, strict=True)
@@ -144,6 +145,17 @@ def _with_words_by_length(span: Span, tokenizer: Tokenizer, spaced: bool) -> Spa
     edges_s = edges_by_letters(texts, span.start_s, span.end_s)
     words = tuple(Word(text, *each) for text, each in zip(texts, edges_s, strict=True))
     return msgspec.structs.replace(span, words=words)
+
+
+def with_times_of_words(part: DecodedPart) -> DecodedPart:
+    """Return the part without words; each span lasts from its first one to its last."""
+    spans = (
+        msgspec.structs.replace(span, start_s=span.words[0].start_s, end_s=span.words[-1].end_s, words=())
+        if span.words
+        else span
+        for span in part.spans
+    )
+    return msgspec.structs.replace(part, spans=tuple(spans))
 
 
 def unread_tail(chunk: Chunk, part: DecodedPart) -> Chunk | None:

@@ -1,4 +1,4 @@
-"""Check segments with a voice detector: drop invented ones, correct times.
+"""Check segments with a voice detector: drop invented ones.
 
 Whisper judges silence for a whole chunk, so a bark between words may become "five". A doubtful segment
 stays only if the detector finds speech in its time, or is dropped; all behind it are in doubt too. Parts
@@ -6,9 +6,6 @@ beyond doubt, nearly all real speech, cost nothing.
 
 Times may be seconds too early. If somebody speaks behind a dropped segment, the audio is read again from
 there.
-
-Models write 0.0 for a first segment and ignore pauses, so times move inward to speech; aligned words
-overrule them.
 """
 
 from __future__ import annotations
@@ -23,7 +20,6 @@ import numpy as np
 
 from asr_server.audio.pool import PreprocessPool
 from asr_server.audio.voice import (
-    PAUSE_S,
     certain_speech_s,
     holds_speech,
     next_speech_s,
@@ -42,8 +38,7 @@ SAMPLES_PER_FRAME: Final = SAMPLE_RATE // FRAMES_PER_S  # so that a segment's `s
 # On both sides of a segment: what its times may be off. A faint beginning or a last consonant is no voice to
 # the detector.
 MARGIN_S: Final = 0.2
-
-
+MIN_SILENCE_S: Final = 0.4  # that parts words
 NO_SPEECH_S: Final = 3.0  # of sound in which nobody may be speaking, at least: it is not given to the model,
 KEPT_S: Final = 1.0  # but for this much beside speech
 
@@ -204,66 +199,3 @@ def _is_doubtful(span: Span, part: DecodedPart) -> bool:
 def _samples_of(span: Span, chunk: Chunk) -> Samples:
     first, end = ((span.start_s - MARGIN_S) * SAMPLE_RATE, (span.end_s + MARGIN_S) * SAMPLE_RATE)
     return chunk.samples[max(0, round(first)) : round(end)]
-
-
-MIN_SILENCE_S: Final = 0.4  # at a segment's edge: with less its time is left as the model wrote it
-# Within a segment; less is the end of the word before it, or the next one's beginning.
-MIN_SPEECH_S: Final = 0.1
-NEIGHBOUR_S: Final = 0.5  # so much and most of a stretch within a segment is its own
-BLIP_S: Final = 0.5  # a shorter sound, far from certain speech, may be no speech
-
-
-async def without_silent_edges(
-    parts: Sequence[DecodedPart], chunk: Chunk, spoken: SpokenChunk, pool: PreprocessPool
-) -> list[DecodedPart]:
-    if not any(part.spans for part in parts):
-        return list(parts)
-    if not spoken.possible_s:
-        spoken = await _listened(chunk, pool)
-    return [_without_silent_edges(part, spoken.since(part.start_s)) for part in parts]
-
-
-def _without_silent_edges(part: DecodedPart, spoken: SpokenChunk) -> DecodedPart:
-    return msgspec.structs.replace(part, spans=tuple(_moved_inward(span, spoken) for span in part.spans))
-
-
-def _moved_inward(span: Span, spoken: SpokenChunk) -> Span:
-    own_s = _without_neighbours(_overlapping(spoken.possible_s, span), span)
-    own_s = _without_blips(own_s, _overlapping(spoken.certain_s, span))
-    if not own_s:
-        return span
-    start_s, end_s = own_s[0][0], own_s[-1][1]
-    return msgspec.structs.replace(
-        span,
-        start_s=start_s - MARGIN_S if start_s - span.start_s >= MIN_SILENCE_S else span.start_s,
-        end_s=end_s + MARGIN_S if span.end_s - end_s >= MIN_SILENCE_S else span.end_s,
-    )
-
-
-def _overlapping(stretches_s: Sequence[Stretch], span: Span) -> list[Stretch]:
-    return [stretch_s for stretch_s in stretches_s if _overlap_s(stretch_s, span) >= MIN_SPEECH_S]
-
-
-def _overlap_s(stretch_s: Stretch, span: Span) -> float:
-    return min(stretch_s[1], span.end_s) - max(stretch_s[0], span.start_s)
-
-
-def _without_neighbours(speech_s: Sequence[Stretch], span: Span) -> list[Stretch]:
-    """Leave out the edge of the speech before or behind, unless there is nothing else."""
-    own_s = [
-        (start_s, end_s)
-        for start_s, end_s in speech_s
-        if _overlap_s((start_s, end_s), span) >= min(NEIGHBOUR_S, (end_s - start_s) / 2)
-    ]
-    return own_s or list(speech_s)
-
-
-def _without_blips(speech_s: Sequence[Stretch], certain_s: Sequence[Stretch]) -> list[Stretch]:
-    """Leave out short sounds that may be speech, a second and more from certain speech."""
-    return [
-        (start_s, end_s)
-        for start_s, end_s in speech_s
-        if end_s - start_s >= BLIP_S
-        or not certain_s
-        or any(first_s - end_s < PAUSE_S and start_s - last_s < PAUSE_S for first_s, last_s in certain_s)
-    ]

@@ -33,7 +33,7 @@ from tests.speech import silence
 from tests.vocabulary import at, make_tokenizer, words
 
 TOKENIZER = make_tokenizer()
-STREAMED = DecodingOptions(language="en", early_results=True, streams=True)
+STREAMED = DecodingOptions(language="en", segment_times=False, early_results=True, streams=True)
 
 
 LENIENT = DecodingOptions(language="de", logprob_threshold=-9.0, compression_ratio_threshold=9.0)

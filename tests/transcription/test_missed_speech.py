@@ -92,8 +92,8 @@ def test_a_gap_with_certain_speech_keeps_text_from_being_final() -> None:
 # -- Inside a segment, with a model that reads the second sentence only --------------------------------------
 
 FIRST, SECOND = "314159265358", "2718"
-ENGLISH = DecodingOptions(language="en")
-STREAMED = DecodingOptions(language="en", early_results=True, streams=True)
+ENGLISH = DecodingOptions(language="en", segment_times=False)
+STREAMED = DecodingOptions(language="en", segment_times=False, early_results=True, streams=True)
 WITH_WORDS = DecodingOptions(language="en", word_timestamps=True)
 
 

@@ -2,9 +2,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Word
 from asr_server.transcription import segments
 from asr_server.transcription.segments import DecodedPart
+from tests.speech import say, silence
+from tests.transcription.pipeline import running_pipeline
 from tests.vocabulary import at, make_tokenizer, spell, words
 
 TOKENIZER = make_tokenizer()
@@ -185,3 +188,14 @@ def test_a_segment_lasts_from_its_first_word_to_its_last() -> None:
     part = msgspec.structs.replace(part, spans=(msgspec.structs.replace(part.spans[0], words=said),))
     (segment,) = segments.segments_of(part, TOKENIZER)
     assert (segment.start_s, segment.end_s) == (37.1, 38.0)
+
+
+async def test_without_words_segments_last_from_their_first_word_to_their_last() -> None:
+    sound = np.concatenate([silence(2.0), say("830591").samples, silence(4.0), say("742").samples])
+    options = DecodingOptions(language="en")
+    async with running_pipeline(EMBEDDED_MODEL, check_voice=True) as pipeline:
+        plain = await pipeline.transcribe(sound, options)
+        timed = await pipeline.transcribe(sound, msgspec.structs.replace(options, word_timestamps=True))
+    expected = [msgspec.structs.replace(segment, words=()) for segment in timed.segments]
+    assert plain.segments == tuple(expected)
+    assert [segment.start_s > 1.9 for segment in plain.segments] == [True, True]
