@@ -67,9 +67,13 @@ def test_as_a_server_decodes_the_gpu_gives_what_eager_computes(
 
 
 @pytest.mark.parametrize(
-    "options", [*OPTIONS, KEYWORDS, DecodingOptions(language="de", max_new_tokens=24, temperatures=(0.7,))]
+    ("options", "beam_size"),
+    [
+        *((options, 1) for options in [*OPTIONS, KEYWORDS]),
+        (DecodingOptions(language="de", max_new_tokens=24, temperatures=(0.7,)), 1),
+        (KEYWORDS, 5),
+    ],
 )
-@pytest.mark.parametrize("beam_size", [1, 5])
 def test_the_host_never_waits_for_the_gpu_but_for_what_it_reads(
     on_gpu: Checkpoint, options: DecodingOptions, beam_size: int
 ) -> None:
