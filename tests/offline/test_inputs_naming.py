@@ -41,6 +41,14 @@ def test_each_format_has_its_ending() -> None:
     assert results("a.wav", endings=(".srt", ".json")) == ["a.srt", "a.json"]
 
 
+def test_recordings_with_the_longest_names_have_results_that_can_be_written(folder: Path) -> None:
+    names = [f"{'ö' * 100}{'x' * 50}{letter}.wav" for letter in "ab"]  # 255 bytes, as a name can have
+    first, second = results(*names, endings=(".diarized.json",))
+    assert first != second
+    for name in (first, second):
+        (folder / name).write_bytes(b"{}")
+
+
 def test_two_kinds_of_one_recording_keep_their_whole_names() -> None:
     assert results("a.wav", "a.mp3", "b.wav") == ["a.wav.txt", "a.mp3.txt", "b.txt"]
 
