@@ -89,8 +89,9 @@ def compare(speech: Speech, segments: Sequence[Read], is_mixed: bool) -> Found:
     num_foreign = 0
     for tag, a, b, c, d in matcher.get_opcodes():
         if tag == "equal":
-            for said, (_, word, start_s) in zip(truth[a:b], timed[c:d], strict=True):
-                compare_times(speech, said, word, start_s if b - a > 1 else None, found)
+            for number, (_, word, start_s) in enumerate(timed[c:d], start=a):
+                is_alone = number + 1 == b  # one equal word is no sentence
+                compare_times(speech, truth[number], word, None if is_alone else start_s, found)
         elif (b - a) - (d - c) >= MIN_RUN:
             found.lost.append(" ".join(each.word for each in truth[a:b]))
         elif (d - c) - (b - a) >= MIN_RUN and is_mixed:

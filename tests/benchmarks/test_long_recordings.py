@@ -46,3 +46,9 @@ def test_words_are_compared_with_the_times_of_the_voice() -> None:
     late = compare(timed, [segment("The train was late again.", 1.4), SECOND], is_mixed=False)
     assert late.errors_s == pytest.approx([0.3] * 5)
     assert late.near_share == 0.0
+
+
+def test_text_of_another_language_is_neither_wrong_nor_the_start_of_a_sentence() -> None:
+    foreign = segment("Nobody came from that village.", 4.0)
+    found = compare(SAID, [FIRST, foreign, SECOND], is_mixed=True)
+    assert (found.errors, found.invented, found.starts_off) == (0, [], [])
