@@ -3,12 +3,14 @@ import gc
 import logging
 import weakref
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from asr_server.channel.messages import Credit, EngineInfo, Failed, LanguageDetected, SetLanguage
+from asr_server.config import Settings
 from asr_server.core import ChunkId, DecodingOptions
-from asr_server.dispatch.dispatcher import MIN_ATTEMPTS
+from asr_server.dispatch.dispatcher import MIN_ATTEMPTS, describe
 from asr_server.dispatch.supervisor import MAX_FAILED_STARTS
 from asr_server.errors import ChunkFailed, EngineUnavailable, ShuttingDown
 from tests.dispatch.scripted import OPTIONS, RunningDispatcher, chunk, result, until
@@ -40,6 +42,15 @@ async def test_a_replica_on_another_device_than_the_last_one_is_told(
     assert [record.getMessage() for record in caplog.records] == [
         "a replica runs on cpu; the last one ran on cuda"
     ]
+
+
+def test_the_start_line_names_the_revision_or_else_the_folder(tmp_path: Path) -> None:
+    info = EngineInfo("cpu", "float32", 8, 2, {"device": "found", "dtype": "found", "num_slots": "found"})
+    snapshot = tmp_path / "snapshots" / "abc123"
+    snapshot.mkdir(parents=True)
+    assert ", revision abc123: device cpu" in describe(Settings(model=str(snapshot)), info, 1)
+    line = describe(Settings(model=str(tmp_path)), info, 1)
+    assert f", revision of the files in {tmp_path}: device cpu" in line
 
 
 async def test_no_more_is_sent_than_credit_allows(app: RunningDispatcher) -> None:

@@ -125,7 +125,9 @@ def test_packed_rows_are_summed_where_they_are() -> None:
     packed = pack_rows(matrix.view(2, 20, 50))
     assert packed.shape == (2, 20, packed_row_bytes(50))
     steps = (matrix.amax(1) - matrix.amin(1)) / 255
-    unpacked = unpack_rows(packed, torch.float32).view(40, 50)
+    unpacked = unpack_rows(packed, torch.float32)
+    assert unpacked.shape == (2, 20, 50)
+    unpacked = unpacked.flatten(0, 1)
     assert ((unpacked - matrix).abs() <= 0.51 * steps[:, None]).all()
     rows = torch.tensor([[3, 4, 5], [20, 21, 22], [3, 4, 5], [37, 38, 39]], dtype=torch.int32)
     weights = torch.randn(4, 3)

@@ -26,6 +26,17 @@ def updated(config: SessionConfig, **audio_input: Any) -> SessionConfig:
     return update_config(config, event.session, MODELS)
 
 
+def test_turn_detection_has_openais_values_unless_others_are_given() -> None:
+    vad = default_config("whisper-1").vad
+    assert vad
+    assert (vad.type, vad.threshold, vad.prefix_padding_ms, vad.silence_duration_ms) == (
+        "server_vad",
+        0.5,
+        300,
+        500,
+    )
+
+
 @pytest.mark.parametrize("model", ["gpt-live-transcribe", "gpt-realtime-whisper"])
 def test_a_live_model_leaves_the_commits_to_its_client_unless_detection_is_asked_for(model: str) -> None:
     config = updated(default_config("whisper-1"), transcription={"model": model})
