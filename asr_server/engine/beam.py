@@ -132,14 +132,13 @@ class BeamSearch:
         (before,) = self.running
         if self._ends_segment(before):
             return False
-        if self._boost is not None:
-            state, lowest = before.match.state, logprob - self._margin
-            lowest_plain = lowest - self._boost.row(state).highest
-            if any(
-                other >= lowest_plain and other + self._boost.bonus(state, named) >= lowest
-                for named, other in others
-            ):
-                return False
+        if self._boost is None:  # by far the most: a step may have 128
+            tokens, logprobs = (*before.tokens, token), (*before.logprobs, logprob)
+            total = before.sum_logprob + logprob
+            self.running = [Hypothesis(tokens, logprobs, total, is_greedy=before.is_greedy)]
+            return True
+        if _is_close(self._boost, before.match, logprob - self._margin, others):
+            return False
         branch = self._branch(0, token, logprob, before.is_greedy)
         self.running = [before.followed_by(branch, self._end_of_text)]
         return True
@@ -322,6 +321,14 @@ def leads(logprobs: npt.NDArray[np.floating]) -> list[float]:
     with np.errstate(invalid="ignore"):  # a row of which no token is possible leads by NaN
         values: list[float] = (logprobs[:, 0] - others).tolist()
     return values
+
+
+def _is_close(boost: KeywordBoost, match: Match, lowest: float, others: Iterable[tuple[int, float]]) -> bool:
+    lowest_plain = lowest - boost.row(match.state).highest
+    return any(
+        logprob >= lowest_plain and logprob + boost.bonus(match.state, token) >= lowest
+        for token, logprob in others
+    )
 
 
 def _is_same_match(hypothesis: Hypothesis, other: Hypothesis) -> bool:
