@@ -620,6 +620,17 @@ async def test_a_silence_shortened_while_it_lasts_ends_the_turn() -> None:
         assert not of_type(events, ".speech_started")
 
 
+@pytest.mark.parametrize("kind", ["clear", "commit"])
+async def test_speech_that_goes_on_behind_a_clear_or_a_commit_starts_again(kind: str) -> None:
+    digits = pcm24(say_digits("12", gap_s=0.1).samples)
+    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(url(app)) as client:
+        await client.append(digits)
+        await client.until(".speech_started")
+        await client.send({"type": f"input_audio_buffer.{kind}"})
+        await client.append(digits)
+        await client.until(".speech_started")
+
+
 async def test_what_was_not_read_yet_follows_an_update() -> None:
     async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(url(app)) as client:
         await client.update(**MANUAL)
