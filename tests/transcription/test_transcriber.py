@@ -366,6 +366,20 @@ def two_channels(*spans: tuple[int, int, int]) -> bytes:
     return wav(samples)
 
 
+@pytest.mark.parametrize(("texts", "text", "num_read"), [("1", "one", 1), ("  2", "two", 3)])
+async def test_channels_are_read_alone_only_where_their_mix_gives_no_text(
+    app: RunningApp, texts: str, text: str, num_read: int
+) -> None:
+    def requests() -> list[str]:
+        return list(dict.fromkeys(submit.id.request_id for submit in app.replica.submits))
+
+    app.answer = lambda submit: say(*words(texts[requests().index(submit.id.request_id)].strip()))
+    speech = speak("1234").samples
+    deltas, transcript = await app.transcribe(wav(np.stack([speech, speech / 2], axis=1)))
+    assert "".join(delta.text for delta in deltas) == transcript.text == text
+    assert len(requests()) == num_read
+
+
 async def test_channels_are_transcribed_apart_and_interleaved(app: RunningApp) -> None:
     """The left one in three chunks, the right one in two that begin within the first and the third."""
     source = two_channels((0, 0, 75), (1, 5, 8), (1, 65, 70))
