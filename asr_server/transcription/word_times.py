@@ -77,10 +77,15 @@ def leave_out_pauses(words: Sequence[AlignedWord], pauses_s: Sequence[Pause], en
 
 
 def without_lead(words: Sequence[Word]) -> list[Word]:
-    """Move the edges of words that run on later, by half of the word behind at most."""
-    moved = list(words)
+    """Move the edges of words that run on later, by half of the word behind at most.
+
+    The first edge behind a long pause stays: there attention is less early.
+    """
+    moved, before_s = list(words), 0.0
     for number, (word, behind) in enumerate(pairwise(words)):
-        if behind.start_s - word.end_s < TOUCHING_S:
+        is_behind_pause = number > 0 and _is_long(before_s, word.start_s)
+        before_s = word.end_s
+        if behind.start_s - word.end_s < TOUCHING_S and not is_behind_pause:
             room_s = max(0.0, behind.end_s - behind.start_s - MIN_WORD_S)
             edge_s = behind.start_s + min(LEAD_S, room_s / 2)
             moved[number] = _with_length(Word(word.text, moved[number].start_s, edge_s))

@@ -126,6 +126,8 @@ def test_edges_of_words_that_run_on_move_to_the_sound() -> None:
     long = without_lead([Word(" a", 0.0, 2.0), Word(" b", 2.0, 2.5)])
     assert long[0].end_s == MAX_WORD_S
     assert without_lead([]) == []
+    paused = [Word(" a", 0.0, 0.4), Word(" b", 2.0, 2.2), Word(" c", 2.2, 2.6)]
+    assert without_lead(paused) == paused, "the first word behind a pause"
 
 
 def test_without_a_pause_the_alignment_holds() -> None:
