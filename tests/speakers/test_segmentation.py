@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 from asr_server.checkpoint.pickled import read_torch
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.speakers.models import speaker_models
-from asr_server.speakers.segmentation import NUM_FRAMES, STEP, WINDOW, Floats, segment
+from asr_server.speakers.segmentation import CLASSES, NUM_FRAMES, STEP, WINDOW, Floats, segment
 from tests.speakers.people import TALK, join, require_models
 
 NUM_WINDOWS = 3
@@ -73,6 +75,11 @@ def published(samples: Samples) -> Floats:
 def differs(one: Floats, other: Floats) -> float:
     """The share of frames in which another class is the likeliest."""
     return float(np.mean(one.argmax(axis=-1) != other.argmax(axis=-1)))
+
+
+def test_a_frame_is_nobodys_one_persons_or_two_peoples() -> None:
+    speaking = [who for count in range(3) for who in combinations(range(3), count)]
+    assert CLASSES.tolist() == [[float(person in who) for person in range(3)] for who in speaking]
 
 
 def test_windows_heard_together_are_what_the_published_network_says_of_each(talk: Samples) -> None:
