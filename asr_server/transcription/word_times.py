@@ -83,7 +83,7 @@ def without_lead(words: Sequence[Word]) -> list[Word]:
     """
     moved, before_s = list(words), 0.0
     for number, (word, behind) in enumerate(pairwise(words)):
-        is_behind_pause = number > 0 and _is_long(before_s, word.start_s)
+        is_behind_pause = _is_long(before_s, word.start_s)
         before_s = word.end_s
         if behind.start_s - word.end_s < TOUCHING_S and not is_behind_pause:
             room_s = max(0.0, behind.end_s - behind.start_s - MIN_WORD_S)

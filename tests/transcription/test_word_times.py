@@ -128,6 +128,7 @@ def test_edges_of_words_that_run_on_move_to_the_sound() -> None:
     assert without_lead([]) == []
     paused = [Word(" a", 0.0, 0.4), Word(" b", 2.0, 2.2), Word(" c", 2.2, 2.6)]
     assert without_lead(paused) == paused, "the first word behind a pause"
+    assert without_lead(paused[1:]) == paused[1:], "or behind silence at the start"
 
 
 def test_without_a_pause_the_alignment_holds() -> None:
