@@ -79,6 +79,14 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         self._frames_left, self._refilled_at = min(MAX_FRAMES_AHEAD, self._frames_left + gained), now
         super().handle_events()
 
+    def handle_text(self, event: Frame) -> None:
+        self._num_held = len(event.data)
+        super().handle_text(event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        self._num_held = len(event.data)
+        super().handle_bytes(event)
+
     def handle_cont(self, event: Frame) -> None:
         self._num_held += len(event.data)
         super().handle_cont(event)
@@ -90,7 +98,6 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
             self._hand_over(more=False)
         else:
             super().send_receive_event_to_app()
-        self._num_held = 0
 
     def _hand_over(self, more: bool) -> None:
         """Hand over what is here of a large message, and read on when it was taken."""

@@ -655,7 +655,8 @@ async def test_deltas_have_the_log_probabilities_that_the_session_includes() -> 
 
 
 async def test_a_large_message_that_is_no_append_ends_the_session(app: RunningApp) -> None:
-    for message in (json.dumps({"type": "session.update", "session": {"x" * MIB: 1}}), bytes(MIB)):
+    update = json.dumps({"type": "session.update", "session": {"x" * LARGE_BYTES: 1}})
+    for message in (update, bytes(LARGE_BYTES + 1)):
         async with open_session(url(app)) as client:
             await client.send(message)
             (error,) = of_type(await client.until("error"), "error")
