@@ -12,7 +12,7 @@ from typing import Final
 
 from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import parse_options_header
+from python_multipart.multipart import MultipartState, parse_options_header
 from starlette.requests import Request
 
 from asr_server.api.upload import Sender, Upload, UploadStore, too_large
@@ -28,6 +28,7 @@ MAX_VOICE_BYTES: Final = MIB  # of one such value, as base64: 10 s of 16 bits at
 MAX_HEADER_BYTES: Final = 4096  # of one part
 MAX_DELIMITERS: Final = MAX_FIELDS + 16  # also of those that stand within a part
 SLICE_BYTES: Final = 8 * 1024  # parsed in one go
+PLAIN_SLICE_BYTES: Final = 64 * 1024  # of a part's content, which is only searched
 MAX_TURN_S: Final = 0.001  # of parsing
 MAX_OVERHEAD_BYTES: Final = 6 * MIB  # of the body beyond the file: fields, boundaries
 
@@ -113,7 +114,7 @@ def _boundary(request: Request) -> bytes:
 
 
 class _Parser:
-    """Parse in slices and yield when these are slow: a byte can cost 400 ns."""
+    """Parse in slices and yield when these are slow: a byte behind a delimiter can cost 750 ns."""
 
     def __init__(self, boundary: bytes, reader: _PartReader, turns: ReadingTurns) -> None:
         self._turns = turns
@@ -129,11 +130,21 @@ class _Parser:
         if self._num_delimiters > MAX_DELIMITERS:
             raise InvalidValue(f"The multipart body has more than {MAX_DELIMITERS} boundaries.")
         began_at = time.perf_counter()
-        for start in range(0, len(data), SLICE_BYTES):
-            self._write(data[start : start + SLICE_BYTES])
+        start = 0
+        while start < len(data):
+            end = self._end_of_slice(data, start)
+            self._write(data[start:end])
+            start = end
             if time.perf_counter() - began_at > MAX_TURN_S:
                 await self._turns.next()
                 began_at = time.perf_counter()
+
+    def _end_of_slice(self, data: bytes, start: int) -> int:
+        end, plain_end = start + SLICE_BYTES, start + PLAIN_SLICE_BYTES
+        if self._parser.state is not MultipartState.PART_DATA or self._parser.index:
+            return end  # no content, or perhaps within a delimiter
+        found = data.find(self._delimiter, start, plain_end)
+        return max(end, found) if found >= 0 else plain_end
 
     def _write(self, data: bytes) -> None:
         try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +38,7 @@ def _character_of_byte() -> dict[int, str]:
 
 
 _NUM_TIMESTAMPS: Final = 1501  # from 0.00 to 30.00 s, at the end of every published vocabulary
+MAX_DECODED: Final = 1024  # texts that are kept: a segment is decoded for each report that holds it
 CHARACTER_OF_BYTE = _character_of_byte()
 BYTE_OF_CHARACTER = {character: byte for byte, character in CHARACTER_OF_BYTE.items()}
 
@@ -125,6 +127,7 @@ class Tokenizer:
         self._bytes = {
             token: _raw_bytes(piece) for piece, token in text.get_vocab().items() if token not in special_ids
         }
+        self._decoded = lru_cache(MAX_DECODED)(self._decode)
 
     @classmethod
     def from_directory(cls, directory: Path) -> Tokenizer:
@@ -169,6 +172,9 @@ class Tokenizer:
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Decode the text tokens; invalid bytes become U+FFFD."""
+        return self._decoded(tuple(tokens))
+
+    def _decode(self, tokens: tuple[int, ...]) -> str:
         bytes_of = self._bytes.get
         return b"".join([bytes_of(token, b"") for token in tokens]).decode("utf-8", errors="replace")
 

@@ -6,6 +6,7 @@ Models repeat the last sentence over another language, music or noise.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -19,7 +20,12 @@ MOST_LETTERS_PER_S: Final = 30.0  # nobody says more
 
 
 def letters_of(span: Span, tokenizer: Tokenizer) -> str:
-    return "".join(filter(str.isalnum, tokenizer.decode(span.tokens).casefold()))
+    return _letters(tokenizer.decode(span.tokens))
+
+
+@lru_cache(1024)
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text.casefold()))
 
 
 def said_in(parts: Sequence[DecodedPart], tokenizer: Tokenizer) -> set[str]:
@@ -31,7 +37,7 @@ def until_repetition(
     part: DecodedPart, prompt: Collection[str], tokenizer: Tokenizer, num_sent: int = 0
 ) -> DecodedPart | None:
     """Return the part up to the first segment that repeats its prompt; None if none does."""
-    for number in range(num_sent, len(part.spans)):
+    for number in range(num_sent, len(part.spans)) if prompt else ():
         if letters_of(part.spans[number], tokenizer) in prompt:
             tail_s = part.spans[number - 1].end_s if number else 0.0
             cut = ending_at(part, number, tail_s)

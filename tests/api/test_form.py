@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from python_multipart import MultipartParser
 from starlette.requests import Request
 from starlette.types import Message
 
@@ -37,14 +38,21 @@ FILE = part("file", b"sound", '; filename="a.wav"')
 class Client:
     """Sends a body piece by piece, and counts how much of it was taken."""
 
-    def __init__(self, data: bytes, piece: int = 64, content_type: str | None = None) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        piece: int = 64,
+        content_type: str | None = None,
+        first_piece: int | None = None,
+    ) -> None:
         self.num_taken = 0
         self._data = data
-        self._piece = piece
+        self._piece, self._first_piece = piece, first_piece or piece
         self._type = content_type or f"multipart/form-data; boundary={BOUNDARY}"
 
     async def receive(self) -> Message:
-        data = self._data[self.num_taken : self.num_taken + self._piece]
+        piece = self._piece if self.num_taken else self._first_piece
+        data = self._data[self.num_taken : self.num_taken + piece]
         self.num_taken += len(data)
         return {"type": "http.request", "body": data, "more_body": self.num_taken < len(self._data)}
 
@@ -61,8 +69,10 @@ async def form() -> AsyncIterator[Form]:
     form.close()
 
 
-async def read(form: Form, data: bytes, piece: int = 64, limit: int = LIMIT) -> None:
-    await read_form(Client(data, piece).request(), form, limit, ReadingTurns())
+async def read(
+    form: Form, data: bytes, piece: int = 64, limit: int = LIMIT, first_piece: int | None = None
+) -> None:
+    await read_form(Client(data, piece, first_piece=first_piece).request(), form, limit, ReadingTurns())
 
 
 async def contents(form: Form) -> bytes:
@@ -226,6 +236,40 @@ async def test_a_piece_that_takes_long_to_parse_leaves_the_loop_to_others_meanwh
         await read(form, padded, piece=len(padded), limit=len(padded))
     counting.cancel()
     assert rounds > 20
+
+
+@pytest.fixture
+def slice_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What is given to the parser at once."""
+    sizes: list[int] = []
+    parse = MultipartParser.write
+
+    def note_size(parser: MultipartParser, data: bytes) -> int:
+        sizes.append(len(data))
+        return parse(parser, data)
+
+    monkeypatch.setattr(MultipartParser, "write", note_size)
+    return sizes
+
+
+@pytest.mark.parametrize("first_piece", range(len(FILE) - 2, len(FILE) + len(BOUNDARY) + 3))
+async def test_padding_behind_a_delimiter_is_parsed_in_small_slices_wherever_pieces_are_cut(
+    form: Form, slice_sizes: list[int], first_piece: int
+) -> None:
+    padded = FILE + f"--{BOUNDARY}".encode() + b" " * (1 << 17)
+    with pytest.raises(InvalidValue):
+        await read(form, padded, piece=len(padded), limit=len(padded), first_piece=first_piece)
+    assert max(slice_sizes) <= form_module.SLICE_BYTES
+
+
+async def test_content_is_parsed_in_large_slices(slice_sizes: list[int]) -> None:
+    content = random.Random(1).randbytes(300_000)
+    data = body(part("model", b"m"), part("file", content, '; filename="a"'), part("a", b"1"))
+    with contextlib.closing(Form(len(content), UploadStore(MEMORY_LIMIT))) as form:
+        await read(form, data, piece=200_000, limit=len(data))
+        assert await contents(form) == content
+    assert form.fields == [("model", "m"), ("a", "1")]
+    assert len(slice_sizes) < 12
 
 
 async def test_an_empty_file_is_no_audio(form: Form) -> None:
