@@ -153,8 +153,8 @@ class WatchMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def address(tensor: Tensor) -> int:
-    """Of its memory. Weights packed for oneDNN hide theirs; nobody writes to them."""
-    return id(tensor) if tensor.layout == torch._mkldnn else tensor.untyped_storage().data_ptr()  # type: ignore[attr-defined]
+    """Of its memory. Only strided tensors show theirs; nobody writes to others, as oneDNN's weights."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
 
 
 def tensors_of(tree: object) -> list[Tensor]:
