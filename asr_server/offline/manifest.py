@@ -185,12 +185,12 @@ class Reports:
         self._num_lines = num_lines
         self._quiet = quiet
         self._told_at = time.monotonic()
-        console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        console = Console(stderr=True)
         self._has_bar = console.is_terminal and not quiet
         self._progress = Progress(
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.description}", markup=False),
+            TextColumn("{task.description}"),
             TimeElapsedColumn(),
             console=console,
             disable=not self._has_bar,
