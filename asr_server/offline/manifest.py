@@ -7,6 +7,7 @@ alone, so another run finds them. Errors go to a file.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import re
@@ -208,7 +209,8 @@ class Reports:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
-        self._errors.close()
+        with contextlib.suppress(OSError):  # what could not be written has raised already
+            self._errors.close()
 
     def add(self, report: LineReport) -> None:
         self.counts[report.outcome] += 1
