@@ -135,6 +135,16 @@ def real_server() -> Iterator[Server]:
     assert server.process.returncode == 0, "the server did not stop in order"
 
 
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of a certificate and its key, which nobody has signed."""
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes"]
+    command += ["-subj", "/CN=127.0.0.1", "-keyout", "-"]
+    path.write_bytes(subprocess.run(command, check=True, capture_output=True).stdout)
+    return str(path)
+
+
 @contextmanager
 def run_server(*options: str, python: str = sys.executable, **environment: str) -> Iterator[Server]:
     """A server that is ready, the leader of a process group of its own. Stopped at the end."""

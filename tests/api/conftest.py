@@ -1,4 +1,3 @@
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -27,16 +26,6 @@ def locked_server() -> Iterator[Server]:
 async def app() -> AsyncIterator[RunningApp]:
     async with run_app() as opened:
         yield opened
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The path of a certificate and its key, which nobody has signed."""
-    path = tmp_path_factory.mktemp("tls") / "server.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes"]
-    command += ["-subj", "/CN=127.0.0.1", "-keyout", "-"]
-    path.write_bytes(subprocess.run(command, check=True, capture_output=True).stdout)
-    return str(path)
 
 
 def strict_client(server: Server) -> AsyncOpenAI:

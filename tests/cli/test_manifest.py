@@ -100,27 +100,3 @@ def test_an_interrupted_job_keeps_what_is_done_and_goes_on_from_there(tmp_path: 
     again = transcribe("--manifest", manifest, "-o", out)
     assert said(again)[-1].startswith("1 transcribed, 1 skipped, ")
     assert sorted(results(out)) == ["long.wav.txt", "short.wav.txt"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["a.wav", "--manifest", __file__, "-o", "out"], "one of the three"),
-        ([], "one of the three"),
-        (["--manifest", __file__], "--manifest needs --output"),
-        (["--manifest", "/dev/null", "-o", "out"], "is not a regular file"),
-        (["--manifest", "missing.jsonl", "-o", "out"], "does not exist"),
-    ],
-)
-def test_a_wrong_call_is_told_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
-) -> None:
-    from click.testing import CliRunner
-
-    from asr_server.cli import main
-
-    monkeypatch.chdir(tmp_path)
-    outcome = CliRunner().invoke(main, ["transcribe", *arguments])
-    assert outcome.exit_code == 2
-    assert message in outcome.output.replace("\n", " ")
-    assert not list(tmp_path.iterdir())

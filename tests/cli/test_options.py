@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import socket
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,13 @@ import pytest
 from click.testing import CliRunner
 
 from asr_server.cli import main
-from asr_server.cli.checks import FOR_A_MODEL, FOR_A_SERVER
+from asr_server.cli.checks import FOR_A_SERVER
 from asr_server.cli.options import ADVANCED_SETTINGS, SettingsError, checked_settings, unknown_variables
 from asr_server.cli.serve import serve
 from asr_server.cli.setting_values import allowed_values, takes_empty_text
 from asr_server.config import (
     EMBEDDED_MODEL,
     FIELDS,
-    Settings,
     environment_name,
     flag_name,
 )
@@ -37,49 +35,6 @@ def problems(**values: object) -> list[str]:
         checked_settings({"port": 0} | values, FOR_A_SERVER)
     assert not any("\n" in problem for problem in error.value.problems)
     return error.value.problems
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "allowed"),
-    [
-        ("chunks_ahead", "0", "a whole number of at least 1"),
-        ("encode_batch", "-4", "a whole number from 0 to 1e+06"),
-        ("port", "70000", "a whole number from 0 to 65535"),
-        ("port", "http", "a whole number from 0 to 65535"),
-        ("replicas", "-1", "a whole number from 0 to 1024"),
-        ("replicas", "1.5", "a whole number from 0 to 1024"),
-        ("replicas", "9" * 20, "a whole number from 0 to 1024"),
-        ("compute_workers", "5", "a whole number from 0 to 4"),
-        ("preprocess_workers", "0", "a whole number from 1 to 1024"),
-        ("max_fallbacks", "6", "a whole number from 0 to 5"),
-        ("max_audio_s", "nan", "a number above 0"),
-        ("max_audio_s", "inf", "a number above 0"),
-        ("drain_s", "-1", "a number of at least 0"),
-        ("device", "tpu", "auto, cpu or cuda"),
-        ("log_level", "loud", "debug, info, warning or error"),
-        ("copy_overlap", "maybe", "true or false"),
-        ("root_path", "asr", "empty, or begins with /"),
-        ("model", "", "some text"),
-        (
-            "served_model_name",
-            " ",
-            "empty, or printable ASCII without spaces at its ends",
-        ),
-        ("max_stall_s", "1e-9", "a number of at least 1"),
-        ("max_chunk_s", "1e30", "a number from 0 to 3600"),
-        ("cors_origins", "a.example", ORIGINS),
-        (
-            "cors_origins",
-            "https://a.example/",
-            ORIGINS,
-        ),
-    ],
-)
-def test_a_wrong_value_is_one_line_with_flag_environment_name_value_and_what_is_allowed(
-    setting: str, value: str, allowed: str
-) -> None:
-    named = f"{flag_name(setting)} ({environment_name(setting)})"
-    assert problems(**{setting: value}) == [f"{named} is {value!r}: must be {allowed}"]
 
 
 def test_several_wrong_values_are_a_line_each() -> None:
@@ -102,12 +57,6 @@ def test_every_default_is_allowed_and_every_setting_says_what_is() -> None:
     assert checked_settings(given) == embedded(served_model_name="whisper-digits")
     assert all(allowed_values(name) for name in FIELDS)
     assert all(field.description for field in FIELDS.values())
-
-
-def test_the_temperature_ladder_is_capped() -> None:
-    assert Settings().temperatures == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    assert Settings(max_fallbacks=0).temperatures == (0.0,)
-    assert Settings(max_fallbacks=2).temperatures == (0.0, 0.2, 0.4)
 
 
 # -- What this machine has, beside what is asked for ---------------------------------------------------------
@@ -171,76 +120,6 @@ def test_a_damaged_file_of_the_model_is_named_before_torch_is_loaded(tmp_path: P
     assert str(tmp_path / name) in line
 
 
-def test_cuda_without_a_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_driver(name: str) -> None:
-        raise OSError
-
-    monkeypatch.setattr("ctypes.CDLL", no_driver)
-    (line,) = problems(device="cuda")
-    assert line == (
-        "--device (ASR_SERVER_DEVICE) is 'cuda': this machine has no NVIDIA driver; allowed here: auto or cpu"
-    )
-
-
-def test_a_driver_without_a_gpu_for_this_process_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Driver:
-        def cuInit(self, flags: int) -> int:  # noqa: N802
-            return 100  # CUDA_ERROR_NO_DEVICE, as with an empty CUDA_VISIBLE_DEVICES
-
-    monkeypatch.setattr("ctypes.CDLL", lambda name: Driver())
-    assert len(problems(device="cuda")) == 1
-
-
-def test_tls_files_that_are_missing_or_do_not_belong_together_are_one_line_each(tmp_path: Path) -> None:
-    key, no_pem = tmp_path / "key.pem", tmp_path / "no.pem"
-    no_pem.write_text("no certificate")
-    missing = problems(ssl_certfile=str(key), ssl_keyfile=str(key))
-    assert [line.split()[0] for line in missing] == ["--ssl-certfile", "--ssl-keyfile"]
-    assert all("No such file" in line for line in missing)
-    (alone,) = problems(ssl_keyfile=str(no_pem))
-    assert "needs a certificate too: --ssl-certfile" in alone
-    (broken,) = problems(ssl_certfile=str(no_pem))
-    assert "PEM" in broken
-
-
-def test_an_address_that_is_not_free_or_not_here_is_one_line() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        (taken,) = problems(port=port)
-        assert taken.startswith(f"--port (ASR_SERVER_PORT) is {port}: cannot listen on 127.0.0.1 port {port}")
-        given = {"port": port, "model": "whisper-digits"}
-        settings = checked_settings(given, FOR_A_MODEL)  # without a server its address is no matter
-        assert settings == embedded(port=port, served_model_name="whisper-digits")
-        (taken,) = problems(wyoming_port=port)
-        assert taken.startswith(f"--wyoming-port (ASR_SERVER_WYOMING_PORT) is {port}: cannot listen")
-        (taken,) = problems(metrics_port=port, reuse_port=True)
-        assert taken.startswith(f"--metrics-port (ASR_SERVER_METRICS_PORT) is {port}: cannot listen")
-    (elsewhere,) = problems(host="192.0.2.1")
-    assert elsewhere.startswith("--host (ASR_SERVER_HOST) is '192.0.2.1': cannot listen")
-    (elsewhere,) = problems(metrics_port=0, metrics_host="192.0.2.1")
-    assert elsewhere.startswith("--metrics-host (ASR_SERVER_METRICS_HOST) is '192.0.2.1': cannot listen")
-
-
-def test_the_wyoming_door_says_which_package_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wyoming", None)
-    (missing,) = problems(wyoming_port=0)
-    assert missing.endswith("an extra: pip install '.[wyoming]' in the checkout")
-
-
-def test_chunks_longer_than_the_models_window_or_too_short_to_cut_are_refused() -> None:
-    named = "--max-chunk-s (ASR_SERVER_MAX_CHUNK_S) is"
-    assert problems(model="whisper-digits", max_chunk_s="8.5") == [
-        f"{named} 8.5: must be at most the model's window, 8"
-    ]
-    assert problems(max_chunk_s="0.5") == [f"{named} 0.5: must be 0 or at least 3"]
-    assert checked_settings({"model": "whisper-digits", "max_chunk_s": "8"}).max_chunk_s == 8
-
-
-def test_more_ranks_than_the_model_can_be_split_into_are_refused() -> None:
-    (line,) = problems(model="whisper-digits", tensor_parallel_size="3", device="cpu")
-    assert line.endswith("is 3: must divide the model's encoder_attention_heads, 4")
-
-
 def test_a_key_loses_the_line_end_of_its_secret_and_is_refused_where_no_client_could_send_it() -> None:
     given = {"model": "whisper-digits"}
     assert checked_settings(given | {"api_key": "s3cret\n"}).api_key == "s3cret"
@@ -248,31 +127,6 @@ def test_a_key_loses_the_line_end_of_its_secret_and_is_refused_where_no_client_c
     for key in (" ", "\n", "a b", "a\x00b", "schlüssel"):
         (line,) = problems(api_key=key)
         assert line == "--api-key (VLLM_API_KEY) is wrong: must be empty, or printable ASCII without spaces"
-
-
-def test_a_temporary_folder_that_is_not_there_or_too_long_for_a_socket_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
-    (line,) = problems()
-    assert line == f"TMPDIR is {str(tmp_path / 'nowhere')!r}: must be a folder that is there"
-    long = tmp_path / ("x" * 100)
-    long.mkdir()
-    monkeypatch.setenv("TMPDIR", str(long))
-    monkeypatch.setattr("tempfile.tempdir", str(long))
-    (line,) = problems()
-    assert line.endswith("must be at most 81 bytes long, for sockets lie in it")
-
-
-def test_two_doors_on_one_port_are_refused() -> None:
-    (line,) = problems(port="7001", wyoming_port="7001")
-    assert (
-        line == "--wyoming-port (ASR_SERVER_WYOMING_PORT) is 7001: must differ from --port (ASR_SERVER_PORT)"
-    )
-    (line,) = problems(wyoming_port="7001", metrics_port="7001")
-    assert line.startswith(
-        "--metrics-port (ASR_SERVER_METRICS_PORT) is 7001: must differ from --wyoming-port"
-    )
 
 
 def test_a_model_name_longer_than_any_file_name_is_one_line() -> None:

@@ -11,18 +11,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import psutil
 import pytest
 import soundfile
-from click.testing import CliRunner
 
-from asr_server.cli import main
-from asr_server.cli.transcribe import EMBEDDED_HINT, FORMATS
+from asr_server.cli.transcribe import EMBEDDED_HINT
 from asr_server.core import SAMPLE_RATE
-from asr_server.formats.render import ResponseFormat
 from tests.speech import VOICES, digits_of, errors_in, say
 
 COMMAND = [sys.executable, "-m", "asr_server", "transcribe"]
@@ -307,44 +303,6 @@ def test_without_anything_to_transcribe_no_engine_is_started() -> None:
 # -- Called wrongly ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["a.wav", "--format", "srt,pdf"],
-            "'pdf' is none of text, json, verbose_json, diarized_json, srt, vtt",
-        ),
-        (["a.wav", "--format", "srt,json"], "need --output-dir"),
-        (["a.wav", "--skip-existing"], "need --output-dir"),
-        (["a.wav", "-o", "x", "--skip-existing", "--overwrite"], "exclude each other"),
-        (["a.wav", "--temperature", "2"], "2"),
-        (["--manifest", __file__, "-o", "x", "--url", "http://x"], "--manifest is for this machine"),
-        ([], "Give INPUT..., --manifest or --watch"),
-        (["a.wav", "--watch", ".", "-o", "x"], "one of the three"),
-        (["--watch", "."], "--watch needs --output-dir"),
-        (["--watch", ".", "-o", "x", "--overwrite"], "does not go with --overwrite"),
-    ],
-)
-def test_a_wrong_call_is_told_without_a_traceback(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(main, ["transcribe", *arguments])
-    assert result.exit_code == 2
-    assert message in result.output
-
-
-def test_help_shows_what_everybody_needs_before_what_only_tuning_needs() -> None:
-    text = CliRunner().invoke(main, ["transcribe", "--help"]).output
-    lines = [line.strip() for line in text.splitlines()]
-    order = ["asr-server transcribe meeting", "Options:", "-f, --format", "-o, --output-dir"]
-    order += ["Model:", "--model", "Tuning and limits:", "--max-slots"]
-    positions = [next(i for i, line in enumerate(lines) if line.startswith(start)) for start in order]
-    assert positions == sorted(positions)
-    assert "--port" not in text
-
-
-def test_the_formats_are_those_of_the_api_and_tsv() -> None:
-    assert set(FORMATS) == {*get_args(ResponseFormat), "tsv"}
-
-
 def test_words_are_timed_and_subtitles_laid_out_where_that_is_asked_for(tmp_path: Path) -> None:
     recording = record(tmp_path / "a.wav")
     done = transcribe(
@@ -358,12 +316,6 @@ def test_words_are_timed_and_subtitles_laid_out_where_that_is_asked_for(tmp_path
     assert heard(body["text"])
     assert body["words"][0]["start"] == pytest.approx(0.5, abs=0.1)
     assert (tmp_path / "a.srt").read_text().count(" --> ") == len(body["words"])
-
-
-def test_a_number_of_lines_needs_a_width() -> None:
-    refused = CliRunner().invoke(main, ["transcribe", "a.wav", "--max-line-count", "2"])
-    assert refused.exit_code == 2
-    assert "--max-line-width" in refused.output
 
 
 def test_each_channel_of_a_call_is_a_speaker_and_a_file_without_two_fails_alone(tmp_path: Path) -> None:
@@ -382,19 +334,3 @@ def test_each_channel_of_a_call_is_a_speaker_and_a_file_without_two_fails_alone(
         ("agent", "three one four"),
         ("caller", "two seven one"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["-f", "diarized_json", "--task", "translate"], "does not go with a translation"),
-        (["--speakers", "agent,caller"], "names need --channels split"),
-        (["--speakers", "4-2"], "two such as 2-4"),
-        (["--channels", "split", "--speakers", "a"], "two different names"),
-        (["--channels", "split", "--speakers", "a,a"], "two different names"),
-    ],
-)
-def test_what_does_not_go_with_channels_is_said(arguments: list[str], complaint: str) -> None:
-    done = CliRunner().invoke(main, ["transcribe", "x.wav", *arguments])
-    assert done.exit_code == 2
-    assert complaint in done.output

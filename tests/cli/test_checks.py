@@ -1,0 +1,296 @@
+"""What this machine and its files lack for the settings: a line for each."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asr_server.cli import checks
+from asr_server.cli.checks import FOR_A_MODEL
+from asr_server.cli.options import checked_settings
+from asr_server.config import EMBEDDED_MODEL
+from tests.cli.test_options import problems
+from tests.embedded import embedded
+
+
+def test_cuda_without_a_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver(name: str) -> None:
+        raise OSError
+
+    monkeypatch.setattr("ctypes.CDLL", no_driver)
+    (line,) = problems(device="cuda")
+    assert line == (
+        "--device (ASR_SERVER_DEVICE) is 'cuda': this machine has no NVIDIA driver; allowed here: auto or cpu"
+    )
+
+
+def test_a_driver_without_a_gpu_for_this_process_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Driver:
+        def cuInit(self, flags: int) -> int:  # noqa: N802
+            return 100  # CUDA_ERROR_NO_DEVICE, as with an empty CUDA_VISIBLE_DEVICES
+
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Driver())
+    assert len(problems(device="cuda")) == 1
+
+
+def test_tls_files_that_are_missing_or_do_not_belong_together_are_one_line_each(tmp_path: Path) -> None:
+    key, no_pem = tmp_path / "key.pem", tmp_path / "no.pem"
+    no_pem.write_text("no certificate")
+    missing = problems(ssl_certfile=str(key), ssl_keyfile=str(key))
+    assert [line.split()[0] for line in missing] == ["--ssl-certfile", "--ssl-keyfile"]
+    assert all("No such file" in line for line in missing)
+    (alone,) = problems(ssl_keyfile=str(no_pem))
+    assert "needs a certificate too: --ssl-certfile" in alone
+    (broken,) = problems(ssl_certfile=str(no_pem))
+    assert "PEM" in broken
+
+
+def test_an_address_that_is_not_free_or_not_here_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        (taken,) = problems(port=port)
+        assert taken.startswith(f"--port (ASR_SERVER_PORT) is {port}: cannot listen on 127.0.0.1 port {port}")
+        given = {"port": port, "model": "whisper-digits"}
+        settings = checked_settings(given, FOR_A_MODEL)  # without a server its address is no matter
+        assert settings == embedded(port=port, served_model_name="whisper-digits")
+        (taken,) = problems(wyoming_port=port)
+        assert taken.startswith(f"--wyoming-port (ASR_SERVER_WYOMING_PORT) is {port}: cannot listen")
+        (taken,) = problems(metrics_port=port, reuse_port=True)
+        assert taken.startswith(f"--metrics-port (ASR_SERVER_METRICS_PORT) is {port}: cannot listen")
+    (elsewhere,) = problems(host="192.0.2.1")
+    assert elsewhere.startswith("--host (ASR_SERVER_HOST) is '192.0.2.1': cannot listen")
+    (elsewhere,) = problems(metrics_port=0, metrics_host="192.0.2.1")
+    assert elsewhere.startswith("--metrics-host (ASR_SERVER_METRICS_HOST) is '192.0.2.1': cannot listen")
+
+
+def test_the_wyoming_door_says_which_package_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wyoming", None)
+    (missing,) = problems(wyoming_port=0)
+    assert missing.endswith("an extra: pip install '.[wyoming]' in the checkout")
+
+
+def test_chunks_longer_than_the_models_window_or_too_short_to_cut_are_refused() -> None:
+    named = "--max-chunk-s (ASR_SERVER_MAX_CHUNK_S) is"
+    assert problems(model="whisper-digits", max_chunk_s="8.5") == [
+        f"{named} 8.5: must be at most the model's window, 8"
+    ]
+    assert problems(max_chunk_s="0.5") == [f"{named} 0.5: must be 0 or at least 3"]
+    assert checked_settings({"model": "whisper-digits", "max_chunk_s": "8"}).max_chunk_s == 8
+
+
+def test_more_ranks_than_the_model_can_be_split_into_are_refused() -> None:
+    (line,) = problems(model="whisper-digits", tensor_parallel_size="3", device="cpu")
+    assert line.endswith("is 3: must divide the model's encoder_attention_heads, 4")
+
+
+def test_a_temporary_folder_that_is_not_there_or_too_long_for_a_socket_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    (line,) = problems()
+    assert line == f"TMPDIR is {str(tmp_path / 'nowhere')!r}: must be a folder that is there"
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    (line,) = problems()
+    assert line.endswith("must be at most 81 bytes long, for sockets lie in it")
+
+
+def test_two_doors_on_one_port_are_refused() -> None:
+    (line,) = problems(port="7001", wyoming_port="7001")
+    assert (
+        line == "--wyoming-port (ASR_SERVER_WYOMING_PORT) is 7001: must differ from --port (ASR_SERVER_PORT)"
+    )
+    (line,) = problems(wyoming_port="7001", metrics_port="7001")
+    assert line.startswith(
+        "--metrics-port (ASR_SERVER_METRICS_PORT) is 7001: must differ from --wyoming-port"
+    )
+
+
+# -- Each check by itself ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "executor", "is_wrong"),
+    [
+        ("cuda", "multiprocess", True),
+        ("cuda", "inline", True),
+        ("cuda", "ray", False),
+        ("auto", "inline", False),
+    ],
+)
+def test_only_a_gpu_that_was_asked_for_here_has_to_be_there(
+    device: Any, executor: Any, is_wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_driver(name: str) -> None:
+        raise OSError
+
+    monkeypatch.setattr("ctypes.CDLL", no_driver)
+    assert len(list(checks.gpu(embedded(device=device, executor=executor)))) == is_wrong
+
+
+def test_a_driver_with_a_gpu_is_all_that_cuda_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda name: None)
+    monkeypatch.setattr(checks, "num_gpus", lambda: 1)
+    assert not list(checks.gpu(embedded(device="cuda")))
+
+
+@pytest.mark.parametrize(
+    ("values", "num_gpus", "reasons"),
+    [
+        ({"tensor_parallel_size": 1, "executor": "inline", "compute_workers": 4}, 0, []),
+        ({"executor": "inline"}, 0, ["needs --executor multiprocess or ray"]),
+        (
+            {"executor": "ray", "replicas_per_device": 2},
+            1,
+            ["with --executor ray needs --replicas-per-device 1"],
+        ),
+        ({"executor": "ray", "replicas_per_device": 1}, 1, []),
+        ({"executor": "multiprocess", "replicas_per_device": 2}, 0, []),
+        ({"compute_workers": 2}, 0, ["needs --compute-workers 0 or 1"]),
+        ({"compute_workers": 1}, 0, []),
+        ({}, 0, []),
+        ({}, 1, ["needs as many GPUs; this process sees 1"]),
+        ({}, 2, []),
+        ({"device": "cpu"}, 1, []),
+    ],
+)
+def test_what_ranks_need(
+    values: dict[str, Any], num_gpus: int, reasons: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "num_gpus", lambda: num_gpus)
+    lines = checks.tensor_parallel(embedded(**{"tensor_parallel_size": 2} | values))
+    assert [line.rpartition(": ")[2] for line in lines] == reasons
+
+
+@pytest.mark.parametrize(
+    ("given", "num_lines"), [(resource.RLIM_INFINITY, 0), (2 << 30, 0), ((2 << 30) - 1, 1)]
+)
+def test_the_engine_needs_two_gibibytes_of_virtual_memory(
+    given: int, num_lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (given, given))
+    lines = list(checks.address_space(embedded()))
+    assert len(lines) == num_lines
+    assert all("(ulimit -v) is 2048 MiB: the engine needs at least 2048 MiB" in line for line in lines)
+
+
+@pytest.mark.parametrize(("num_bytes", "num_lines"), [(81, 0), (82, 1)])
+def test_the_longest_temporary_folder(
+    tmp_path: Path, num_bytes: int, num_lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("x" * (num_bytes - len(os.fsencode(tmp_path)) - 1))
+    folder.mkdir()
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    assert len(list(checks.temporary_folder(embedded()))) == num_lines
+
+
+@pytest.mark.parametrize(("max_chunk_s", "num_lines"), [(0.0, 0), (0.1, 1), (2.9, 1), (3.0, 0), (8.0, 0)])
+def test_the_shortest_chunk(max_chunk_s: float, num_lines: int) -> None:
+    assert len(list(checks.chunk_length(embedded(max_chunk_s=max_chunk_s)))) == num_lines
+
+
+@pytest.mark.parametrize(
+    ("values", "num_lines"),
+    [({"max_chunk_s": 8.0}, 0), ({"max_chunk_s": 8.1}, 1), ({"tensor_parallel_size": 2}, 0)],
+)
+def test_what_fits_the_model(values: dict[str, Any], num_lines: int) -> None:
+    assert len(list(checks.model_fits(embedded(**values), EMBEDDED_MODEL))) == num_lines
+
+
+def test_several_sizes_that_cannot_be_split_are_one_line() -> None:
+    (line,) = checks.model_fits(embedded(tensor_parallel_size=7), EMBEDDED_MODEL)
+    assert line.endswith("must divide the model's encoder_attention_heads, 4")
+
+
+def test_a_certificate_with_its_key_is_taken_and_one_with_a_password_is_not(
+    tmp_path: Path, certificate: str
+) -> None:
+    both = Path(certificate).read_text()
+    key, locked = tmp_path / "key.pem", tmp_path / "locked.pem"
+    key.write_text(both[both.index("-----BEGIN PRIVATE") : both.index("-----BEGIN CERT")])
+    alone = tmp_path / "alone.pem"
+    alone.write_text(both[both.index("-----BEGIN CERT") :])
+    command = ["openssl", "rsa", "-aes128", "-passout", "pass:x", "-in", str(key), "-out", str(locked)]
+    subprocess.run(command, check=True, capture_output=True)
+    assert not list(checks.tls_files(embedded(ssl_certfile=certificate)))
+    assert not list(checks.tls_files(embedded(ssl_certfile=str(alone), ssl_keyfile=str(key))))
+    assert not list(checks.tls_files(embedded()))
+    for key_file in ("", str(locked)):
+        (line,) = checks.tls_files(embedded(ssl_certfile=str(alone), ssl_keyfile=key_file))
+        assert "must be a certificate in PEM format" in line
+
+
+def test_a_file_of_keys_is_read_and_has_to_have_one(tmp_path: Path) -> None:
+    keys, named_keys = tmp_path / "keys", tmp_path / "keys.yaml"
+    for path in (keys, named_keys):
+        path.touch(0o600)
+    for setting, path in (("api_key_file", keys), ("keys_file", named_keys)):
+        (line,) = checks.key_files(embedded(**{setting: str(path)}))
+        assert line.startswith(f"--{setting.replace('_', '-')} ")
+        (missing,) = checks.key_files(embedded(**{setting: str(tmp_path / "nowhere")}))
+        assert missing.endswith("the file cannot be read: No such file or directory")
+    keys.write_text("a-key\n")
+    assert not list(checks.key_files(embedded(api_key_file=str(keys))))
+    assert not list(checks.key_files(embedded()))
+
+
+def test_a_usage_log_is_tried_and_not_written_to(tmp_path: Path) -> None:
+    log = tmp_path / "usage.jsonl"
+    assert not list(checks.usage_log(embedded(usage_log=str(log))))
+    assert log.read_bytes() == b""
+    (line,) = checks.usage_log(embedded(usage_log=str(tmp_path)))
+    assert line.endswith("the file cannot be written: Is a directory")
+    assert not list(checks.usage_log(embedded()))
+
+
+@pytest.mark.parametrize(
+    ("check", "values", "lines"),
+    [
+        (checks.wyoming, {"wyoming_port": -1, "host": "192.0.2.1"}, []),
+        (checks.wyoming, {"wyoming_port": 0, "port": 0}, []),
+        (checks.metrics, {"metrics_port": -1, "host": "192.0.2.1"}, []),
+        (checks.metrics, {"metrics_port": 0, "port": 0, "wyoming_port": 0}, []),
+        (checks.metrics, {"metrics_port": 0, "host": "192.0.2.1", "metrics_host": "127.0.0.1"}, []),
+        (checks.address, {"port": 0, "host": "h" * 70}, ["--host"]),
+        (checks.address, {"port": 0, "host": "192.0.2.1"}, ["--host"]),
+    ],
+)
+def test_ports_that_are_free_or_not_wanted_are_right(
+    check: checks.Check, values: dict[str, Any], lines: list[str]
+) -> None:
+    assert [line.split()[0] for line in check(embedded(**values))] == lines
+
+
+def test_a_port_is_shared_with_servers_that_share_it_too() -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert not list(checks.address(embedded(port=port, reuse_port=True)))
+        assert len(list(checks.address(embedded(port=port)))) == 1
+
+
+def test_a_port_that_was_just_left_is_free() -> None:
+    """Its last connection waits to be forgotten, which keeps nobody from listening there."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            listener.accept()[0].close()  # who closes first keeps the address for a while
+    assert not list(checks.address(embedded(port=port)))
+
+
+def test_a_key_is_never_printed() -> None:
+    assert checks.problem("api_key", "s3cret", "no") == "--api-key (VLLM_API_KEY) is wrong: no"
+    assert "s3cret" not in checks.problem("admin_key", "s3cret", "no")
+    assert checks.problem("port", 7, "two\n  lines") == "--port (ASR_SERVER_PORT) is 7: two lines"

@@ -1,0 +1,305 @@
+"""The flags of `asr-server transcribe`: what is refused, and what the others ask for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import replace
+from functools import partial
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from click.testing import CliRunner, Result
+
+from asr_server.cli import main
+from asr_server.cli.transcribe import EMBEDDED_HINT, FORMATS
+from asr_server.config import Settings
+from asr_server.core import Clip
+from asr_server.errors import CheckpointError, InvalidValue
+from asr_server.formats.render import ResponseFormat
+from asr_server.formats.subtitles import SubtitleLayout
+from asr_server.offline.local import TranscribeJob
+from asr_server.offline.outputs import OutputError
+from asr_server.offline.remote import RemoteServer
+from asr_server.speakers.clustering import SpeakerCount
+from tests.embedded import embedded
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["a.wav", "--format", "srt,pdf"],
+            "'pdf' is none of text, json, verbose_json, diarized_json, srt, vtt",
+        ),
+        (["a.wav", "--format", "srt,json"], "need --output-dir"),
+        (["a.wav", "--skip-existing"], "need --output-dir"),
+        (["a.wav", "-o", "x", "--skip-existing", "--overwrite"], "exclude each other"),
+        (["a.wav", "--temperature", "2"], "2"),
+        (["--manifest", __file__, "-o", "x", "--url", "http://x"], "--manifest is for this machine"),
+        ([], "Give INPUT..., --manifest or --watch"),
+        (["a.wav", "--watch", ".", "-o", "x"], "one of the three"),
+        (["--watch", "."], "--watch needs --output-dir"),
+        (["--watch", ".", "-o", "x", "--overwrite"], "does not go with --overwrite"),
+    ],
+)
+def test_a_wrong_call_is_told_without_a_traceback(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(main, ["transcribe", *arguments])
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_help_shows_what_everybody_needs_before_what_only_tuning_needs() -> None:
+    text = CliRunner().invoke(main, ["transcribe", "--help"]).output
+    lines = [line.strip() for line in text.splitlines()]
+    order = ["asr-server transcribe meeting", "Options:", "-f, --format", "-o, --output-dir"]
+    order += ["Model:", "--model", "Tuning and limits:", "--max-slots"]
+    positions = [next(i for i, line in enumerate(lines) if line.startswith(start)) for start in order]
+    assert positions == sorted(positions)
+    assert "--port" not in text
+
+
+def test_the_formats_are_those_of_the_api_and_tsv() -> None:
+    assert set(FORMATS) == {*get_args(ResponseFormat), "tsv"}
+
+
+def test_a_number_of_lines_needs_a_width() -> None:
+    refused = CliRunner().invoke(main, ["transcribe", "a.wav", "--max-line-count", "2"])
+    assert refused.exit_code == 2
+    assert "--max-line-width" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["-f", "diarized_json", "--task", "translate"], "does not go with a translation"),
+        (["--speakers", "agent,caller"], "names need --channels split"),
+        (["--speakers", "4-2"], "two such as 2-4"),
+        (["--channels", "split", "--speakers", "a"], "two different names"),
+        (["--channels", "split", "--speakers", "a,a"], "two different names"),
+    ],
+)
+def test_what_does_not_go_with_channels_is_said(arguments: list[str], complaint: str) -> None:
+    done = CliRunner().invoke(main, ["transcribe", "x.wav", *arguments])
+    assert done.exit_code == 2
+    assert complaint in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a.wav", "--manifest", __file__, "-o", "out"], "one of the three"),
+        ([], "one of the three"),
+        (["--manifest", __file__], "--manifest needs --output"),
+        (["--manifest", "/dev/null", "-o", "out"], "is not a regular file"),
+        (["--manifest", "missing.jsonl", "-o", "out"], "does not exist"),
+    ],
+)
+def test_a_wrong_call_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = CliRunner().invoke(main, ["transcribe", *arguments])
+    assert outcome.exit_code == 2
+    assert message in outcome.output.replace("\n", " ")
+    assert not list(tmp_path.iterdir())
+
+
+# -- What flags ask for --------------------------------------------------------------------------------------
+
+
+class Asked:
+    """What a call asks of `asr_server.offline`, which does nothing here but answer `status`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.status = 0
+        self.error: BaseException | None = None
+        self.by = ""
+        self.job = TranscribeJob(())
+        self.transcriber: Any = None  # settings, or a server elsewhere
+        self.errors = ("", "")  # how standard error is encoded
+        for module, name in (("run", "transcribe_files"), ("watch", "watch_folder")):
+            monkeypatch.setattr(f"asr_server.offline.{module}.{name}", partial(self._take, name))
+        monkeypatch.setattr("asr_server.offline.manifest_run.transcribe_manifest", self._take_manifest)
+
+    def _take(self, by: str, make_transcriber: Any, job: TranscribeJob) -> int:
+        self.by, self.job, (self.transcriber,) = by, job, make_transcriber.args
+        assert isinstance(sys.stderr, TextIOWrapper)
+        self.errors = (sys.stderr.encoding, sys.stderr.errors or "")
+        if self.error:
+            raise self.error
+        return self.status
+
+    def _take_manifest(self, settings: Settings, job: TranscribeJob) -> int:
+        self.by, self.job, self.transcriber = "transcribe_manifest", job, settings
+        return self.status
+
+    def __call__(self, *arguments: str) -> Result:
+        before = signal.getsignal(signal.SIGINT)
+        try:
+            return CliRunner().invoke(main, ["transcribe", *arguments])
+        finally:
+            self.on_interrupt = signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "")  # as it was before, afterwards
+    monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS")
+    return Asked(monkeypatch)
+
+
+PLAIN = TranscribeJob(("a.wav",))
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes"),
+    [
+        ([], {}),
+        (["--format", "srt, json", "-f", "srt"], {"formats": ("srt", "json"), "output_dir": Path("out")}),
+        (["--skip-existing"], {"existing": "skip", "output_dir": Path("out")}),
+        (["--overwrite"], {"existing": "overwrite", "output_dir": Path("out")}),
+        (["--recursive", "--quiet"], {"recursive": True, "quiet": True}),
+        (["-l", "de", "--task", "translate"], {"language": "de", "task": "translate"}),
+        (["--prompt", "a\udcffb"], {"prompt": "a\N{REPLACEMENT CHARACTER}b"}),
+        (["--hotwords", "Anna,Ulm"], {"hotwords": ("Anna", "Ulm")}),
+        (["--temperature", "1"], {"temperature": 1.0}),
+        (["--word-timestamps", "--multilingual"], {"word_timestamps": True, "multilingual": True}),
+        (["--condition-on-previous-text"], {"condition_on_previous_text": True}),
+        (["--track", "2", "--clip", "1-2"], {"track": "2", "clips": (Clip(1.0, 2.0),)}),
+        (["--subtitles", "raw"], {"layout": SubtitleLayout(raw=True)}),
+        (["--max-line-width", "1", "--max-line-count", "1"], {"layout": SubtitleLayout(False, 1, 1)}),
+        (["--max-words-per-line", "1"], {"layout": SubtitleLayout(max_words_per_line=1)}),
+        (["--max-line-width", "9"], {"layout": SubtitleLayout(max_line_width=9)}),
+        (["--highlight-words"], {"layout": SubtitleLayout(highlight_words=True)}),
+        (["--format", "diarized_json"], {"formats": ("diarized_json",), "voices": SpeakerCount()}),
+        (["--speakers", "auto"], {"voices": SpeakerCount()}),
+        (["--speakers", "1"], {"voices": SpeakerCount(1, 1)}),
+        (["--speakers", "2-32"], {"voices": SpeakerCount(2, 32)}),
+        (
+            ["--format", "diarized_json", "--speakers", "3"],
+            {"formats": ("diarized_json",), "voices": SpeakerCount(3, 3)},
+        ),
+        (["--channels", "split"], {"speakers": ("A", "B")}),
+        (["--channels", "split", "--speakers", " agent, caller"], {"speakers": ("agent", "caller")}),
+    ],
+)
+def test_flags_become_a_job(asked: Asked, flags: list[str], changes: dict[str, Any]) -> None:
+    folder = ["-o", "out"] if "output_dir" in changes else []
+    done = asked("a.wav", *flags, *folder)
+    assert (done.exit_code, asked.by) == (0, "transcribe_files"), done.output
+    assert asked.job == replace(PLAIN, **changes)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(["--speakers", given] for given in ("0", "33", "2-33", "4-2", "100", "a")),
+        *(["--channels", "split", "--speakers", given] for given in ("a", "a,a", "a,b,c", ",b", "a,\x07")),
+        *(
+            ["--overwrite", "--skip-existing", "-o", "out"],
+            ["--max-line-width", "0"],
+            ["--temperature", "1.01"],
+        ),
+        *(["--watch", __file__, "-o", "out"], ["--manifest", "/", "-o", "out"]),
+    ],
+)
+def test_what_is_no_value_of_a_flag_is_refused(asked: Asked, flags: list[str]) -> None:
+    inputs = [] if flags[0] in ("--watch", "--manifest") else ["a.wav"]
+    done = asked(*inputs, *flags)
+    assert (done.exit_code, asked.by) == (2, "")
+    assert "Error: " in done.output
+
+
+def test_a_folder_is_watched_and_a_manifest_is_a_run_of_its_own(asked: Asked, tmp_path: Path) -> None:
+    manifest = tmp_path / "files.jsonl"
+    manifest.touch()
+    out = tmp_path / "out"
+    assert asked("--watch", str(tmp_path), "-o", str(out)).exit_code == 0
+    assert asked.by == "watch_folder"
+    assert asked.job == TranscribeJob((), output_dir=out, watch=tmp_path)
+    assert asked("--manifest", str(manifest), "-o", str(out), "--overwrite").exit_code == 0
+    assert asked.by == "transcribe_manifest"
+    assert asked.job == TranscribeJob((), output_dir=out, manifest=manifest, existing="overwrite")
+    assert asked.transcriber.model_names[0] == "whisper-digits"
+
+
+def test_settings_are_those_of_the_flags_and_the_log_is_quiet_unless_asked(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked("a.wav", "--beam-size", "3", "--no-check-voice")
+    settings = asked.transcriber
+    assert (settings.log_level, settings.beam_size, settings.check_voice) == ("error", 3, False)
+    asked("a.wav", "--log-level", "info")
+    assert asked.transcriber.log_level == "info"
+    monkeypatch.setenv("ASR_SERVER_LOG_LEVEL", "debug")
+    asked("a.wav")
+    assert asked.transcriber.log_level == "debug"
+
+
+def test_who_hears_is_said_unless_it_was_to_be_quiet(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asked("a.wav").stderr == f"{EMBEDDED_HINT}\n"
+    assert "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ
+    assert asked("a.wav", "--quiet").stderr == ""
+    assert os.environ.pop("HF_HUB_DISABLE_PROGRESS_BARS") == "1"
+    stands_in = replace(embedded(), why_embedded="no\x07network")
+    monkeypatch.setattr(sys.modules["asr_server.cli.transcribe"], "settings_from", lambda *_: stands_in)
+    warning = f"Warning: {EMBEDDED_HINT}, because base could not be had: no\\x07network\n"
+    assert asked("a.wav").stderr == warning
+    assert asked("a.wav", "--quiet").stderr == warning
+    os.environ.pop("HF_HUB_DISABLE_PROGRESS_BARS")
+    other = replace(embedded(), model="/a/model")
+    monkeypatch.setattr(sys.modules["asr_server.cli.transcribe"], "settings_from", lambda *_: other)
+    assert asked("a.wav").stderr == ""
+    assert asked.errors == ("utf-8", "backslashreplace")
+
+
+def test_a_server_elsewhere_gets_its_model_and_key_and_none_of_this_machines_settings(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert asked("a.wav", "--url", "http://x").exit_code == 0
+    assert asked.transcriber == RemoteServer("http://x", "", "")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    assert asked("a.wav", "--url", "http://x", "--model", "turbo", "--log-format", "json").exit_code == 0
+    assert asked.transcriber == RemoteServer("http://x", "secret", "turbo")
+    for flag in (["--device", "cpu"], ["--max-slots", "0"], ["--clip", "1-2"]):
+        done = asked("a.wav", "--url", "http://x", *flag)
+        assert done.exit_code == 2
+        assert f"{flag[0]} is for this machine: it does not go with --url." in done.output
+
+
+@pytest.mark.parametrize("status", [0, 1, 130, 143])
+def test_the_status_is_that_of_the_run_and_a_second_interruption_ends_it_at_once(
+    asked: Asked, status: int
+) -> None:
+    asked.status = status
+    assert asked("a.wav").exit_code == status
+    assert (asked.on_interrupt is signal.SIG_DFL) == (status == 130)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (KeyboardInterrupt(), 130, "stopped: interrupted"),
+        (CheckpointError("no model"), 2, "Error: no model"),
+        (InvalidValue("no language"), 2, "Error: no language"),
+        (OutputError("no room"), 2, "Error: no room"),
+    ],
+)
+def test_what_ends_a_run_before_its_begin_is_a_line(
+    asked: Asked, error: BaseException, status: int, line: str
+) -> None:
+    asked.error = error
+    done = asked("a.wav", "--url", "http://x")
+    assert (done.exit_code, done.stderr) == (status, f"{line}\n")
+    assert (asked.on_interrupt is signal.SIG_DFL) == (status == 130)
+
+
+def test_help_names_the_defaults() -> None:
+    text = " ".join(CliRunner().invoke(main, ["transcribe", "--help-all"]).output.split())
+    for default in ("transcribe", "readable", "mix", "text", "0"):
+        assert f"[default: {default}]" in text
+    assert "[env var: VLLM_API_KEY, ASR_SERVER_API_KEY]" in text
