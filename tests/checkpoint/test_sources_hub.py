@@ -18,14 +18,11 @@ import pytest
 from huggingface_hub import constants
 
 from asr_server.checkpoint import fetch, sources
-from asr_server.checkpoint.adopt import source_of
 from asr_server.checkpoint.fetch import own_cache
 from asr_server.checkpoint.find import name_elsewhere, resolve_checkpoint, revision_of, tokenizer_of
-from asr_server.checkpoint.tensors import find_weights
+from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
 from tests.checkpoint.fake_hub import BLOCK_BYTES, COMMIT, FakeHub, running_hub
-from tests.checkpoint.foreign_models import write_ctranslate2
-from tests.checkpoints import pocket_directory
 
 NOBODY = "http://127.0.0.1:9"  # the port of the discard service, which nobody runs
 NAME = "someone/pocket"
@@ -45,7 +42,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    with running_hub(pocket_directory()) as running:
+    with running_hub(EMBEDDED_MODEL) as running:
         monkeypatch.setattr(constants, "ENDPOINT", running.url)
         yield running
 
@@ -58,13 +55,14 @@ def refusal(name: str = NAME) -> str:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Its files by their names, but for what only marks that the folder is complete."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "complete"}
+    """The model's files by their names."""
+    others = ("complete", "README.md")
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in others}
 
 
 def test_a_model_is_fetched_whole_and_nobody_is_asked_twice(fake: FakeHub) -> None:
     directory = resolve_checkpoint(NAME)
-    assert contents(directory) == contents(pocket_directory())
+    assert contents(directory) == contents(EMBEDDED_MODEL)
     assert (revision_of(directory), name_elsewhere(directory)) == (COMMIT, NAME)
     num_requests = len(fake.requests)
     assert num_requests == 1 + len(contents(directory))
@@ -72,18 +70,11 @@ def test_a_model_is_fetched_whole_and_nobody_is_asked_twice(fake: FakeHub) -> No
     assert len(fake.requests) == num_requests
 
 
-def test_a_ctranslate2_repository_is_fetched_and_read_as_it_is(tmp_path: Path, fake: FakeHub) -> None:
-    fake.folder = write_ctranslate2(pocket_directory(), tmp_path / "ct2", "float16")
-    directory = resolve_checkpoint("Systran/faster-whisper-small")
-    assert contents(source_of(directory)) == contents(fake.folder)
-    assert (revision_of(directory), name_elsewhere(directory)) == (COMMIT, "Systran/faster-whisper-small")
-
-
 def test_only_one_set_of_weights_is_fetched(tmp_path: Path, fake: FakeHub) -> None:
-    fake.folder = shutil.copytree(pocket_directory(), tmp_path / "repository")
+    fake.folder = shutil.copytree(EMBEDDED_MODEL, tmp_path / "repository")
     for name in ("pytorch_model.bin", "tf_model.h5", "model.fp32-00001-of-00002.safetensors", "model.bin"):
         (fake.folder / name).write_bytes(b"the same again")
-    assert contents(resolve_checkpoint(NAME)) == contents(pocket_directory())
+    assert contents(resolve_checkpoint(NAME)) == contents(EMBEDDED_MODEL)
 
 
 def test_the_tokenizer_alone_needs_no_weights(fake: FakeHub) -> None:
@@ -95,7 +86,7 @@ def test_the_tokenizer_alone_needs_no_weights(fake: FakeHub) -> None:
 
 def test_a_download_that_breaks_off_goes_on_where_it_ended(fake: FakeHub) -> None:
     fake.cut_after[WEIGHTS] = [3 * BLOCK_BYTES, 7 * BLOCK_BYTES]
-    assert contents(resolve_checkpoint(NAME)) == contents(pocket_directory())
+    assert contents(resolve_checkpoint(NAME)) == contents(EMBEDDED_MODEL)
     asked = [request for request in fake.requests if WEIGHTS in request]
     assert [request.partition(" from ")[2] for request in asked] == [
         "",
@@ -107,7 +98,7 @@ def test_a_download_that_breaks_off_goes_on_where_it_ended(fake: FakeHub) -> Non
 def test_a_server_that_ignores_ranges_sends_the_whole_file_again(fake: FakeHub) -> None:
     fake.ignores_ranges = True
     fake.cut_after[WEIGHTS] = [3 * BLOCK_BYTES]
-    assert contents(resolve_checkpoint(NAME)) == contents(pocket_directory())
+    assert contents(resolve_checkpoint(NAME)) == contents(EMBEDDED_MODEL)
 
 
 def test_what_has_arrived_is_kept_for_the_next_call(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +108,7 @@ def test_what_has_arrived_is_kept_for_the_next_call(fake: FakeHub, monkeypatch: 
     assert "what has arrived is kept: try again" in message
     fake.cut_after.clear()
     fake.requests.clear()
-    assert contents(resolve_checkpoint(NAME)) == contents(pocket_directory())
+    assert contents(resolve_checkpoint(NAME)) == contents(EMBEDDED_MODEL)
     asked = f"/{NAME}/resolve/{COMMIT}/{WEIGHTS} from {3 * BLOCK_BYTES}"
     assert [request for request in fake.requests if WEIGHTS in request] == [asked]
     assert not any("/config.json" in request for request in fake.requests), "what came before it is here"
@@ -129,7 +120,7 @@ def test_a_damaged_file_is_not_used_nor_kept(fake: FakeHub, name: str) -> None:
     assert f"{name} arrived damaged from the hub" in refusal()
     assert not any(name in path.name for path in (own_cache() / "models").rglob("*"))
     fake.damaged = set()
-    assert contents(resolve_checkpoint(NAME)) == contents(pocket_directory())
+    assert contents(resolve_checkpoint(NAME)) == contents(EMBEDDED_MODEL)
 
 
 def test_weights_that_are_not_the_published_ones_are_refused_before_they_are_fetched(fake: FakeHub) -> None:
@@ -178,7 +169,7 @@ def test_a_silent_hub_is_waited_for_once_and_not_long(fake: FakeHub, monkeypatch
 
 def test_a_host_of_files_that_cannot_be_reached_is_tried_once(fake: FakeHub) -> None:
     fake.files_at = NOBODY
-    assert "the download of config.json broke off (" in refusal()
+    assert "the download of added_tokens.json broke off (" in refusal()
     assert len(fake.requests) == 2
 
 
@@ -198,7 +189,7 @@ def test_what_answers_in_the_hub_s_place_is_told_apart(fake: FakeHub) -> None:
 def test_a_file_that_is_longer_than_it_states_is_not_taken_to_its_end(fake: FakeHub) -> None:
     fake.sends_more = 100_000_000
     fake.pause_s = 0.0001
-    assert "config.json on the hub is larger than the " in refusal()
+    assert "added_tokens.json on the hub is larger than the " in refusal()
     kept = [path.stat().st_size for path in (own_cache() / "models").rglob("*") if path.is_file()]
     assert sum(kept) == 0
 
@@ -264,6 +255,7 @@ def test_a_repository_of_another_kind_is_refused_before_anything_is_fetched(
     assert len(fake.requests) == 1
 
 
+@pytest.mark.slow
 def test_two_processes_fetch_a_model_once(fake: FakeHub, home: Path) -> None:
     fake.pause_s = 0.005
     code = "import sys; from asr_server.checkpoint.find import resolve_checkpoint as r; print(r(sys.argv[1]))"
@@ -299,9 +291,10 @@ def test_a_lock_that_somebody_keeps_is_not_waited_for_without_end(
         assert f"another process has held {lock.name} for 0.3 s in which nothing arrived" in message
         assert Path(lock.name).stat().st_mode & 0o777 == 0o600, "nobody else may take it"
     assert fake.requests == []
-    assert contents(resolve_checkpoint(NAME)) == contents(pocket_directory())
+    assert contents(resolve_checkpoint(NAME)) == contents(EMBEDDED_MODEL)
 
 
+@pytest.mark.slow
 def test_a_lock_is_waited_for_as_long_as_something_arrives(
     fake: FakeHub, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,7 +307,7 @@ def test_a_lock_is_waited_for_as_long_as_something_arrives(
             (partial / f"{place}.part").touch()
             assert not wait([waiting], timeout=0.5).done
         fcntl.flock(lock, fcntl.LOCK_UN)
-        assert contents(waiting.result()) == contents(pocket_directory())
+        assert contents(waiting.result()) == contents(EMBEDDED_MODEL)
 
 
 # -- The Hugging Face cache ----------------------------------------------------------------------------------
@@ -326,31 +319,14 @@ def snapshot(home: Path, repository: str, commit: str) -> Path:
 
 
 def test_what_lies_in_the_hugging_face_cache_serves_without_a_question(home: Path) -> None:
-    kept = shutil.copytree(pocket_directory(), snapshot(home, "openai/whisper-small", "0" * 40))
+    kept = shutil.copytree(EMBEDDED_MODEL, snapshot(home, "openai/whisper-small", "0" * 40))
     assert resolve_checkpoint("small") == kept
     assert (revision_of(kept), name_elsewhere(kept)) == ("0" * 40, "openai/whisper-small")
 
 
-@pytest.mark.parametrize(
-    ("name", "repository"),
-    [
-        ("small", "Systran/faster-whisper-small"),
-        ("distil-large-v3", "Systran/faster-distil-whisper-large-v3"),
-        ("turbo", "mobiuslabsgmbh/faster-whisper-large-v3-turbo"),
-        ("Systran/faster-whisper-medium", "Systran/faster-whisper-medium"),
-    ],
-)
-def test_what_faster_whisper_has_fetched_serves_too(home: Path, name: str, repository: str) -> None:
-    kept = write_ctranslate2(pocket_directory(), snapshot(home, repository, "1" * 40), "int8")
-    directory = resolve_checkpoint(name)
-    assert source_of(directory) == kept
-    assert [file.path for file in find_weights(directory)] == [kept / "model.bin"]
-    assert (revision_of(directory), name_elsewhere(directory)) == ("1" * 40, repository)
-
-
 def test_the_newest_complete_snapshot_serves(home: Path) -> None:
-    whole = shutil.copytree(pocket_directory(), snapshot(home, "someone/mine", "a" * 40))
-    cut = shutil.copytree(pocket_directory(), snapshot(home, "someone/mine", "b" * 40))
+    whole = shutil.copytree(EMBEDDED_MODEL, snapshot(home, "someone/mine", "a" * 40))
+    cut = shutil.copytree(EMBEDDED_MODEL, snapshot(home, "someone/mine", "b" * 40))
     (cut / WEIGHTS).write_bytes((cut / WEIGHTS).read_bytes()[:1000])
     refs = cut.parents[1] / "refs"
     refs.mkdir()

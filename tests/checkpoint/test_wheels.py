@@ -6,6 +6,7 @@ import hashlib
 import http.server
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -22,13 +23,16 @@ from asr_server.checkpoint.fetch import fetch, own_cache
 from asr_server.checkpoint.names import Published, Wheels
 from asr_server.checkpoint.wheels import DEFAULT_INDEX, INDEX_VARIABLES, index_url
 from asr_server.errors import CheckpointError
-from tests.checkpoint.foreign_models import write_ctranslate2
-from tests.checkpoints import pocket_directory
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_ctranslate2(pocket_directory(), tmp_path_factory.mktemp("ct2") / "model", "float16")
+    """The files of a model: a package is known by their sums alone."""
+    made = tmp_path_factory.mktemp("model")
+    for name in ("config.json", "tokenizer.json", "vocabulary.txt"):
+        (made / name).write_text(f"this is {name}")
+    (made / "model.bin").write_bytes(random.Random(1).randbytes(200_001))
+    return made
 
 
 class Index(http.server.ThreadingHTTPServer):
