@@ -1,0 +1,239 @@
+"""Settings: defaults and bounds that operators rely on, and what follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, nextafter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from asr_server.config import (
+    EMBEDDED_MODEL,
+    FIELDS,
+    NO_PORT,
+    Settings,
+    environment_names,
+    in_mebibytes,
+    naming,
+    values_for,
+)
+from asr_server.machine import default_preprocess_workers
+
+ABOVE_ZERO = nextafter(0.0, 1.0)
+MIB = 1024 * 1024
+
+# Each setting that counts or measures: default, least and most that it takes.
+BOUNDS: dict[str, tuple[float, float, float]] = {
+    "idle_unload_s": (0, 0, 10_000_000),
+    "max_load_wait_s": (30, ABOVE_ZERO, inf),
+    "max_model_requests": (0, 0, inf),
+    "replicas": (0, 0, 1024),
+    "replicas_per_device": (1, 1, 1024),
+    "replica_niceness": (5, 0, 19),
+    "tensor_parallel_size": (1, 1, inf),
+    "cpu_threads": (0, 0, 1024),
+    "max_slots": (0, 0, 1_000_000),
+    "encode_batch": (0, 0, 1_000_000),
+    "compute_workers": (0, 0, 4),
+    "beam_size": (5, 1, 16),
+    "max_fallbacks": (5, 0, 5),
+    "preprocess_workers": (default_preprocess_workers(), 1, 1024),
+    "max_upload_bytes": (1024 * MIB, 1, inf),
+    "max_upload_memory_bytes": (256 * MIB, 0, inf),
+    "max_upload_disk_bytes": (0, 0, 10**18),
+    "max_audio_s": (12 * 60 * 60, ABOVE_ZERO, inf),
+    "max_decoded_bytes": (64 * 1024 * MIB, 1, 10**18),
+    "max_sample_rate": (384_000, 1000, 1_000_000_000),
+    "max_channels": (32, 1, 65_535),
+    "max_stall_s": (60, 1, inf),
+    "max_preprocess_s": (600, ABOVE_ZERO, inf),
+    "max_concurrent_requests": (256, 1, inf),
+    "max_realtime_sessions": (64, 1, inf),
+    "max_realtime_session_s": (3600, ABOVE_ZERO, inf),
+    "max_realtime_idle_s": (600, ABOVE_ZERO, inf),
+    "realtime_interim_s": (1, 0, inf),
+    "max_chunk_s": (0, 0, 3600),
+    "chunks_ahead": (4, 1, inf),
+    "port": (8000, 0, 65_535),
+    "wyoming_port": (-1, -1, 65_535),
+    "metrics_port": (-1, -1, 65_535),
+    "max_connections": (1000, 1, inf),
+    "max_header_bytes": (65_536, 1024, inf),
+    "header_timeout_s": (10, ABOVE_ZERO, inf),
+    "min_client_bytes_per_s": (1000, ABOVE_ZERO, inf),
+    "client_grace_s": (20, ABOVE_ZERO, inf),
+    "keep_alive_s": (75, 1, inf),
+    "drain_s": (25, 0, inf),
+}
+SWITCHES = {"copy_overlap": False, "cuda_graphs": True, "check_voice": True, "reuse_port": False}
+
+
+def settings(**values: Any) -> Settings:
+    return Settings(**values)
+
+
+def test_every_setting_that_is_no_text_is_in_a_table_here() -> None:
+    kinds = {name: field.annotation for name, field in FIELDS.items()}
+    assert {name for name, kind in kinds.items() if kind in (int, float)} == {*BOUNDS}
+    assert {name for name, kind in kinds.items() if kind is bool} == {*SWITCHES}
+
+
+def test_defaults() -> None:
+    default = settings()
+    assert {name: getattr(default, name) for name in BOUNDS} == {name: row[0] for name, row in BOUNDS.items()}
+    assert {name: getattr(default, name) for name in SWITCHES} == SWITCHES
+    assert (default.model, default.host) == ("base", "127.0.0.1")
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_number_is_taken_up_to_its_bounds_and_refused_beyond_them(name: str) -> None:
+    _, least, most = BOUNDS[name]
+    is_whole = FIELDS[name].annotation is int
+    beyond_least, beyond_most = (
+        (least - 1, most + 1) if is_whole else (nextafter(least, -inf), nextafter(most, inf))
+    )
+    assert getattr(settings(**{name: least}), name) == least
+    with pytest.raises(ValidationError):
+        settings(**{name: beyond_least})
+    if most < inf:
+        assert getattr(settings(**{name: most}), name) == most
+        with pytest.raises(ValidationError):
+            settings(**{name: beyond_most})
+    elif not is_whole:
+        with pytest.raises(ValidationError):
+            settings(**{name: inf})
+
+
+def test_a_name_that_is_no_setting_is_refused() -> None:
+    with pytest.raises(ValidationError):
+        settings(prot=8000)
+
+
+# -- Names ---------------------------------------------------------------------------------------------------
+
+
+def test_a_model_answers_to_its_own_name_or_the_given_one_and_to_its_aliases(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.pt"
+    file.touch()
+    (tmp_path / "my.model").mkdir()
+    own = [settings(model=name).model_names[0] for name in ("turbo", str(file), str(tmp_path / "my.model"))]
+    assert own == ["turbo", "tiny", "my.model"]
+    assert settings(served_model_name="ours", model_alias=" a , ,*,b").model_names == ("ours", "a", "b")
+    assert settings(model_alias="a, *").takes_any_name
+    assert not settings(model_alias="a").takes_any_name
+    assert "whisper-1" in settings().model_names
+
+
+def test_lists_are_read_without_spaces_and_empty_entries_and_hosts_in_lower_case() -> None:
+    origins = "https://a.example , http://b:81"
+    assert settings(cors_origins=origins).allowed_origins == ("https://a.example", "http://b:81")
+    assert settings(allowed_hosts="ASR.example , b").allowed_host_names == ("asr.example", "b")
+    assert settings().allowed_origins == settings().allowed_host_names == ()
+
+
+def test_only_the_embedded_model_has_a_limit_and_says_why_it_serves() -> None:
+    assert settings().model_description == "a Whisper model"
+    chosen = settings(model=str(EMBEDDED_MODEL))
+    limit = "hears English digits only, about 1 in 20 of them wrongly"
+    assert (chosen.model_limit, chosen.model_description) == (limit, f"a Whisper model that {limit}")
+    instead = settings(model=str(EMBEDDED_MODEL), why_embedded="no network")
+    assert instead.model_limit == f"{limit}; it serves because base could not be fetched"
+
+
+def test_a_setting_is_named_by_its_flag_and_the_variable_that_counts_first() -> None:
+    assert naming("max_audio_s") == "--max-audio-s (ASR_SERVER_MAX_AUDIO_S)"
+    assert environment_names("api_key") == ("VLLM_API_KEY", "ASR_SERVER_API_KEY")
+    assert naming("api_key") == "--api-key (VLLM_API_KEY)"
+    assert environment_names("port") == ("ASR_SERVER_PORT",)
+
+
+# -- What follows --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["api_key", "api_key_file", "keys_file"])
+def test_a_key_is_asked_for_once_any_is_given(name: str) -> None:
+    assert not settings(admin_key="a").asks_for_key
+    assert settings(**{name: "key"}).asks_for_key
+
+
+@pytest.mark.parametrize("name", ["api_key", "admin_key"])
+def test_a_key_loses_spaces_around_it_and_a_blank_one_is_refused(name: str) -> None:
+    assert getattr(settings(**{name: " secret\n"}), name) == "secret"
+    with pytest.raises(ValidationError):
+        settings(**{name: " \n"})
+
+
+def test_metrics_have_a_port_of_their_own_unless_it_is_minus_one() -> None:
+    assert not settings(metrics_port=NO_PORT).has_metrics_port
+    assert settings(metrics_port=0).has_metrics_port
+
+
+@pytest.mark.parametrize(
+    ("values", "num_gpus", "num_replicas"),
+    [
+        ({}, 0, 1),
+        ({}, 4, 4),
+        ({"device": "cpu"}, 4, 1),
+        ({"replicas": 3}, 4, 3),
+        ({"replicas_per_device": 2}, 4, 8),
+        ({"replicas": 3, "replicas_per_device": 2}, 4, 3),
+        ({"tensor_parallel_size": 2}, 5, 2),
+        ({"tensor_parallel_size": 8}, 4, 1),
+        ({"device": "cpu", "replicas_per_device": 3}, 0, 3),
+    ],
+)
+def test_there_is_a_replica_for_each_device(
+    values: dict[str, Any], num_gpus: int, num_replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asr_server.config.num_gpus", lambda: num_gpus)
+    assert settings(**values).num_replicas == num_replicas
+
+
+@pytest.mark.parametrize(
+    ("values", "cores", "num_threads"),
+    [
+        ({}, 12, 12),
+        ({"replicas": 3}, 12, 4),
+        ({"replicas": 2, "tensor_parallel_size": 3}, 12, 2),
+        ({"replicas": 5}, 12, 2),
+        ({"replicas": 13}, 12, 1),
+        ({"replicas": 3, "cpu_threads": 7}, 12, 7),
+    ],
+)
+def test_threads_share_the_cores_between_all_processes(
+    values: dict[str, Any], cores: int, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asr_server.config.available_cores", lambda: cores)
+    assert settings(device="cpu", **values).threads_per_rank == num_threads
+
+
+def test_the_temperature_ladder_is_capped() -> None:
+    assert settings().temperatures == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    assert settings(max_fallbacks=0).temperatures == (0.0,)
+    assert settings(max_fallbacks=2).temperatures == (0.0, 0.2, 0.4)
+
+
+def test_part_of_the_settings_is_handed_on_by_name() -> None:
+    @dataclass
+    class Some:
+        max_channels: int
+        other: int = 0
+
+    assert values_for(Some, settings(max_channels=3)) == {"max_channels": 3}
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "words"),
+    [
+        (1024 * MIB, "1024 MiB"),
+        (1.26 * MIB, "1.3 MiB"),
+        (MIB / 10, "0.1 MiB"),
+        (MIB // 10, "104857 bytes"),
+        (1.5, "1.5 bytes"),
+    ],
+)
+def test_sizes_are_in_mebibytes_and_little_ones_in_bytes(num_bytes: float, words: str) -> None:
+    assert in_mebibytes(num_bytes) == words

@@ -1,0 +1,64 @@
+"""What a client can tell from an error: its status, code and field, and when to come back."""
+
+from __future__ import annotations
+
+import pytest
+
+from asr_server import errors
+from asr_server.errors import (
+    InvalidValue,
+    ModelNotFound,
+    Overloaded,
+    ReplicasEnded,
+    ReportedError,
+    RequestError,
+    ServiceUnavailable,
+    ShuttingDown,
+)
+
+# As HTTP and OpenAI have them; all others of the sender's are 400, and all others of the server's are 500.
+STATUSES = {
+    "InvalidApiKey": 401,
+    "AdminOff": 403,
+    "HostNotAllowed": 403,
+    "OriginNotAllowed": 403,
+    "ModelNotFound": 404,
+    "TooSlow": 408,
+    "UploadTooLarge": 413,
+    "Overloaded": 429,
+    "RateLimited": 429,
+    "HeadersTooLarge": 431,
+    "TooManyHeaders": 431,
+}
+KINDS = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, ReportedError)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_status_says_whose_fault_it_is(kind: type[ReportedError]) -> None:
+    if issubclass(kind, RequestError):
+        assert kind.status == STATUSES.get(kind.__name__, 400)
+    else:
+        assert kind.status == (503 if issubclass(kind, ServiceUnavailable) else 500)
+
+
+def test_what_repeats_the_clients_words_is_cut() -> None:
+    error = InvalidValue("m" * 2001, "p" * 201)
+    assert error.message == str(error) == "m" * 2000
+    assert error.param == "p" * 200
+
+
+def test_a_field_is_named_by_the_error_or_its_kind() -> None:
+    assert InvalidValue("no").param is None
+    assert ModelNotFound("no").param == "model"
+    assert ModelNotFound("no", "session.model").param == "session.model"
+
+
+def test_a_client_is_told_when_to_come_back() -> None:
+    assert Overloaded("full", 2.5).retry_after_s == 2.5
+    assert ServiceUnavailable("later").retry_after_s == 5.0
+    assert ServiceUnavailable("later", 30.0).retry_after_s == 30.0
+    assert (ShuttingDown().retry_after_s, ShuttingDown().message) == (5.0, "The server is shutting down.")
+
+
+def test_a_chunk_that_ends_replicas_says_how_many() -> None:
+    assert ReplicasEnded(3).message == "A part of the audio has ended 3 engine processes one after another."

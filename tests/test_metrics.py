@@ -1,0 +1,293 @@
+"""The metrics that a server starts with, and what one request adds to them and to its own line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import Histogram
+
+from asr_server import __version__, metrics
+from asr_server.channel.messages import ChunkTimes, Submit
+from asr_server.core import ChunkId, ChunkResult, DecodingOptions
+from asr_server.metrics import MAX_STAGES, REGISTRY, RequestStats, Stage
+
+LADDER = (0.0, 0.2, 0.4, 0.6)
+
+
+def value(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+class Added:
+    """What is added to a series from now on."""
+
+    def __init__(self, name: str, **labels: str) -> None:
+        self._name, self._labels = name, labels
+        self._before = value(name, **labels)
+
+    def __call__(self) -> float:
+        return round(value(self._name, **self._labels) - self._before, 6)
+
+
+class Payer:
+    name = "web"
+
+    def __init__(self) -> None:
+        self.spent_s = 0.0
+
+    def spend_audio(self, duration_s: float) -> None:
+        self.spent_s += duration_s
+
+    def count_answer(self, status: int) -> None: ...
+
+    def headers(self) -> dict[str, str]:
+        return {}
+
+
+def result(temperature: float = 0.0, num_fallbacks: int = 0) -> ChunkResult:
+    return ChunkResult((1,), (-0.1,), -0.1, 0.0, 1.0, temperature, "en", "stop", num_fallbacks=num_fallbacks)
+
+
+def submit(part: int = 0) -> Submit:
+    options = DecodingOptions(temperatures=LADDER)
+    return Submit(ChunkId("a", 0, part), np.zeros(1, np.float32), options)
+
+
+# -- At the start --------------------------------------------------------------------------------------------
+
+
+def test_a_server_starts_with_every_reason_at_0_and_figures_of_its_process() -> None:
+    code = (
+        "import json; from asr_server.metrics import REGISTRY\n"
+        "samples = [s for metric in REGISTRY.collect() for s in metric.samples]\n"
+        "print(json.dumps([(s.name, s.labels, s.value) for s in samples]))"
+    )
+    output = subprocess.check_output([sys.executable, "-c", code], text=True)
+    samples: list[tuple[str, dict[str, str], float]] = json.loads(output)
+    reasons: dict[str, set[str]] = {}
+    for name, labels, number in samples:
+        if name.startswith("asr_") and name.endswith("_total") and labels:
+            reasons.setdefault(name, set()).update(labels.values())
+            assert number == 0, name
+    ladder = {"0", "0.2", "0.4", "0.6", "0.8", "1"}
+    assert reasons == {
+        "asr_chunks_transcribed_total": ladder,
+        "asr_fallbacks_total": ladder - {"0"},
+        "asr_chunks_read_again_total": {
+            *("unread_tail", "speech_passed_over", "prompt_repeated", "language_outvoted", "replica_lost"),
+        },
+        "asr_segments_dropped_total": {"judged_silence", "no_voice", "echo"},
+        "asr_chunks_failed_total": {"engine_error", "replicas_ended", "no_engine", "shutting_down"},
+        "asr_replica_restarts_total": {"exited", "frozen", "hung", "not_ready", "failed_start"},
+    }
+    names = {name for name, _, _ in samples}
+    assert {"process_resident_memory_bytes", "python_gc_collections_total"} <= names
+    assert not {name for name in names if name.endswith("_created")}
+    (build,) = [labels for name, labels, _ in samples if name == "asr_build_info"]
+    assert build["version"] == __version__
+    assert {*build} == {"version", "python", "torch"}
+
+
+def is_round(bound: float) -> bool:
+    """Whether a reader of a dashboard takes it in: 0.25, 5 or 200, or a usual number of seconds."""
+    first_digits = f"{bound:e}".partition("e")[0].rstrip("0").rstrip(".")
+    return first_digits in ("1", "2", "2.5", "5") or bound in (30, 60, 300, 600, 120, 1800, 3600, 7200, 14400)
+
+
+def bounds_of(histogram: Histogram) -> list[float]:
+    return list(histogram._kwargs["buckets"])
+
+
+HISTOGRAMS = {name: each for name, each in vars(metrics).items() if isinstance(each, Histogram)}
+
+
+@pytest.mark.parametrize("name", HISTOGRAMS)
+def test_buckets_have_round_bounds_in_even_steps(name: str) -> None:
+    bounds = bounds_of(HISTOGRAMS[name])
+    assert all(map(is_round, bounds))
+    assert all(1.6 < above / below <= 3 for below, above in pairwise(bounds))
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last"),
+    [
+        ("request_seconds", 0.05, 600),
+        ("first_text_seconds", 0.05, 600),
+        ("request_audio_seconds", 1, 14_400),
+        ("request_rtfx", 0.5, 1000),
+        ("preprocess_seconds", 0.005, 60),
+        ("chunk_decode_seconds", 0.005, 60),
+    ],
+)
+def test_buckets_reach_from_the_fastest_to_the_slowest(name: str, first: float, last: float) -> None:
+    bounds = bounds_of(HISTOGRAMS[name])
+    assert (bounds[0], bounds[-1]) == (first, last)
+
+
+# -- One request ---------------------------------------------------------------------------------------------
+
+
+def test_a_chunk_waits_then_is_encoded_then_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 110.0)
+    sums = [Added(f"asr_chunk_{stage}_seconds_sum") for stage in ("queue", "encode", "decode")]
+    stats = RequestStats()
+    stats.timeline = []
+    stats.on_chunk_times(100.0, ChunkTimes(encode_s=1.5, decode_s=2.0), chunk=7)
+    assert [added() for added in sums] == [6.5, 1.5, 2.0]
+    assert stats.timeline == [
+        Stage("queue", 100.0, 106.5, 7),
+        Stage("encode", 106.5, 108.0, 7),
+        Stage("decode_text", 108.0, 110.0, 7),
+    ]
+    stats.on_chunk_times(109.0, ChunkTimes(encode_s=1.5, decode_s=2.0), chunk=8)  # clocks differ a little
+    assert stats.summary()["stages_s"] == {
+        "chunks_queued": 6.5,
+        "chunks_encoded": 3.0,
+        "chunks_decoded": 4.0,
+    }
+
+
+def test_a_stage_is_timed_even_if_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([1.0, 3.0, 10.0, 14.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    stats = RequestStats()
+    stats.timeline = []
+    with pytest.raises(ZeroDivisionError), stats.stage("upload"):
+        raise ZeroDivisionError
+    with stats.stage("upload"):
+        pass
+    assert stats.timeline == [Stage("upload", 1.0, 3.0), Stage("upload", 10.0, 14.0)]
+    assert stats.summary() == {"stages_s": {"upload": 6.0}}
+
+
+def test_a_timeline_is_kept_where_it_is_wanted_up_to_its_most() -> None:
+    stats = RequestStats()
+    stats.note("a", 0.0, 1.0)
+    assert stats.timeline is None
+    stats.timeline = []
+    for number in range(300):
+        stats.note("a", number, number + 1)
+    assert [stage.began_at for stage in stats.timeline] == list(range(MAX_STAGES))
+    assert MAX_STAGES == 256
+
+
+def test_results_are_counted_by_the_temperatures_tried() -> None:
+    kept, other = (Added("asr_chunks_transcribed_total", temperature=t) for t in ("0.4", "other"))
+    tried = [Added("asr_fallbacks_total", temperature=f"{t:g}") for t in LADDER]
+    stats = RequestStats()
+    stats.on_result(result(0.4, num_fallbacks=2), submit())
+    stats.on_result(result(0.7), submit(part=1))
+    assert (kept(), other()) == (1, 1)
+    assert [added() for added in tried] == [0, 1, 1, 0]
+    assert stats.summary() == {"chunks": 1, "fallbacks": {"0.2": 1, "0.4": 1}}
+
+
+def test_what_is_read_again_dropped_or_guessed_is_counted() -> None:
+    again = Added("asr_chunks_read_again_total", reason="unread_tail")
+    dropped = Added("asr_segments_dropped_total", reason="echo")
+    guessed = Added("asr_words_guessed_total")
+    stats = RequestStats()
+    stats.on_read_again("unread_tail")
+    stats.on_segments_dropped("echo", 3)
+    stats.on_segments_dropped("no_voice", 0)
+    stats.on_words_guessed(4)
+    assert (again(), dropped(), guessed()) == (1, 3, 4)
+    assert stats.summary() == {"read_again": {"unread_tail": 1}, "segments_dropped": {"echo": 3}}
+
+
+def test_the_first_text_is_the_first_one() -> None:
+    seconds = Added("asr_time_to_first_text_seconds_sum")
+    stats = RequestStats()
+    stats.on_first_text(1.23456)
+    stats.on_first_text(5.0)
+    assert seconds() == 6.23456
+    assert stats.summary() == {"first_text_s": 1.235}
+
+
+def test_audio_is_counted_by_language_and_paid_for() -> None:
+    english = Added("asr_audio_transcribed_seconds_total", route="/a", language="en")
+    unknown = Added("asr_audio_transcribed_seconds_total", route="/a", language="unknown")
+    stats = RequestStats(lambda: "/a")
+    stats.on_audio(2.0, "en")
+    stats.account = payer = Payer()
+    stats.on_audio(3.0004, "en")
+    stats.on_audio(1.0, None)
+    stats.on_audio(0.0, "de")
+    assert (english(), unknown(), payer.spent_s) == (5.0004, 1.0, 4.0004)
+    assert stats.audio_s == 6.0004
+    assert stats.summary() == {"key": "web", "audio_s": 6.0, "languages": {"en": 5.0, "unknown": 1.0}}
+
+
+@pytest.mark.parametrize(("audio_s", "took_s", "counted"), [(6.0, 2.0, 1), (0.0, 2.0, 0), (6.0, 0.0, 0)])
+def test_speed_is_counted_where_audio_was_transcribed(
+    audio_s: float, took_s: float, counted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("asr_request_audio_seconds_sum", "asr_request_rtfx_sum", "asr_request_rtfx_count")
+    added = [Added(name, route="/speed") for name in names]
+    clock = iter([1.0, 1.0 + took_s])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    stats = RequestStats()
+    stats.on_audio(audio_s, "en")
+    with stats.stage("transcription"):
+        pass
+    stats.on_answered("/speed")
+    assert [each() for each in added] == [6.0 * counted, 3.0 * counted, counted]
+
+
+def test_a_line_says_what_a_request_took() -> None:
+    stats = RequestStats()
+    assert (str(stats), stats.summary()) == ("", {})
+    stats.account = Payer()
+    stats.on_audio(75.04, "en")
+    for part in (0, 0, 1):
+        stats.on_result(result(0.2, num_fallbacks=1), submit(part))
+    stats.on_read_again("unread_tail")
+    stats.on_segments_dropped("echo", 2)
+    expected = "; key web, audio 75.0 s, chunks 2, fallbacks 3, read again 1, segments dropped 2"
+    assert str(stats) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "shown"),
+    [({"model": "m", "stream": False, "language": None, "best": 0}, {"model": "m", "stream": False})],
+)
+def test_a_summary_leaves_out_what_is_empty_but_for_a_switch_that_is_off(
+    asked_for: dict[str, Any], shown: Mapping[str, Any]
+) -> None:
+    stats = RequestStats()
+    stats.asked_for = asked_for
+    assert stats.summary() == shown
+    stats.on_result(result(), submit())
+    assert stats.summary() == {**shown, "chunks": 1, "fallbacks": {}}
+
+
+async def test_each_task_counts_for_its_own_request() -> None:
+    async def work(route: str) -> tuple[RequestStats, RequestStats]:
+        begun = metrics.begin_request_stats(lambda: route)
+        await asyncio.sleep(0)
+        return begun, metrics.current_request_stats()
+
+    (one, found_one), (two, found_two) = await asyncio.gather(work("/a"), work("/b"))
+    assert one is found_one
+    assert two is found_two
+    assert metrics.current_request_stats() not in (one, two)
+    assert not one.is_metered
+
+
+def test_work_of_the_pool_counts_its_wait_and_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited, worked = (Added(f"asr_preprocess_{name}seconds_sum") for name in ("wait_", ""))
+    stats = metrics.begin_request_stats(lambda: "/a")
+    stats.timeline = []
+    monkeypatch.setattr(time, "monotonic", lambda: 17.0)
+    metrics.on_preprocessed(10.0, 12.0)
+    assert (waited(), worked()) == (2.0, 5.0)
+    assert stats.timeline == [Stage("decode_audio", 12.0, 17.0)]
