@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby, pairwise
 from typing import Final
-from unicodedata import east_asian_width
 
 import msgspec
 
@@ -39,12 +38,12 @@ from asr_server.transcription.voice_check import (
     on_frame_s,
     tail_before_s,
 )
+from asr_server.transcription.words import num_letters
 
 MIN_REST_S: Final = PAUSE_S + MIN_CERTAIN_FRAMES * FRAME_S  # a shorter one cannot hold a pause and a word
 # Letters for a second of certain speech: a reader says 11 to 17, a speech of Kennedy's has 7.5. With fewer,
 # and a pause of a second within, a segment may have lost a sentence.
 FEWEST_LETTERS_PER_S: Final = 7.0
-LONG_LETTERS: Final = 3  # a digit, and a character of two columns, takes as long as so many letters
 # What one word of known time may fill: drawn out, or of many letters.
 SLOW_WORD_S: Final = 1.5
 SLOW_LETTERS_PER_S: Final = 5.0
@@ -112,18 +111,13 @@ def until_overlong(
     for number in range(num_sent, len(part.spans)):
         span = part.spans[number]
         start_s = max(span.start_s, _end_s(part.spans[number - 1]) if number else 0.0)
-        letters_s = _num_letters(tokenizer.decode(span.tokens)) / FEWEST_LETTERS_PER_S
+        letters_s = num_letters(tokenizer.decode(span.tokens)) / FEWEST_LETTERS_PER_S
         if spoken.certainly_spoken_s(start_s, span.end_s) - letters_s < SURELY_S:
             continue
         pause_s = _longest_pause_s(start_s, span.end_s, spoken)
         if pause_s is not None:
             return _cut(part, chunk, number, start_s, _middle_s(pause_s))
     return None
-
-
-def _num_letters(text: str) -> int:
-    letters = filter(str.isalnum, text)
-    return sum(LONG_LETTERS if x.isdigit() or east_asian_width(x) in "FW" else 1 for x in letters)
 
 
 def _longest_pause_s(start_s: float, end_s: float, spoken: SpokenChunk) -> Stretch | None:
@@ -188,7 +182,7 @@ def _is_wordless(words: Sequence[Word], stretch_s: Stretch) -> bool:
 
 def _filled_s(words: Sequence[Word], stretch_s: Stretch) -> float:
     within = [word for word in words if _reaches_into(word, stretch_s)]
-    return sum(max(SLOW_WORD_S, _num_letters(word.text) / SLOW_LETTERS_PER_S) for word in within)
+    return sum(max(SLOW_WORD_S, num_letters(word.text) / SLOW_LETTERS_PER_S) for word in within)
 
 
 def _reaches_into(word: Word, stretch_s: Stretch) -> bool:

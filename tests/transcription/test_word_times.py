@@ -8,7 +8,6 @@ import pytest
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Samples, Segment, Word
 from asr_server.transcription.segments import decode_part, segments_of
 from asr_server.transcription.word_times import (
-    LEAD_S,
     MAX_WORD_S,
     MIN_WORD_S,
     AlignedWord,
@@ -122,13 +121,19 @@ def test_edges_of_words_that_run_on_move_to_the_sound() -> None:
     """Attention moves on before it, between words, not behind a pause."""
     said = [Word(" a", 0.1, 0.6), Word(" b", 0.6, 0.9), Word(" c", 1.2, 1.5), Word(" d", 1.5, 1.54)]
     found = [(each.start_s, each.end_s) for each in without_lead(said)]
-    assert found == [pytest.approx(x) for x in ((0.1, 0.68), (0.68, 0.9), (1.2, 1.51), (1.51, 1.54))]
+    assert found == [pytest.approx(x) for x in ((0.1, 0.634), (0.634, 0.9), (1.2, 1.51), (1.51, 1.54))]
     long = without_lead([Word(" a", 0.0, 2.0), Word(" b", 2.0, 2.5)])
     assert long[0].end_s == MAX_WORD_S
     assert without_lead([]) == []
     paused = [Word(" a", 0.0, 0.4), Word(" b", 2.0, 2.2), Word(" c", 2.2, 2.6)]
     assert without_lead(paused) == paused, "the first word behind a pause"
     assert without_lead(paused[1:]) == paused[1:], "or behind silence at the start"
+
+
+@pytest.mark.parametrize(("text", "later_s"), [(" disadvantages,", 0.202), (" to", 0.048), ("你", 0.062)])
+def test_attention_leaves_a_word_of_more_letters_sooner(text: str, later_s: float) -> None:
+    before, behind = without_lead([Word(text, 0.1, 0.9), Word(" word", 0.9, 1.4)])
+    assert before.end_s == behind.start_s == pytest.approx(0.9 + later_s)
 
 
 def test_without_a_pause_the_alignment_holds() -> None:
@@ -198,8 +203,8 @@ def test_words_lie_in_their_segments_on_the_files_clock() -> None:
     first, second = segments(result, sound(4), start_s=60)
     one, two, three = [*first.words, *second.words]
     assert [(w.text, w.start_s, w.end_s) for w in (one, two, three)] == [
-        (" one", 60.2, pytest.approx(61.0 + LEAD_S)),
-        (" two", one.end_s, pytest.approx(62.0 + LEAD_S)),
+        (" one", 60.2, pytest.approx(61.0 + 0.062)),
+        (" two", one.end_s, pytest.approx(62.0 + 0.062)),
         (" three!", two.end_s, 63.0),
     ]
 
