@@ -328,10 +328,3 @@ def test_deltas_carry_the_tokens_of_their_words_and_all_tokens_are_sent_once() -
         [" one", " tw", "o"],
         [" three", " four"],
     ]
-
-
-def test_characters_of_a_language_without_spaces_get_the_token_that_ends_in_them() -> None:
-    tokens = (token("你好"), token("世"), token("界"))
-    assert t.tokens_between("你好世界", "zh", tokens, 0, 1) == ()
-    assert t.tokens_between("你好世界", "zh", tokens, 1, 3) == tokens[:2]
-    assert t.tokens_between("你好世界", "zh", tokens, 3, None) == tokens[2:]

@@ -1,0 +1,137 @@
+"""Which words of a growing turn are stable, which tokens belong to them, and how turns begin."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import asdict
+
+from asr_server.core import TokenLogprob
+from asr_server.realtime import turn_types as t
+from asr_server.realtime.turn import next_state
+from asr_server.realtime.turn_types import Agreement, agree, conclude, split_words, tokens_between
+
+WORDS = st.lists(st.sampled_from(["one", "two", "three"]), max_size=6).map(" ".join)
+
+
+def test_the_first_reading_alone_is_not_stable() -> None:
+    _, text = agree(Agreement(), "one two", None)
+    assert text == ""
+
+
+def test_punctuation_and_capitals_are_no_disagreement() -> None:
+    agreement, _ = agree(Agreement(), "one two", None)
+    assert agree(agreement, "One, two. Three", None)[1] == "One, two."
+
+
+def test_characters_agree_where_there_are_no_words() -> None:
+    agreement, _ = agree(Agreement(), "你好吗", "zh")
+    agreement, text = agree(agreement, "你好嘛", "zh")
+    assert text == "你好"
+    assert conclude(agreement, "你好吗", "zh") == "吗"
+
+
+@given(st.lists(WORDS, max_size=6), WORDS)
+def test_as_many_words_are_sent_as_the_final_text_has_unless_more_had_been_stable(
+    readings: list[str], final: str
+) -> None:
+    agreement, sent = Agreement(), []
+    for reading in readings:
+        agreement, text = agree(agreement, reading, None)
+        sent += text.split()
+    assert len(sent) == agreement.num_sent
+    rest = conclude(agreement, final, None).split()
+    assert len(sent) + len(rest) == max(len(sent), len(final.split()))
+    assert rest == final.split()[len(sent) :]
+
+
+def test_what_was_sent_stays_sent_when_a_later_reading_disagrees_or_is_shorter() -> None:
+    agreement = Agreement()
+    sent = []
+    for reading in ("one two three", "one two three", "one too", "one two three four", "one two three four"):
+        agreement, text = agree(agreement, reading, "en")
+        sent.append(text)
+    assert sent == ["", "one two three", "", "", "four"]
+    assert agreement.num_sent == 4
+
+
+def test_words_are_parted_at_spaces_and_in_chinese_at_each_character() -> None:
+    assert split_words(" Good  morning,\nall ", "en") == ("Good", "morning,", "all")
+    assert split_words(" 你好 ", "zh") == ("你", "好")
+
+
+def token(text: str) -> TokenLogprob:
+    return TokenLogprob(text, -0.1, tuple(text.encode()))
+
+
+TOKENS = tuple(map(token, (" one", " tw", "o", ",", " drei", " ü", "ber")))
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "tokens"),
+    [
+        (0, None, TOKENS),
+        (0, 0, ()),
+        (0, 1, TOKENS[:1]),
+        (0, 2, TOKENS[:4]),
+        (1, 2, TOKENS[1:4]),
+        (2, 2, ()),
+        (2, 3, TOKENS[4:5]),
+        (2, None, TOKENS[4:]),
+        (4, None, ()),
+        (5, None, ()),  # the final text has fewer words than were sent
+    ],
+)
+def test_tokens_belong_to_the_word_that_they_end_in(
+    first: int, end: int | None, tokens: tuple[TokenLogprob, ...]
+) -> None:
+    assert tokens_between("one two, drei über", "de", TOKENS, first, end) == tokens
+
+
+def test_a_token_behind_the_last_word_comes_with_the_rest() -> None:
+    tokens = (*map(token, (" one", " ")),)
+    assert tokens_between("one ", "en", tokens, 0, 1) == tokens[:1]
+    assert tokens_between("one ", "en", tokens, 1, None) == tokens[1:]
+    assert tokens_between("one ", "en", tokens, 2, None) == ()
+
+
+def test_characters_of_a_language_without_spaces_get_the_token_that_ends_in_them() -> None:
+    tokens = (token("你好"), token("世"), token("界"))
+    assert tokens_between("你好世界", "zh", tokens, 0, 1) == ()
+    assert tokens_between("你好世界", "zh", tokens, 1, 3) == tokens[:2]
+    assert tokens_between("你好世界", "zh", tokens, 3, None) == tokens[2:]
+    assert tokens_between("你 好世界", "zh", (token("你"), *map(token, " 好")), 0, 1) == ()
+
+
+def test_a_session_begins_empty_and_its_first_turn_unread_and_unannounced() -> None:
+    state = t.State()
+    assert asdict(state) == {
+        **dict.fromkeys(("tag",), ""),
+        **dict.fromkeys(("interim_samples", "padding", "num_samples", "uncommitted_from", "num_turns"), 0),
+        **{"is_detecting": False, "idle_timeout": None, "open": None, "committed": ()},
+        "previous_item_id": None,
+    }
+    turn = next_state(state, t.AudioWritten(1600))[0].open
+    assert turn
+    assert asdict(turn) == {
+        "item_id": "item_000000",
+        **dict.fromkeys(("start", "read_to", "num_chunks"), 0),
+        **dict.fromkeys(("is_reading", "is_paused", "is_announced"), False),
+        **{"text": "", "deltas": "", "agreement": Agreement(num_sent=0, last_reading=())},
+    }
+
+
+def test_a_chunk_of_which_nothing_is_known_has_no_text() -> None:
+    """Each of these comes about without further values, as when a reading is cancelled."""
+    turn = next_state(t.State(), t.AudioWritten(1600))[0]
+    assert turn.open
+    unread = t.InterimRead(turn.open.item_id)
+    assert (unread.chunk, unread.text, unread.language, unread.logprobs) == (0, None, None, None)
+    off = t.DetectionSet(False)
+    assert (off.padding, off.idle_timeout) == (0, None)
+
+
+def test_a_millisecond_has_sixteen_samples() -> None:
+    """As OpenAI's events count the time of 16 kHz audio."""
+    assert t.SAMPLES_PER_MS == 16
