@@ -6,13 +6,33 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from asr_server.api.auth import ApiKeys
 from asr_server.api.models import ModelRegistry
 from asr_server.config import Settings
-from asr_server.errors import InvalidValue
-from asr_server.realtime.client_events import SessionUpdate, parse_client_event
-from asr_server.realtime.config import SessionConfig, default_config, interim_interval_s, update_config
-from asr_server.realtime.server_events import DEFAULT_VAD
+from asr_server.errors import InvalidApiKey, InvalidValue, ModelNotFound
+from asr_server.realtime import config as module
+from asr_server.realtime.client_events import (
+    AlawFormat,
+    PcmFormat,
+    SessionFields,
+    SessionUpdate,
+    parse_client_event,
+)
+from asr_server.realtime.config import (
+    SessionConfig,
+    decoding_options,
+    default_config,
+    describe,
+    describe_old,
+    interim_interval_s,
+    make_secret,
+    open_secret,
+    update_config,
+    with_model,
+)
+from asr_server.realtime.server_events import DEFAULT_VAD, SEMANTIC_VAD, SessionTranscription
 from tests.api.running_app import RunningApp, served
 from tests.realtime.realtime_client import open_session
 
@@ -97,3 +117,180 @@ async def test_a_live_model_named_in_the_address_has_no_detection(app: RunningAp
     path = "/v1/realtime?intent=transcription&model=gpt-live-transcribe"
     async with open_session(f"http://{app.host}:{app.port}", path) as client:
         assert (await client.update())["session"]["audio"]["input"]["turn_detection"] is None
+
+
+# -- Updates --
+
+
+def test_what_is_not_given_stays_and_null_restores_the_default() -> None:
+    config = updated(
+        default_config("whisper-1"),
+        format={"type": "audio/pcma"},
+        transcription={
+            "language": "de",
+            "prompt": "p",
+            "keywords": ["k"],
+            "delay": "low",
+            "model": "whisper-1",
+        },
+        turn_detection={"threshold": 0.7, "idle_timeout_ms": 6000},
+    )
+    assert updated(config) == config
+    assert isinstance(config.format, AlawFormat)
+    assert isinstance(updated(config, format=None).format, PcmFormat)
+    of_language = updated(config, transcription={"language": "en"}).transcription
+    assert (of_language.language, of_language.prompt, of_language.keywords) == ("en", "p", ("k",))
+    assert updated(
+        config, transcription={"keywords": None, "languages": ["de", "en"]}
+    ).transcription == replace(config.transcription, keywords=(), languages=("de", "en"))
+    name = MODELS.default.name
+    assert updated(config, transcription=None).transcription == SessionTranscription(name)
+    assert updated(config, transcription={"model": None}).transcription.model == name
+    vad = updated(config, turn_detection={"threshold": None, "prefix_padding_ms": 0}).vad
+    assert vad == replace(DEFAULT_VAD, idle_timeout_ms=6000, prefix_padding_ms=0)
+    assert updated(config, turn_detection=None).vad is None
+
+
+def test_an_update_of_the_included_fields_replaces_them() -> None:
+    logprobs = "item.input_audio_transcription.logprobs"
+    config = default_config("whisper-1")
+    assert config.include == ()
+    included = update_config(config, SessionFields(include=[logprobs]), MODELS)
+    assert included.include == (logprobs,)
+    assert update_config(included, SessionFields(), MODELS) == included
+    assert update_config(included, SessionFields(include=None), MODELS).include == ()
+    assert decoding_options(included, MODELS).token_logprobs
+    assert not decoding_options(config, MODELS).token_logprobs
+
+
+def test_a_model_that_is_not_served_is_refused_wherever_it_is_named() -> None:
+    with pytest.raises(ModelNotFound):
+        updated(default_config("whisper-1"), transcription={"model": "nobody"})
+
+
+def test_detection_that_was_off_comes_back_with_the_values_of_its_kind() -> None:
+    off = updated(default_config("whisper-1"), turn_detection=None)
+    assert (off.vad, off.has_chosen_vad) == (None, True)
+    assert updated(off, turn_detection={"threshold": 0.6}).vad == replace(DEFAULT_VAD, threshold=0.6)
+    assert updated(off, turn_detection={"type": "semantic_vad"}).vad == SEMANTIC_VAD
+    chosen = updated(
+        default_config("whisper-1"),
+        turn_detection={"type": "semantic_vad", "eagerness": "low", "silence_duration_ms": 900},
+    )
+    assert chosen.vad
+    assert chosen.vad.silence_duration_ms == 900
+    assert updated(chosen, turn_detection={"prefix_padding_ms": 0}).vad == replace(
+        chosen.vad, prefix_padding_ms=0
+    )
+
+
+def test_a_model_named_in_the_address_decides_on_the_detection_too() -> None:
+    config = with_model(default_config("whisper-1"), "gpt-live-transcribe")
+    assert (config.transcription.model, config.vad) == ("gpt-live-transcribe", None)
+    assert with_model(config, "whisper-1").vad == DEFAULT_VAD
+    chosen = updated(default_config("whisper-1"), turn_detection={"type": "semantic_vad"})
+    assert with_model(chosen, "gpt-live-transcribe").vad == SEMANTIC_VAD
+
+
+# -- What they mean --
+
+
+def test_options_of_a_session_reach_the_decoder() -> None:
+    config = updated(
+        default_config("whisper-1"),
+        transcription={"language": "English", "prompt": "one", "keywords": ["two"]},
+    )
+    options = decoding_options(config, MODELS)
+    model = MODELS.default
+    assert (options.language, options.candidate_languages, options.keywords) == ("en", (), ("two",))
+    assert options.prompt_tokens == tuple(model.transcriber.tokenizer.encode(" one"))
+    assert options.temperatures == model.settings.temperatures
+    assert (options.segment_times, options.word_timestamps) == (False, False)
+    assert not config.is_diarized
+    candidates = updated(default_config("whisper-1"), transcription={"languages": ["de", "en"]})
+    assert decoding_options(candidates, MODELS).candidate_languages == ("de", "en")
+    for name, value in (("language", "klingon"), ("languages", ["klingon"])):
+        wrong = updated(default_config("whisper-1"), transcription={name: value})
+        with pytest.raises(InvalidValue) as caught:
+            decoding_options(wrong, MODELS)
+        assert caught.value.param == f"session.audio.input.transcription.{name}"
+
+
+def test_a_diarized_session_needs_the_speaker_models_and_the_times_of_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(module, "require_speaker_models", lambda: asked.append(True))
+    models = ModelRegistry([served(Settings(model_alias="*"))])
+    decoding_options(default_config("whisper-1"), models)
+    assert asked == []
+    config = default_config("gpt-4o-transcribe-diarize")
+    options = decoding_options(config, models)
+    assert asked == [True]
+    assert (config.is_diarized, options.segment_times, options.word_timestamps) == (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("format", "old"),
+    [("audio/pcm", "pcm16"), ("audio/pcmu", "g711_ulaw"), ("audio/pcma", "g711_alaw")],
+)
+def test_a_session_is_described_in_todays_words_and_in_the_old_ones(format: str, old: str) -> None:
+    config = updated(default_config("whisper-1"), format={"type": format})
+    session = msgspec.to_builtins(describe(config, "sess_1", 1234))
+    assert (session["id"], session["expires_at"], session["include"]) == ("sess_1", 1234, None)
+    assert session["audio"]["input"] == {
+        "format": {"type": format} | ({"rate": 24000} if format == "audio/pcm" else {}),
+        "noise_reduction": None,
+        "transcription": {"model": "whisper-1"},
+        "turn_detection": msgspec.to_builtins(DEFAULT_VAD),
+    }
+    assert describe_old(config, "sess_1", 1234) == {
+        "id": "sess_1",
+        "object": "realtime.transcription_session",
+        "expires_at": 1234,
+        "include": None,
+        "input_audio_format": old,
+        "input_audio_noise_reduction": None,
+        "input_audio_transcription": {"model": "whisper-1"},
+        "turn_detection": msgspec.to_builtins(DEFAULT_VAD),
+    }
+
+
+# -- Client secrets --
+
+
+def test_a_secret_opens_its_settings_until_its_last_second_for_whoever_made_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = ApiKeys(Settings(api_key="a-key-of-more-than-20-letters"))
+    caller = keys.check("Bearer a-key-of-more-than-20-letters")
+    config = updated(default_config("whisper-1"), turn_detection=None, transcription={"prompt": "ü" * 50})
+    secret = make_secret(keys, caller, config, 2000)
+    assert secret.startswith("ek_")
+    assert "=" not in secret
+    assert secret != make_secret(keys, caller, config, 2000)
+    for now, is_open in ((1999.0, True), (2000.0, True), (2000.1, False)):
+        monkeypatch.setattr(module.time, "time", lambda now=now: now)
+        if is_open:
+            assert open_secret(keys, secret) == (caller, config)
+        else:
+            with pytest.raises(InvalidApiKey, match="has expired"):
+                open_secret(keys, secret)
+
+
+@pytest.mark.parametrize("at", [5, 40, 60, -3])
+def test_a_secret_that_was_changed_or_is_none_is_refused(at: int) -> None:
+    keys = ApiKeys(Settings(api_key="a-key-of-more-than-20-letters"))
+    caller = keys.check("Bearer a-key-of-more-than-20-letters")
+    secret = make_secret(keys, caller, default_config("whisper-1"), 2**40)
+    changed = secret[:at] + ("A" if secret[at] != "A" else "B") + secret[at:][1:]
+    other = ApiKeys(Settings(api_key="another-key-of-as-many-letters"))
+    for given, of in ((changed, keys), (secret, other), ("ek_", keys), ("ek_ü", keys), ("ek_AAAAA", keys)):
+        with pytest.raises(InvalidApiKey, match="Incorrect client secret"):
+            open_secret(of, given)
+
+
+def test_delays_are_factors_of_the_servers_interval() -> None:
+    config = updated(default_config("whisper-1"), transcription={"delay": "high"})
+    assert interim_interval_s(config, 0.5) == 1.0
+    assert interim_interval_s(config, 0.0) == 0.0

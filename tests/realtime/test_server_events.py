@@ -44,7 +44,11 @@ def test_other_events_end_no_item() -> None:
 
 def test_an_item_is_a_completed_message_of_audio_that_has_no_transcript_yet() -> None:
     assert wire(out.UserMessage("a")) == {
-        **{"id": "a", "type": "message", "object": "realtime.item", "status": "completed", "role": "user"},
+        "id": "a",
+        "type": "message",
+        "object": "realtime.item",
+        "status": "completed",
+        "role": "user",
         "content": [{"type": "input_audio", "transcript": None}],
     }
 

@@ -109,7 +109,10 @@ def test_a_session_begins_empty_and_its_first_turn_unread_and_unannounced() -> N
     assert asdict(state) == {
         **dict.fromkeys(("tag",), ""),
         **dict.fromkeys(("interim_samples", "padding", "num_samples", "uncommitted_from", "num_turns"), 0),
-        **{"is_detecting": False, "idle_timeout": None, "open": None, "committed": ()},
+        "is_detecting": False,
+        "idle_timeout": None,
+        "open": None,
+        "committed": (),
         "previous_item_id": None,
     }
     turn = next_state(state, t.AudioWritten(1600))[0].open
@@ -118,7 +121,9 @@ def test_a_session_begins_empty_and_its_first_turn_unread_and_unannounced() -> N
         "item_id": "item_000000",
         **dict.fromkeys(("start", "read_to", "num_chunks"), 0),
         **dict.fromkeys(("is_reading", "is_paused", "is_announced"), False),
-        **{"text": "", "deltas": "", "agreement": Agreement(num_sent=0, last_reading=())},
+        "text": "",
+        "deltas": "",
+        "agreement": Agreement(num_sent=0, last_reading=()),
     }
 
 

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from asr_server.audio.voice import FRAME
 from asr_server.core import SAMPLE_RATE, Samples
+from asr_server.realtime import voice_activity
 from asr_server.realtime.server_events import DEFAULT_VAD, SessionVad
 from asr_server.realtime.turn_types import (
     SAMPLES_PER_MS,
@@ -120,3 +122,101 @@ def test_settings_changed_in_mid_speech_begin_no_second_speech() -> None:
     activity.configure(replace(DEFAULT_VAD, threshold=0.4))
     events += activity.push(spoken.samples[half:])
     assert sum(isinstance(event, VoiceStarted) for event in events) == 1
+
+
+# -- Frame by frame --
+
+
+class Stated:
+    """A detector whose frames hold their own probability."""
+
+    def push(self, samples: Samples) -> Samples:
+        return samples[::FRAME]
+
+
+def by_frame(probabilities: list[float], activity: VoiceActivity) -> list[tuple[int, VoiceEvent]]:
+    """Return each event with the number of its frame, counted from 1."""
+    return [
+        (number, event)
+        for number, probability in enumerate(probabilities, 1)
+        for event in activity.push(np.full(FRAME, probability, np.float32))
+    ]
+
+
+@pytest.fixture
+def stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(voice_activity, "VoiceDetector", Stated)
+
+
+@pytest.mark.usefixtures("stated")
+def test_two_frames_of_speech_start_it_and_silence_pauses_it_at_half_and_stops_it_at_its_end() -> None:
+    vad = replace(DEFAULT_VAD, silence_duration_ms=8 * 32)
+    frames = [0.4, 0.5, 0.4, 0.5, 0.5] + [0.9] * 3 + [0.1] * 9
+    assert by_frame(frames, VoiceActivity(vad)) == [
+        (5, VoiceStarted(3 * FRAME)),
+        (12, VoicePaused()),
+        (16, VoiceStopped()),
+    ]
+    later = by_frame(frames, VoiceActivity(vad, 100 * FRAME))
+    assert later[0] == (5, VoiceStarted(103 * FRAME))
+
+
+@pytest.mark.usefixtures("stated")
+def test_speech_goes_on_at_a_lower_probability_than_the_one_that_starts_it() -> None:
+    vad = replace(DEFAULT_VAD, silence_duration_ms=4 * 32)
+    assert by_frame([0.9, 0.9] + [0.36] * 20, VoiceActivity(vad)) == [(2, VoiceStarted(0))]
+    assert by_frame([0.36] * 20, VoiceActivity(vad)) == []
+    kinds = [event for _, event in by_frame([0.9, 0.9] + [0.34] * 20, VoiceActivity(vad))]
+    assert kinds == [VoiceStarted(0), VoicePaused(), VoiceStopped()]
+
+
+@pytest.mark.usefixtures("stated")
+def test_a_frame_of_speech_alone_takes_no_pause_back_and_two_begin_the_silence_again() -> None:
+    vad = replace(DEFAULT_VAD, silence_duration_ms=8 * 32)
+    click = by_frame([0.9] * 2 + [0.1] * 5 + [0.9] + [0.1] * 5, VoiceActivity(vad))
+    assert click == [(2, VoiceStarted(0)), (6, VoicePaused()), (10, VoiceStopped())]
+    again = by_frame([0.9] * 2 + [0.1] * 5 + [0.9] * 2 + [0.1] * 8, VoiceActivity(vad))
+    assert again == [
+        *((2, VoiceStarted(0)), (6, VoicePaused()), (9, VoiceResumed())),
+        *((13, VoicePaused()), (17, VoiceStopped())),
+    ]
+
+
+@pytest.mark.usefixtures("stated")
+@pytest.mark.parametrize(
+    ("silence_ms", "num_frames"), [(20, 1), (32, 1), (63, 1), (64, 2), (500, 15), (10_000, 312)]
+)
+def test_a_silence_ends_speech_with_its_last_whole_frame(silence_ms: int, num_frames: int) -> None:
+    vad = replace(DEFAULT_VAD, silence_duration_ms=silence_ms)
+    events = by_frame([0.9] * 2 + [0.1] * 400, VoiceActivity(vad))
+    assert events[-1] == (2 + num_frames, VoiceStopped())
+
+
+@pytest.mark.usefixtures("stated")
+def test_the_first_pause_comes_after_one_frame_where_the_silence_has_two() -> None:
+    vad = replace(DEFAULT_VAD, silence_duration_ms=2 * 32)
+    assert by_frame([0.9] * 2 + [0.1] * 2, VoiceActivity(vad))[1:] == [
+        (3, VoicePaused()),
+        (4, VoiceStopped()),
+    ]
+
+
+@pytest.mark.usefixtures("stated")
+def test_a_restart_forgets_speech_pause_and_silence() -> None:
+    vad = replace(DEFAULT_VAD, silence_duration_ms=8 * 32)
+    activity = VoiceActivity(vad)
+    by_frame([0.9] * 2 + [0.1] * 5, activity)
+    activity.restart()
+    assert by_frame([0.1] * 20 + [0.9], activity) == []
+    activity.restart()
+    assert by_frame([0.9, 0.9] + [0.1] * 8, activity) == [
+        *((2, VoiceStarted(28 * FRAME)), (6, VoicePaused()), (10, VoiceStopped())),
+    ]
+
+
+@pytest.mark.usefixtures("stated")
+def test_a_threshold_can_be_changed_in_mid_speech() -> None:
+    activity = VoiceActivity(replace(DEFAULT_VAD, silence_duration_ms=4 * 32))
+    by_frame([0.9] * 2, activity)
+    activity.configure(replace(DEFAULT_VAD, threshold=0.2, silence_duration_ms=4 * 32))
+    assert by_frame([0.06] * 20, activity) == []
