@@ -32,8 +32,8 @@ from tests.embedded import embedded
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 ROUTE = "/v1/audio/transcriptions"
-START: Message = {"type": "http.response.start", "status": 200, "headers": []}
-END: Message = {"type": "http.response.body", "body": b"done"}
+START: dict[str, Any] = {"type": "http.response.start", "status": 200, "headers": []}
+END: dict[str, Any] = {"type": "http.response.body", "body": b"done"}
 
 
 def scope_of(type: str = "http", **values: Any) -> Scope:
@@ -212,8 +212,8 @@ async def test_what_a_key_uses_is_counted_written_down_and_told_in_headers(is_me
 
 # -- Sessions --
 
-ACCEPT: Message = {"type": "websocket.accept", "headers": []}
-LEFT: Message = {"type": "websocket.disconnect", "code": 4321}
+ACCEPT: dict[str, Any] = {"type": "websocket.accept", "headers": []}
+LEFT: dict[str, Any] = {"type": "websocket.disconnect", "code": 4321}
 
 
 def session(*sent: Message, reads: bool = False) -> App:
@@ -370,7 +370,7 @@ async def test_an_error_of_a_session_is_its_own() -> None:
 # -- Bodies that nobody read --
 
 
-def part(body: bytes, more_body: bool = True) -> Message:
+def part(body: bytes, more_body: bool = True) -> dict[str, Any]:
     return {"type": "http.request", "body": body, "more_body": more_body}
 
 

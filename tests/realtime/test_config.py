@@ -15,6 +15,7 @@ from asr_server.errors import InvalidApiKey, InvalidValue, ModelNotFound
 from asr_server.realtime import config as module
 from asr_server.realtime.client_events import (
     AlawFormat,
+    Include,
     PcmFormat,
     SessionFields,
     SessionUpdate,
@@ -152,7 +153,7 @@ def test_what_is_not_given_stays_and_null_restores_the_default() -> None:
 
 
 def test_an_update_of_the_included_fields_replaces_them() -> None:
-    logprobs = "item.input_audio_transcription.logprobs"
+    logprobs: Include = "item.input_audio_transcription.logprobs"
     config = default_config("whisper-1")
     assert config.include == ()
     included = update_config(config, SessionFields(include=[logprobs]), MODELS)
@@ -270,7 +271,7 @@ def test_a_secret_opens_its_settings_until_its_last_second_for_whoever_made_it(
     assert "=" not in secret
     assert secret != make_secret(keys, caller, config, 2000)
     for now, is_open in ((1999.0, True), (2000.0, True), (2000.1, False)):
-        monkeypatch.setattr(module.time, "time", lambda now=now: now)
+        monkeypatch.setattr("asr_server.realtime.config.time.time", lambda now=now: now)
         if is_open:
             assert open_secret(keys, secret) == (caller, config)
         else:

@@ -52,7 +52,7 @@ def started(spec: ReplicaSpec, run: Callable[..., object] | None = None) -> Fork
     """Run `main` in a copy of this process, with `run` in the engine's place."""
 
     def work(tell: Callable[[Any], None]) -> None:
-        module.run = run or (lambda server, create_engine: tell(state(server)))  # type: ignore[assignment]
+        vars(module)["run"] = run or (lambda server, create_engine: tell(state(server)))
         module.main()
 
     process = Fork(work)
@@ -119,7 +119,7 @@ def run_actor(spec: ReplicaSpec, version: str = __version__) -> Ended:
                 tell([type(server).__name__, str(error), logging.root.level])
                 server.close()
 
-        module.run = run  # type: ignore[assignment]
+        vars(module)["run"] = run
         module.ReplicaActor().run(spec.to_line(), version)
 
     return Fork(work).end()
@@ -134,7 +134,8 @@ def listening() -> Any:
     for socket in sockets:
         socket.curve_server, socket.curve_secretkey = True, ours.secret.encode()
     ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in sockets]
-    yield Address(*(f"tcp://127.0.0.1:{port}" for port in ports), keys=theirs)
+    events, commands = (f"tcp://127.0.0.1:{port}" for port in ports)
+    yield Address(events, commands, keys=theirs)
     context.destroy(linger=0)
 
 
