@@ -364,6 +364,7 @@ async def test_slow_uploads_make_room_before_those_that_have_just_connected() ->
     await here.loop.pass_s(1.0)
     assert [protocol.is_slow for protocol, _ in slower] == [True, True]
     _, newest = here.connect()
+    await here.loop.pass_s(0.1)
     here.connect()
     assert [wire.statuses for _, wire in slower] == [[], [408]]
     assert b"this connection's body arrives slowly, at 10 B/s" in slower[1][1].written
