@@ -2,7 +2,7 @@ import json
 
 import msgspec
 
-from asr_server.core import Transcript, Word
+from asr_server.core import DroppedSegment, Track, Transcript, Word
 from asr_server.formats.render import RenderOptions, render
 from asr_server.formats.subtitles import srt
 from tests.formats.samples import ONE, SILENT, segment, transcript
@@ -93,3 +93,45 @@ def test_words_come_in_the_order_of_the_text() -> None:
 def verbose_words(of: Transcript) -> list[str]:
     body = json.loads(render(of, "verbose_json", RenderOptions(with_words=True)))
     return [word["word"] for word in body["words"]]
+
+
+def test_diarized_json_has_segments_with_speakers_and_rounded_times() -> None:
+    spoken = msgspec.structs.replace(segment(0, 0.50049, 2.00051, " one "), speaker="ann")
+    body = json.loads(render(transcript(spoken, text="one", duration_s=12.0004), "diarized_json"))
+    assert body == {
+        "task": "transcribe",
+        "duration": 12.0,
+        "text": "one",
+        "segments": [
+            {
+                "type": "transcript.text.segment",
+                "id": "seg_001",
+                "start": 0.5,
+                "end": 2.001,
+                "speaker": "ann",
+                "text": "one",
+            }
+        ],
+        "usage": {"type": "duration", "seconds": 12},
+    }
+
+
+def test_what_openai_has_not_is_there_only_where_there_is_something_to_tell() -> None:
+    more = msgspec.structs.replace(
+        ONE,
+        is_cut_short=True,
+        tracks=(Track(2, "de", None),),
+        dropped=(DroppedSegment(1.00049, 2, " hm", "echo"),),
+        language_probability=0.5,
+        languages=("en", "de"),
+    )
+    body = json.loads(render(more, "verbose_json"))
+    assert (body["truncated"], body["tracks"]) == (True, [{"number": 2, "language": "de"}])
+    assert body["dropped"] == [{"start": 1.0, "end": 2.0, "text": " hm", "reason": "echo"}]
+    assert (body["language_probability"], body["languages"]) == (0.5, [{"code": "en"}, {"code": "de"}])
+    assert json.loads(render(more, "json"))["truncated"] is True
+    assert "languages" not in json.loads(render(ONE, "verbose_json")), "one language has a field of its own"
+
+
+def test_a_table_is_whispers() -> None:
+    assert render(transcript(segment(0, 0.5, 2.0, " one")), "tsv") == "start\tend\ttext\n500\t2000\tone\n"

@@ -127,6 +127,47 @@ def test_a_subtitle_is_of_one_speaker_and_in_the_order_of_time() -> None:
     assert [line for line in filled.splitlines() if ": " in line] == ["ann: a <b> ->", "<bob>: yes"]
 
 
+def said_by(speaker: str | None, *words: Word) -> Segment:
+    return msgspec.structs.replace(with_words(0, *words), speaker=speaker)
+
+
+def test_a_first_line_has_room_for_the_speakers_label() -> None:
+    words = [Word(f" {'x' * 9}", 0.5 * n, 0.5 * n + 0.5) for n in range(4)]  # 39 letters
+    for speaker, lines in (("A", 1), ("AB", 2), (None, 1)):
+        said = said_by(speaker, *words)
+        assert len(srt([said]).split("\n\n")[0].splitlines()) == 2 + lines
+        assert len(vtt([said]).split("\n\n")[1].splitlines()) == 2, "a voice tag takes no room"
+    assert srt([said_by("AB", *words)]).splitlines()[2] == "AB: xxxxxxxxx xxxxxxxxx"
+
+
+def test_readable_cues_are_highlighted_word_by_word_with_the_pauses_between() -> None:
+    said = with_words(0, Word(" one", 0.0, 0.5), Word(" two", 0.5, 1.0), Word(" three", 1.5, 2.0))
+    assert srt([said], SubtitleLayout(highlight_words=True)).split("\n\n")[:-1] == [
+        "1\n00:00:00,000 --> 00:00:00,500\n<u>one</u> two three",
+        "2\n00:00:00,500 --> 00:00:01,000\none <u>two</u> three",
+        "3\n00:00:01,000 --> 00:00:01,500\none two three",
+        "4\n00:00:01,500 --> 00:00:02,000\none two <u>three</u>",
+    ]
+
+
+def test_words_that_the_model_wrote_without_a_space_are_joined() -> None:
+    said = with_words(0, Word("今", 0.0, 0.5), Word("天", 0.5, 1.0), Word(" ok", 1.0, 1.5))
+    assert srt([said]).splitlines()[2] == "今天 ok"
+
+
+def test_only_raw_segments_need_no_words_and_only_they_are_left_as_they_are() -> None:
+    long = with_words(0, *(Word(f" {'x' * 20}", 2.0 * n, 2.0 * n + 2) for n in range(6)))
+    raw = srt([long], SubtitleLayout(raw=True))
+    assert raw == f"1\n00:00:00,000 --> 00:00:12,000\n{' '.join(['x' * 20] * 6)}\n\n"
+    assert srt([long]).count("-->") > 1
+    for layout in (SubtitleLayout(), SubtitleLayout(raw=True, highlight_words=True)):
+        assert RenderOptions(layout=layout).needs_words(["text", "srt"])
+        assert RenderOptions(layout=layout).needs_words(["vtt"])
+        assert not RenderOptions(layout=layout).needs_words(["json", "tsv"])
+    assert not RenderOptions(layout=SubtitleLayout(raw=True)).needs_words(["srt", "vtt"])
+    assert RenderOptions(with_words=True, layout=SubtitleLayout(raw=True)).needs_words(["json"])
+
+
 def test_a_table_has_whispers_columns_in_milliseconds() -> None:
     segments = [segment(0, 83.25, 3661.5, " One\ttwo."), segment(1, 3661.5, 3662.0, " Three.")]
     as_dicts = [{"start": each.start_s, "end": each.end_s, "text": each.text} for each in segments]
