@@ -129,7 +129,7 @@ def _mp3_frame_size(header: bytes) -> int:
     if len(header) < 4:
         return 0
     version, kbits, rate = header[1] >> 3 & 3, header[2] >> 4, header[2] >> 2 & 3
-    if version == 1 or not 0 < kbits < 15 or rate == 3:
+    if not 0 < kbits < 15 or rate == 3:
         return 0
     is_mpeg1 = version == 3
     sample_rate = _MP3_RATES[rate] // {3: 1, 2: 2, 0: 4}[version]

@@ -6,10 +6,8 @@ import errno
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,12 +20,7 @@ import pytest
 from asr_server import metrics
 from asr_server.audio import ffmpeg_client
 from asr_server.audio.ffmpeg_client import (
-    HEADER,
-    MAX_ANSWER_BYTES,
     MAX_IDLE,
-    NEXT,
-    SAMPLES,
-    DecodeProcess,
     RemoteStream,
     decode_processes,
 )
@@ -274,22 +267,6 @@ def test_a_process_that_hangs_is_ended_by_the_system(path: Path) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], timeout=ENOUGH_S, check=False)
     assert ended.returncode == -signal.SIGPROF
-
-
-def test_an_answer_longer_than_any_packet_decodes_to_is_not_read(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours, theirs = socket.socketpair()
-    taken_over = DecodeProcess(ours, os.open(os.devnull, os.O_RDONLY))
-    monkeypatch.setattr(decode_processes, "take", lambda *_: taken_over)
-    theirs.sendall(HEADER.pack(SAMPLES, MAX_ANSWER_BYTES + 1))
-    with theirs, path.open("rb") as file:
-        stream = RemoteStream(file.fileno(), AudioLimits(), threading.Event())
-        with pytest.raises(InvalidAudio):
-            stream.read()
-        stream.close()
-        assert theirs.recv(16) == NEXT
-        assert theirs.recv(16) == b""  # and its connection is closed
 
 
 def test_closing_a_recording_ends_its_process(path: Path) -> None:

@@ -111,7 +111,7 @@ def cue_cost(words: list[Word], first: int, end: int, first_width: float) -> flo
     )
 
 
-def line_cost(lines: list[Sequence[Word]], first_width: float) -> float:
+def line_cost(lines: Sequence[Sequence[Word]], first_width: float) -> float:
     if len(lines) == 1:
         return 0.0 if line_width(lines[0]) <= first_width or len(lines[0]) == 1 else inf
     first, second = map(line_width, lines)
@@ -125,7 +125,7 @@ def test_of_all_ways_to_cut_a_text_the_cheapest_is_taken(seed: int) -> None:
     label_width = random.choice([0.0, 11.0])
     for _ in range(8):
         end_s = at_s + random.choice([0.05, 0.2, 0.4, 0.9])
-        text = random.choice(["x" * random.randint(1, 16), "the", "and"]) + random.choice(
+        text = random.choice(["x" * random.randint(5, 16), "the", "and"]) + random.choice(
             ["", "", "", ",", "."]
         )
         words.append(Word(" " + text, at_s, end_s))

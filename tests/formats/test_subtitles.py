@@ -79,6 +79,13 @@ def test_srt_is_laid_out_as_by_whispers_command(layout: SubtitleLayout) -> None:
         assert srt(segments, layout) == by_whisper(segments, layout)
 
 
+def test_a_subtitle_across_segments_ends_where_words_begin_more_than_three_seconds_apart() -> None:
+    segments = [with_words(0, *(Word(" x", start_s, start_s + 0.5) for start_s in (1.0, 4.0, 7.125)))]
+    layout = SubtitleLayout(max_line_width=24, max_line_count=2)
+    assert srt(segments, layout) == by_whisper(segments, layout)
+    assert srt(segments, layout).count("-->") == 2
+
+
 SAID = with_words(0, Word(" a", 0.5, 1.0), Word(" <b>", 1.0, 1.5), Word(" -->", 2.0, 2.5))
 
 
@@ -90,7 +97,10 @@ def test_marks_within_words_are_escaped_and_the_underline_is_not() -> None:
 
 def test_segments_without_words_are_subtitles_as_they_are() -> None:
     plain = segment(0, 0, 1, " one two three")
-    assert srt([plain], SubtitleLayout(max_words_per_line=1)) == srt([plain])
+    for layout in (SubtitleLayout(), SubtitleLayout(raw=True), SubtitleLayout(max_words_per_line=1)):
+        assert srt([plain], layout) == "1\n00:00:00,000 --> 00:00:01,000\none two three\n\n"
+    timed = msgspec.structs.replace(plain, words=(Word(" one two three", 0.2, 0.8),))
+    assert srt([timed], SubtitleLayout(raw=True)) == srt([plain]), "not when its words begin and end"
 
 
 def test_verbose_json_has_the_granularities_asked_for() -> None:
