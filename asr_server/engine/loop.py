@@ -305,7 +305,7 @@ class DecodeLoop:
             parents[index] == place and chosen[place : place + 1] == [beam.running[place].tokens[-1]]
             for place, index in enumerate(order)
         ]
-        if self._overlapped and (len(slots_before) > 1 or len(order) > 1 or not all(going_on)):
+        if self._overlapped and (len(slots_before) > 1 or not all(going_on)):
             going_on = [False] * len(order)  # all have run on, in a step that is not for these hypotheses
         branches = [
             (slots_before[parents[index]], self._slot_start(chunk, slot, hypothesis.tokens))
