@@ -1,4 +1,4 @@
-"""Token times: those of openai/whisper's own alignment, of the same tokens in the same audio."""
+"""Token times in the engine: for whom they are computed, and that nobody waits for them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import json
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,12 @@ import pytest
 import torch
 
 from asr_server.channel.messages import Cancel, Event, Result
-from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.core import ChunkResult, DecodingOptions, Samples
+from asr_server.core import DecodingOptions, Samples
 from asr_server.engine import Engine, alignment
 from asr_server.engine.alignment import first_frames, smooth
 from benchmarks.clips import make_clip
-from benchmarks.engine_helpers import Checkpoint, Reference, results, run, submit, transcribe
-from benchmarks.openai_whisper import load_openai_whisper, token_times_s
-from tests.checkpoints import english_only_directory, large_directory, pocket_directory, tiny_directory
+from benchmarks.engine_helpers import Checkpoint, results, run, submit, transcribe
+from tests.checkpoints import pocket_directory
 from tests.speech import say
 
 NEAR_S = 0.0201  # one position, and rounding
@@ -39,95 +35,7 @@ def clips(count: int = len(DURATIONS_S)) -> list[Samples]:
     return [make_clip(i, duration_s) for i, duration_s in enumerate(DURATIONS_S[:count])]
 
 
-@pytest.fixture
-def plain_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    """openai/whisper's path, on which tokens may share a position."""
-    monkeypatch.setattr(alignment, "first_frames", partial(first_frames, share_frames=True))
-
-
-def offs_s(
-    checkpoint: Checkpoint, some: Sequence[Samples], found: Sequence[ChunkResult], language: str | None
-) -> list[float]:
-    """How far each token's time lies from openai/whisper's."""
-    reference = load_openai_whisper(checkpoint.directory)
-    offs: list[float] = []
-    for clip, result in zip(some, found, strict=True):
-        expected = token_times_s(reference, checkpoint.tokenizer, clip, result.tokens, language)
-        offs += np.abs(np.array(expected) - np.array(result.token_times_s)).tolist()
-    return offs
-
-
-@pytest.mark.usefixtures("plain_method")
-@pytest.mark.parametrize(
-    ("directory", "language"),
-    [
-        pytest.param(tiny_directory, "de", marks=pytest.mark.trial),
-        pytest.param(large_directory, "de", marks=pytest.mark.trial),
-        (english_only_directory, None),
-    ],
-)
-def test_token_times_are_those_of_openai_whisper(directory: Callable[[], Path], language: str | None) -> None:
-    # Not 30 s for large: the last log-mel frame is transformers' there, and random weights enlarge it.
-    checkpoint, some = Checkpoint.load(directory()), clips()[directory is large_directory :]
-    options = DecodingOptions(language="de", word_timestamps=True, max_new_tokens=44)  # text and nothing else
-    found = transcribe(checkpoint.engine(), some, options)
-    assert len({result.token_times_s for result in found}) == len(some), "the audio must matter"
-    offs = offs_s(checkpoint, some, found, language)
-    assert len(offs) > 100, "or one off is more than a hundredth"
-    assert np.mean(np.array(offs) <= NEAR_S) >= 0.99
-
-
-@pytest.mark.usefixtures("plain_method")
-def test_the_embedded_models_token_times_are_those_of_openai_whisper(embedded: Checkpoint) -> None:
-    some = [say(digits).samples for digits in ("1", "427", "90817263", "55", "3141592")]
-    options = DecodingOptions(language="en", word_timestamps=True)
-    offs = offs_s(embedded, some, transcribe(embedded.engine(), some, options), "en")
-    assert len(offs) > 20
-    assert np.mean(np.array(offs) <= NEAR_S) >= 0.99
-
-
-@pytest.mark.usefixtures("plain_method")
-def test_the_embedded_models_token_times_are_those_of_transformers_on_the_same_rows(
-    embedded: Checkpoint,
-) -> None:
-    """Its features, network, median filter and dynamic time warping; benchmarks/results/word-times.md says
-    what it does with attention in between.
-    """
-    some = [say(digits).samples for digits in ("1", "427", "90817", "55", "31415")]
-    options = DecodingOptions(language="en", word_timestamps=True)
-    found = transcribe(embedded.engine(), some, options)
-    reference = Reference(embedded.directory)
-    reference.model.set_attn_implementation("eager")
-    offs: list[float] = []
-    for clip, result in zip(some, found, strict=True):
-        expected = _times_of_transformers(reference, embedded.tokenizer, clip, result.tokens)
-        offs += np.abs(np.array(expected) - np.array(result.token_times_s)).tolist()
-    assert len(offs) > 15
-    assert np.mean(np.array(offs) <= NEAR_S) >= 0.99
-
-
-def _times_of_transformers(
-    reference: Reference, tokenizer: Tokenizer, samples: Samples, tokens: Sequence[int]
-) -> list[float]:
-    from transformers.models.whisper import generation_whisper
-
-    specials = tokenizer.specials
-    prompt = [specials.start_of_transcript, specials.languages["en"], specials.transcribe]
-    text = [token for token in tokens if tokenizer.is_text(token)]
-    fed = torch.tensor([[*prompt, specials.no_timestamps, *text, specials.end_of_text]])
-    with torch.inference_mode():
-        attention = reference.model(
-            input_features=reference.features([samples]), decoder_input_ids=fed, output_attentions=True
-        ).cross_attentions
-    heads = reference.model.generation_config.alignment_heads
-    weights = torch.stack([attention[layer][0, head] for layer, head in heads])[..., : len(samples) // 320]
-    weights /= weights.sum(-1, keepdim=True)
-    std, mean = torch.std_mean(weights, dim=-2, keepdim=True, correction=0)
-    smoothed = generation_whisper._median_filter((weights - mean) / std, 7).mean(0)[len(prompt) : -1]
-    rows, frames = generation_whisper._dynamic_time_warping(-smoothed.double().numpy())
-    return [float(frames[np.argmax(rows == row)]) * 0.02 for row in range(len(text) + 1)]
-
-
+@pytest.mark.slow
 def test_asking_for_words_changes_no_token_and_no_other_request(pocket: Checkpoint) -> None:
     some = [make_clip(i, 1 + 2 * i) for i in range(5)]
     plain = transcribe(pocket.engine(num_slots=3), some, PLAIN)
@@ -144,6 +52,7 @@ def test_asking_for_words_changes_no_token_and_no_other_request(pocket: Checkpoi
         assert engine.slots_in_use == 0
 
 
+@pytest.mark.slow
 def test_there_is_a_time_for_each_text_token_and_one_for_the_end(pocket: Checkpoint) -> None:
     for clip, result in zip(clips(), transcribe(pocket.engine(), clips(), WORDS), strict=True):
         num_text = sum(map(pocket.tokenizer.is_text, result.tokens))
@@ -165,6 +74,7 @@ def test_the_pauses_of_the_audio_come_with_the_times(embedded: Checkpoint) -> No
         assert earliest_s - 0.1 <= time_s <= latest_s + 0.1
 
 
+@pytest.mark.slow
 def test_a_text_that_fills_every_position_has_times_for_all_of_it(pocket: Checkpoint) -> None:
     """The text is fed behind one token more than it was decoded behind."""
     times = range(pocket.tokenizer.specials.timestamp_begin + 1, pocket.model.sizes.vocabulary)
@@ -177,6 +87,7 @@ def test_a_text_that_fills_every_position_has_times_for_all_of_it(pocket: Checkp
     assert len(result.token_times_s) == num_text + 1 > 440
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.trial)])
 def test_half_precision_moves_few_token_times(embedded: Checkpoint, dtype: torch.dtype) -> None:
     half = Checkpoint.load(embedded.directory, dtype)
@@ -208,6 +119,7 @@ def run_until(engine: Engine, name: str) -> list[Event]:
     return events
 
 
+@pytest.mark.slow
 def test_texts_that_are_laid_along_their_audio_hold_up_nobody_else(
     pocket: Checkpoint, held_up: threading.Event
 ) -> None:
@@ -230,6 +142,7 @@ def transcribe_words(pocket: Checkpoint, held_up: threading.Event) -> list[tuple
     return [result.token_times_s for result in found]
 
 
+@pytest.mark.slow
 def test_texts_keep_their_slots_while_many_others_are_laid_along_their_audio(
     pocket: Checkpoint, held_up: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,21 +185,12 @@ def test_a_checkpoint_without_alignment_heads_takes_the_upper_half_and_says_so(
     assert "upper half" in caplog.text
 
 
-@pytest.mark.usefixtures("plain_method")
-def test_alignment_heads_are_the_checkpoints_own(tmp_path: Path) -> None:
-    checkpoint = Checkpoint.load(_with_heads(tmp_path / "own", [[1, 1], [0, 1]]))
-    assert checkpoint.model.alignment_heads == {0: [1], 1: [1]}
-    some = clips(2)
-    offs = offs_s(checkpoint, some, transcribe(checkpoint.engine(), some, WORDS), "de")
-    assert np.mean(np.array(offs) <= NEAR_S) >= 0.99
-
-
 def test_alignment_heads_that_the_model_has_not_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"alignment head \[2, 0\]"):
-        Checkpoint.load(_with_heads(tmp_path / "wrong", [[0, 1], [2, 0]]))
+        Checkpoint.load(with_heads(tmp_path / "wrong", [[0, 1], [2, 0]]))
 
 
-def _with_heads(target: Path, heads: list[list[int]]) -> Path:
+def with_heads(target: Path, heads: list[list[int]]) -> Path:
     shutil.copytree(pocket_directory(), target)
     config = json.loads((target / "generation_config.json").read_text())
     (target / "generation_config.json").write_text(json.dumps(config | {"alignment_heads": heads}))

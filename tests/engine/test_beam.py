@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -15,22 +14,15 @@ import pytest
 import torch
 
 from asr_server.channel.messages import Cancel
-from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions
-from asr_server.engine import Engine, active_chunk
+from asr_server.core import ChunkResult, DecodingOptions
+from asr_server.engine import Engine
 from asr_server.engine.beam import BeamSearch, leads, num_candidates
 from asr_server.engine.config import EngineConfig
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint, results, run, submit, transcribe
-from benchmarks.openai_whisper import load_openai_whisper
-from benchmarks.speech.corpora import corpus, sample
 from tests.engine.device_stand_ins import imitate_late_device
 from tests.engine.test_engine import CLIPS, MIXED, run_mixed
-from tests.real_weights import loaded_base, openai_whisper_base
 from tests.speech import say
-
-THEIR_WARNING = pytest.mark.filterwarnings(
-    "ignore:__array_wrap__:DeprecationWarning"
-)  # numpy's, in openai-whisper
 
 END = 9
 VOCABULARY = 10
@@ -54,37 +46,6 @@ def search(width: int, seed: int, max_tokens: int) -> tuple[tuple[int, ...], flo
         beam.advance([zip(row.indices.tolist(), row.values.tolist(), strict=True) for row in rows])
     best = beam.best()
     return best.tokens, best.sum_logprob
-
-
-class NoCache:
-    def rearrange_kv_cache(self, _: object) -> None: ...
-
-
-def their_search(width: int, seed: int, max_tokens: int) -> tuple[tuple[int, ...], float]:
-    from whisper.decoding import BeamSearchDecoder, MaximumLikelihoodRanker
-
-    decoder: Any = BeamSearchDecoder(width, END, NoCache())
-    tokens, sums = torch.zeros(width, 1, dtype=torch.long), torch.zeros(width)
-    for _ in range(max_tokens):
-        scores = torch.stack([next_logprobs(tuple(row[1:]), seed) for row in tokens.tolist()])
-        tokens, completed = decoder.update(tokens, scores, sums)
-        if completed:
-            break
-    ended, totals = decoder.finalize(tokens[None], sums[None])
-    texts = [[row[1 : row.tolist().index(END)] for row in rows] for rows in ended]
-    (best,) = MaximumLikelihoodRanker(None).rank(texts, totals)
-    return tuple(texts[0][best].tolist()), totals[0][best]
-
-
-@THEIR_WARNING
-@pytest.mark.parametrize("width", [2, 3, 5])
-@pytest.mark.parametrize("max_tokens", [3, 30])
-def test_the_search_is_openai_whispers(width: int, max_tokens: int) -> None:
-    for seed in range(30):
-        tokens, total = search(width, seed, max_tokens)
-        their_tokens, their_total = their_search(width, seed, max_tokens)
-        assert tokens == their_tokens
-        assert total == pytest.approx(their_total, abs=1e-4)
 
 
 def test_numbers_that_are_none_end_the_search() -> None:
@@ -220,70 +181,6 @@ def test_a_text_of_more_words_has_to_be_likelier_than_its_mean_says() -> None:
 # -- In the engine ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def unpruned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search of the engine is openai-whisper's."""
-    monkeypatch.setattr(active_chunk, "BeamSearch", partial(BeamSearch, margin=math.inf))
-
-
-def with_beam(theirs: Any, features: torch.Tensor, **asked: Any) -> list[Any]:
-    import whisper
-
-    options = whisper.DecodingOptions(temperature=0.0, beam_size=WIDTH, fp16=False, **asked)
-    with torch.inference_mode():
-        return [whisper.decode(theirs, each, options) for each in features]
-
-
-@THEIR_WARNING
-@pytest.mark.usefixtures("unpruned")
-def test_texts_are_those_of_openai_whispers_beam_search(pocket: Checkpoint) -> None:
-    import whisper
-
-    mels = [whisper.log_mel_spectrogram(clip, padding=whisper.audio.N_SAMPLES) for clip in HEARD]
-    features = torch.stack([whisper.pad_or_trim(mel, whisper.audio.N_FRAMES) for mel in mels])
-    theirs = load_openai_whisper(pocket.directory)
-    expected = with_beam(theirs, features, language="de", sample_len=ASKED.max_new_tokens)
-    greedy = transcribe(pocket.engine(), HEARD, ASKED)
-    for lookahead in (False, True):
-        found = transcribe(pocket.engine(beam_size=WIDTH, lookahead=lookahead), HEARD, ASKED)
-        assert [each.tokens for each in found] != [each.tokens for each in greedy]
-        for ours, their in zip(found, expected, strict=True):
-            assert list(ours.tokens) == their.tokens
-            assert ours.temperature == 0
-            if ours.finish_reason == "stop":
-                assert ours.avg_logprob == pytest.approx(their.avg_logprob, abs=1e-3)
-
-
-@THEIR_WARNING
-@pytest.mark.usefixtures("unpruned")
-@pytest.mark.parametrize("name", ["audioeval", pytest.param("fillets", marks=pytest.mark.trial)])
-def test_real_speech_is_read_as_openai_whispers_beam_search_reads_it(name: str) -> None:
-    import whisper
-
-    greetings = [clip for clip in corpus("audioeval") if clip.name.endswith("es/hola_mundo")]
-    clips = greetings if name == "audioeval" else sample(corpus(name), 1)
-    if not clips:
-        pytest.skip("no recordings are installed")
-    engine, theirs = loaded_base().engine(beam_size=WIDTH), openai_whisper_base()
-    for clip in clips:
-        mel = whisper.log_mel_spectrogram(whisper.pad_or_trim(clip.samples()))
-        (expected,) = with_beam(theirs, mel[None], language=clip.language)
-        (found,) = transcribe(engine, [clip.samples()], DecodingOptions(language=clip.language))
-        assert list(found.tokens) == expected.tokens, clip.name
-        assert found.avg_logprob == pytest.approx(expected.avg_logprob, abs=2e-3), clip.name
-
-
-def test_a_search_that_repeats_itself_is_ended_long_before_its_last_position() -> None:
-    checkpoint = loaded_base()
-    laughter = tuple(checkpoint.tokenizer.encode(" Ha" * 60))  # what the model goes on with
-    noise = np.random.default_rng(0).normal(0, 0.05, 3 * SAMPLE_RATE).astype(np.float32)
-    options = DecodingOptions(language="en", prompt_tokens=laughter)
-    (heard,) = transcribe(checkpoint.engine(beam_size=WIDTH, short_audio="tail"), [noise], options)
-    assert heard.finish_reason == "length"
-    assert heard.compression_ratio > options.compression_ratio_threshold
-    assert len(heard.tokens) < 100
-
-
 def results_of_mixed(engine: Engine, asked: Sequence[DecodingOptions] = MIXED) -> list[ChunkResult]:
     found = results(run_mixed(engine, asked))
     assert engine.slots_in_use == 0
@@ -300,6 +197,7 @@ def alone(pocket: Checkpoint) -> list[ChunkResult]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_slots", "lookahead"),
     [
@@ -319,6 +217,7 @@ def test_beams_of_several_chunks_at_once_give_what_each_gives_alone(
     assert [result.num_fallbacks for result in found] == [result.num_fallbacks for result in alone]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [False, True])
 def test_most_tokens_of_clear_speech_are_appended_as_sure_and_change_no_text(
     embedded: Checkpoint, lookahead: bool, monkeypatch: pytest.MonkeyPatch
@@ -346,6 +245,7 @@ def test_most_tokens_of_clear_speech_are_appended_as_sure_and_change_no_text(
     assert num_steps - num_compared > num_words / 2, "timestamps and ends are always compared"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.trial)])
 def test_a_beam_is_the_same_on_a_device_that_is_late(
     pocket: Checkpoint, alone: list[ChunkResult], seed: int, monkeypatch: pytest.MonkeyPatch
@@ -355,6 +255,7 @@ def test_a_beam_is_the_same_on_a_device_that_is_late(
     assert [result.tokens for result in found] == [result.tokens for result in alone]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [pytest.param(False, marks=pytest.mark.trial), True])
 def test_few_searches_at_once_wait_for_each_other_and_change_nothing(
     pocket: Checkpoint, alone: list[ChunkResult], lookahead: bool, monkeypatch: pytest.MonkeyPatch
@@ -364,6 +265,7 @@ def test_few_searches_at_once_wait_for_each_other_and_change_nothing(
     assert [result.tokens for result in found] == [result.tokens for result in alone]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [False, True])
 def test_a_cancelled_search_frees_all_its_slots_and_those_that_wait_go_on(
     pocket: Checkpoint, lookahead: bool, monkeypatch: pytest.MonkeyPatch
@@ -382,6 +284,7 @@ def test_a_cancelled_search_frees_all_its_slots_and_those_that_wait_go_on(
     assert engine.slots_in_use == 0
 
 
+@pytest.mark.slow
 def test_a_stream_says_what_all_others_say(embedded: Checkpoint) -> None:
     spoken = [say(digits).samples for digits in ("407", "98653", "12", "1234567")]
     options = DecodingOptions(language="en")
@@ -392,6 +295,7 @@ def test_a_stream_says_what_all_others_say(embedded: Checkpoint) -> None:
     assert [each.tokens for each in of_stream] == [each.tokens for each in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [{"temperatures": (0.3,)}, {"presence_penalty": 0.5}, {"task": "translate"}])
 def test_a_clients_own_temperature_or_penalty_and_translations_know_no_beam(
     pocket: Checkpoint, own: dict[str, Any]

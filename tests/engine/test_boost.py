@@ -6,11 +6,7 @@ import random
 from collections.abc import Sequence
 from itertools import accumulate
 
-import pytest
-
-from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.engine.boost import FIRST_BONUS, MAX_TOKENS, NEXT_BONUS, KeywordBoost, Match, keyword_boost
-from tests.real_weights import real_checkpoint
 from tests.vocabulary import make_tokenizer, spell
 
 A, B, C, D, COMMA, TIME = 1, 2, 3, 4, 10, 99
@@ -116,20 +112,3 @@ def test_a_keyword_is_matched_with_a_space_before_it_and_without() -> None:
 def test_a_keyword_in_a_script_without_spaces_begins_anywhere() -> None:
     boost = keyword_boost(make_tokenizer(), ("東京",))
     assert total(boost, spell("は東京")) > 0
-
-
-@pytest.mark.parametrize("text", ["Kubernetes", "kubernetes", "a Kubernetes", "a kubernetes", "(Kubernetes"])
-def test_of_published_tokens_every_case_and_place_of_a_keyword_is_matched(text: str) -> None:
-    tokenizer = Tokenizer.from_directory(real_checkpoint("base"))
-    boost = keyword_boost(tokenizer, ("Kubernetes", "Ada Lovelace"))
-    at = states(boost, tokenizer.encode(text))
-    assert boost.at_end(at[-1])
-    assert total(boost, tokenizer.encode(text)) > 0
-
-
-def test_of_published_tokens_a_keyword_begun_with_a_shorter_token_is_matched() -> None:
-    tokenizer = Tokenizer.from_directory(real_checkpoint("base"))
-    boost = keyword_boost(tokenizer, ("Grafana",))
-    split = [*tokenizer.encode(" Gr"), *tokenizer.encode("afana")]
-    assert split != tokenizer.encode(" Grafana")
-    assert boost.at_end(states(boost, split)[-1])
