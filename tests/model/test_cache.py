@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from asr_server.model.cache import DecoderCache
+from asr_server.checkpoint.files import AudioWindow
+from asr_server.model.cache import DecoderCache, key_block, side_by_side, slot_ids
+from asr_server.model.float8 import FP8
+from asr_server.model.kernels import Kernels
+from asr_server.model.layers import WEIGHTED_ROWS
 from asr_server.model.sizes import WhisperSizes
 
 LAYERS, HEADS, DEPTH, WINDOW = 2, 3, 4, 1500
@@ -96,3 +102,147 @@ def test_packed_rows_have_one_slot_more_for_silence() -> None:
     told = DecoderCache.bytes_per_chunk(SIZES, torch.float32, torch.uint8)
     assert (len(cache.cross_keys[0]), len(cache.cross_values[0])) == (5, 5)
     assert told * 20 == text * 5 + audio * 4
+
+
+# -- Audio in 8 bits ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("audio_dtype", [FP8, torch.uint8])
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("length", [600, 750, WINDOW])
+def test_audio_in_8_bits_is_read_nearly_as_it_was_written(
+    audio_dtype: torch.dtype, is_shared: bool, length: int
+) -> None:
+    """Each slot and head in its own steps: here their numbers differ by a hundred times."""
+    cache = DecoderCache(SIZES, 4, CPU, torch.float32, audio_dtype=audio_dtype)
+    silence, audio = keys_values(1, WINDOW, seed=1), keys_values(2, length, seed=2)
+    scales = torch.tensor([1.0, 100.0])[:, None, None]
+    audio = [(keys * scales, values * scales) for keys, values in audio]
+    cache.write_silence(silence, is_shared)
+    cache.write_audio([3, 1], audio)
+    assert cache.shares_silence is (is_shared and audio_dtype != FP8)
+    for layer in range(LAYERS):
+        silent_keys, silent_values = by_head(*silence[layer])
+        for slot, row in ((3, 0), (1, 1)):
+            keys, values = by_head(*(each[row : row + 1] for each in audio[layer]))
+            found = cache.audio(layer, [slot])
+            expected = torch.cat([keys, silent_keys[..., length:]], -1)
+            assert (found[0] - expected).norm() / expected.norm() < 0.04
+            expected = torch.cat([values, silent_values[:, :, length:]], 2)
+            assert (found[1] - expected).norm() / expected.norm() < 0.04
+            torch.testing.assert_close(cache.audio_keys(layer, slot, 500), found[0][0, ..., :500])
+            assert cache.audio_keys(layer, slot, 500).shape == (HEADS, DEPTH, 500)
+    assert cache.has_short_audio([3]) is (cache.shares_silence and length < WINDOW)
+
+
+def test_packed_silence_is_rounded_once_for_all_who_read_it() -> None:
+    cache = DecoderCache(SIZES, 4, CPU, torch.float32, audio_dtype=torch.uint8)
+    silence = keys_values(1, WINDOW, seed=1)
+    cache.write_silence(silence, is_shared=True)
+    for layer in range(LAYERS):
+        keys, values = by_head(*silence[layer])
+        assert 0 < (cache.silent_keys[layer] - keys[0]).norm() / keys.norm() < 0.02
+        assert 0 < (cache.silent_values[layer] - values[0]).norm() / values.norm() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("audio_dtype", "lengths", "num_queries", "is_own", "reads_silent_slot"),
+    [
+        (None, (500, 600), 1, True, False),
+        (None, (WINDOW, WINDOW), 1, False, False),
+        (None, (WINDOW, 500), 8, True, False),
+        (None, (500, 600), 9, False, False),
+        (torch.uint8, (500, 600), 1, True, True),
+        (torch.uint8, (WINDOW, WINDOW), 8, True, True),
+        (torch.uint8, (500, 600), 9, False, False),
+        (torch.uint8, (500, 600), 5, True, False),  # ten rows, less audio than silence
+        (torch.uint8, (800, 700), 5, True, True),  # as much
+        (torch.uint8, (800, 600), 5, True, False),
+        (torch.uint8, (500, 600), 4, True, True),  # eight rows
+    ],
+)
+def test_blocks_of_short_and_of_packed_audio_are_looked_up(
+    audio_dtype: torch.dtype | None,
+    lengths: tuple[int, int],
+    num_queries: int,
+    is_own: bool,
+    reads_silent_slot: bool,
+) -> None:
+    cache = DecoderCache(SIZES, 4, CPU, torch.float32, audio_dtype=audio_dtype)
+    cache.write_silence(keys_values(1, WINDOW, seed=1), is_shared=True)
+    for slot, length in enumerate(lengths):
+        cache.write_audio([slot], keys_values(1, length, seed=2))
+    blocks = cache.own_blocks([0, 1], num_queries)
+    assert (blocks is not None) is (is_own and (WEIGHTED_ROWS or audio_dtype is not None))
+    if blocks is not None:
+        each = sum(WINDOW if reads_silent_slot else length for length in lengths) // 100
+        assert len(blocks.owners) == each * HEADS * num_queries
+        assert cache.own_blocks(slice(0, 2), num_queries) is blocks, "of the same slots"
+        assert cache.own_blocks([1, 0], num_queries) is not blocks
+        blocks = cache.own_blocks([0, 1], num_queries)
+        cache.write_audio([0], keys_values(1, 1100, seed=2))
+        assert cache.own_blocks([0, 1], num_queries) is not blocks, "of other audio"
+
+
+def test_without_shared_silence_no_blocks_are_looked_up() -> None:
+    cache = DecoderCache(SIZES, 4, CPU, torch.float32)
+    cache.write_silence(keys_values(1, WINDOW, seed=1))
+    cache.write_audio([0], keys_values(1, 600, seed=2))
+    assert cache.own_blocks([0], 1) is None
+
+
+def test_a_kernel_has_rows_that_begin_at_multiples_of_16_and_no_shared_silence() -> None:
+    sizes = replace(SIZES, window=AudioWindow(25))
+    cache = DecoderCache(sizes, 2, CPU, torch.float32, kernels=Kernels(flash_decode=lambda *_: None))  # type: ignore[arg-type]
+    assert cache.cross_keys.shape == (LAYERS, 2, HEADS, DEPTH, 25)
+    assert cache.cross_keys.stride(3) == 32
+    assert DecoderCache(sizes, 2, CPU, torch.float32).cross_keys.stride(3) == 25
+    cache.write_silence(keys_values(1, 25, seed=1), is_shared=True)
+    assert not cache.shares_silence
+
+
+# -- Texts ----------------------------------------------------------------------------------------------
+
+
+def test_a_new_text_clears_what_steps_have_written_behind_it_and_nothing_else() -> None:
+    cache = DecoderCache(SIZES, 4, CPU, torch.float32)
+    cache.begin_text([1, 2], slice(1, 3), 3)
+    for _ in range(2):
+        cache.text_ends.on_step(3)
+    cache.keys.fill_(1)
+    cache.values.fill_(1)
+    cache.begin_text([2, 1], torch.tensor([2, 1]), 3)
+    for tensor in (cache.keys, cache.values):
+        assert not tensor[:, 1:3, :, 3:5].any()
+        assert tensor[:, 1:3, :, 5:].all()
+        assert tensor[:, 1:3, :, :3].all()
+        assert tensor[:, [0, 3]].all()
+    cache.keys.fill_(1)
+    cache.begin_text([1], slice(1, 2), 3)
+    assert cache.keys.all(), "nothing was written since"
+
+
+def test_slots_are_named_by_a_slice_a_list_or_a_tensor() -> None:
+    for slots in (slice(1, 4), [1, 2, 3], torch.tensor([1, 2, 3])):
+        assert slot_ids(slots, CPU).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("slots", "expected"),
+    [
+        ([4], [((4, 5), (0, 1))]),
+        ([2, 3, 4], [((2, 5), (0, 3))]),
+        ([2, 4, 5, 1], [((2, 3), (0, 1)), ((4, 6), (1, 3)), ((1, 2), (3, 4))]),
+        ([0, 0], [((0, 1), (0, 1)), ((0, 1), (1, 2))]),
+    ],
+)
+def test_slots_are_split_into_stretches(
+    slots: list[int], expected: list[tuple[tuple[int, int], ...]]
+) -> None:
+    found = side_by_side(slots)
+    assert [((a.start, a.stop), (b.start, b.stop)) for a, b in found] == expected
+
+
+@pytest.mark.parametrize(("positions", "expected"), [(1500, 100), (400, 100), (150, 75), (97, 97), (101, 1)])
+def test_a_block_of_keys_divides_the_window(positions: int, expected: int) -> None:
+    assert key_block(positions) == expected

@@ -9,8 +9,6 @@ from torch import nn
 from asr_server.model.kernels import TORCH, Kernels, elementwise
 from asr_server.model.whisper import add_norm
 
-pytestmark = pytest.mark.slow
-
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Of numbers up to 4: some roundings. The interpreter cuts bfloat16 off, where a GPU rounds.
 ERROR = {torch.float32: 2e-6 if DEVICE == "cpu" else 1e-5, torch.bfloat16: 2**-5, torch.float16: 2**-9}

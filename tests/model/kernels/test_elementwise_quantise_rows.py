@@ -8,8 +8,6 @@ import torch
 from asr_server.model.float8 import FP8, quantise
 from asr_server.model.kernels import elementwise
 
-pytestmark = pytest.mark.slow
-
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 

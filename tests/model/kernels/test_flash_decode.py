@@ -11,8 +11,7 @@ from asr_server.model.float8 import dequantise, quantise
 from asr_server.model.kernels import flash_decode as module
 from asr_server.model.kernels.flash_decode import flash_decode, plan_splits, row_lengths
 
-pytestmark = pytest.mark.slow
-
+SLOW = pytest.mark.slow  # of Triton's interpreter: many positions, or many programs
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ERROR = {torch.float32: 3e-6 if DEVICE == "cpu" else 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -25,12 +24,13 @@ def expected(query: Tensor, keys: Tensor, values: Tensor, length: int) -> Tensor
 @pytest.mark.parametrize(
     ("num_rows", "num_heads", "depth", "positions", "transposed", "dtype"),
     [
-        (3, 2, 64, 150, True, torch.float32),
+        (3, 2, 16, 150, True, torch.float32),
         (3, 2, 64, 150, True, torch.bfloat16),
-        (3, 2, 64, 150, False, torch.float16),
+        pytest.param(3, 2, 64, 150, False, torch.float16, marks=SLOW),
         (2, 3, 16, 33, False, torch.float32),
-        (1, 1, 64, 1500, True, torch.float32),  # twelve parts: as many as there may be, but none empty
-        (1, 1, 128, 300, False, torch.bfloat16),
+        # twelve parts: as many as there may be, but none empty
+        pytest.param(1, 1, 64, 1500, True, torch.float32, marks=SLOW),
+        pytest.param(1, 1, 128, 300, False, torch.bfloat16, marks=SLOW),
         (4, 1, 32, 7, True, torch.float32),
     ],
 )
@@ -64,7 +64,7 @@ def test_rows_attend_to_their_slots_as_far_as_they_reach(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("positions", [150, 1500])  # at once, and in parts
+@pytest.mark.parametrize("positions", [150, pytest.param(1500, marks=SLOW)])  # in few parts, and in many
 def test_8_bit_keys_and_values_are_read_with_the_scales_of_their_slot_and_head(
     positions: int, dtype: torch.dtype
 ) -> None:

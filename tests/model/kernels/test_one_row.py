@@ -13,8 +13,6 @@ from asr_server.model.kernels.table import judge
 from asr_server.model.layers import Linear
 from asr_server.model.whisper import norm_product
 
-pytestmark = pytest.mark.slow
-
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 OURS = Kernels(norm_product=one_row.norm_product, row_product=one_row.row_product)
 # Of sums up to 8: some roundings. The interpreter cuts bfloat16 off, where a GPU rounds.
@@ -83,6 +81,7 @@ def test_several_rows_are_left_to_torch() -> None:
     norm_product(rows, rows, nn.LayerNorm(32, device=DEVICE), product, kernels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
 def test_the_products_tried_at_load_agree_with_torch(dtype: torch.dtype) -> None:

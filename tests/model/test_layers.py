@@ -1,0 +1,270 @@
+"""The parts of a layer on a CPU: products, attention head by head, and how their weights are loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asr_server.model import layers
+from asr_server.model.kernels import Kernels
+from asr_server.model.layers import (
+    Behind,
+    FeedForward,
+    Linear,
+    Within,
+    attend_audio,
+    attend_cached,
+    attend_cached_audio,
+    is_one_row,
+    linear_gelu,
+    load_packed,
+    load_summed,
+    load_weights,
+    query_scale,
+    sum_weighted_rows,
+    sums_text_rows,
+)
+from asr_server.model.sizes import WHOLE, Shard
+
+HEADS, DEPTH = 2, 4
+WIDTH = HEADS * DEPTH
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def linear(num_inputs: int, num_outputs: int, gelu: bool = False) -> Linear:
+    made = Linear(num_inputs, num_outputs, gelu).requires_grad_(False)
+    made.weight.copy_(random(num_outputs, num_inputs))
+    made.bias.copy_(random(num_outputs, seed=1))
+    return made
+
+
+# -- Products -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("shape", [(6,), (1, 1, 6), (3, 6), (2, 20, 6)])
+def test_a_product_has_a_bias_and_where_asked_a_gelu(shape: tuple[int, ...], gelu: bool, packs: bool) -> None:
+    product, x = linear(6, 5, gelu), random(*shape, seed=2)
+    expected = x @ product.weight.t() + product.bias
+    expected = expected * 0.5 * (1 + torch.erf(expected / 2**0.5)) if gelu else expected
+    assert not product.is_packed
+    if packs:
+        product.pack()
+        assert product.weight.numel() == (0 if product.is_packed else 30)
+    torch.testing.assert_close(product(x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_new_product_has_no_bias_and_no_gelu() -> None:
+    made = Linear(3, 2)
+    assert not made.bias.any()
+    assert made.weight.shape == (2, 3)
+    assert made.gelu is False
+
+
+def test_kernels_compute_what_they_are_for() -> None:
+    def named(name: str) -> Any:
+        return lambda x, *_: torch.full((*x.shape[:-1], 5), float(len(name)))
+
+    plain, with_gelu = linear(6, 5), linear(6, 5, gelu=True)
+    one, several = random(1, 1, 6), random(2, 1, 6)
+    ours = Kernels(linear_gelu=named("gelu"), row_product=named("row product"))
+    assert (with_gelu(several, ours) == 4).all()
+    assert (with_gelu(one, ours) == 4).all()
+    assert (plain(one, ours) == 11).all()
+    torch.testing.assert_close(plain(several, ours), plain(several))
+    assert (with_gelu(one, Kernels(row_product=named("row product"))) == 11).all()
+    for each in (plain, with_gelu):
+        expected = each(one)
+        each.pack()
+        if each.is_packed:  # whose weights no kernel can read
+            torch.testing.assert_close(each(one, ours), expected, atol=1e-5, rtol=1e-5)
+    asked: list[bool] = []
+    noted = Kernels(row_product=lambda x, weight, bias, gelu: asked.append(gelu) or x)  # type: ignore[func-returns-value]
+    linear(6, 5, gelu=True)(one, noted)
+    linear(6, 5)(one, noted)
+    assert asked == [True, False]
+
+
+def test_one_row_has_no_others_beside_it() -> None:
+    assert is_one_row(torch.zeros(1, 1, 5))
+    assert is_one_row(torch.zeros(5))
+    assert not is_one_row(torch.zeros(2, 1, 5))
+    assert not is_one_row(torch.zeros(1, 3, 5))
+
+
+def test_a_gpus_gelu_is_nearly_the_exact_one() -> None:
+    product, x = linear(6, 5, gelu=True), random(2, 3, 6, seed=2)
+    found = linear_gelu(x, product.weight, product.bias)
+    assert found.shape == (2, 3, 5)
+    torch.testing.assert_close(found, product(x), atol=1e-3, rtol=0)
+
+
+# -- Attention ------------------------------------------------------------------------------------------
+
+
+def expected_attention(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | float = 0.0) -> Tensor:
+    """[T, H, d], [N, H, d] twice and [H, N] to [T, D]."""
+    scores = torch.einsum("thd,nhd->htn", query, keys)
+    scores = scores + (bias[:, None] if isinstance(bias, Tensor) else bias)
+    return torch.einsum("htn,nhd->thd", scores.softmax(-1), values).flatten(1)
+
+
+@pytest.mark.parametrize("has_biases", [False, True])
+@pytest.mark.parametrize("num_behind", [0, 5])
+@pytest.mark.parametrize("has_amx", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_audio_attends_to_all_of_itself_and_to_what_is_behind_it(
+    dtype: torch.dtype, has_amx: bool, num_behind: int, has_biases: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "HAS_AMX", has_amx)
+    monkeypatch.setattr(layers, "_QUERIES", 4)  # that are computed at once
+    qkv = (random(2, 7, 3 * WIDTH) / 2).to(dtype)
+    more = (random(num_behind, 2 * WIDTH, seed=1) / 2).to(dtype)
+    biases = 2 * random(HEADS, num_behind, seed=2).to(dtype) if has_biases else None
+    behind = Behind(more, biases) if num_behind else None
+    found = attend_audio(qkv, HEADS, behind)
+    assert (found.dtype, found.shape) == (dtype, (2, 7, WIDTH))
+    for row in range(2):
+        query, keys, values = qkv[row].float().view(7, 3, HEADS, DEPTH).unbind(1)
+        bias: Tensor | float = 0.0
+        if behind is not None:
+            more_keys, more_values = more.float().view(num_behind, 2, HEADS, DEPTH).unbind(1)
+            keys, values = torch.cat([keys, more_keys]), torch.cat([values, more_values])
+            bias = 0.0 if biases is None else F.pad(biases.float(), (7, 0))
+        expected = expected_attention(query, keys, values, bias)
+        atol = 1e-5 if dtype == torch.float32 else 0.03
+        torch.testing.assert_close(found[row].float(), expected, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("weighted_rows", [False, True])
+@pytest.mark.parametrize("num_queries", [1, 3])
+def test_queries_attend_to_cached_audio(
+    num_queries: int, weighted_rows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "WEIGHTED_ROWS", weighted_rows)
+    query = random(2, num_queries, HEADS, DEPTH)
+    keys, values = random(2, HEADS, DEPTH, 9, seed=1), random(2, HEADS, 9, DEPTH, seed=2)
+    rows = torch.arange(2 * HEADS * 20, dtype=torch.int32)
+    found = attend_cached_audio(query, keys, values, rows)
+    for row in range(2):
+        expected = expected_attention(query[row], keys[row].permute(2, 0, 1), values[row].transpose(0, 1))
+        torch.testing.assert_close(found[row], expected)
+
+
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_queries_attend_to_cached_text_as_far_as_the_mask_lets_them(by_rows: bool) -> None:
+    query = random(2, 1, HEADS, DEPTH)
+    keys, values = random(2, HEADS, 6, DEPTH, seed=1), random(2, HEADS, 6, DEPTH, seed=2)
+    mask = torch.zeros(2, 1, 1, 6)
+    mask[1, ..., 4:] = float("-inf")
+    rows = torch.arange(2 * HEADS * 6, dtype=torch.int32).view(2 * HEADS, 6) if by_rows else None
+    found = attend_cached(query, keys, values.view(-1, DEPTH) if by_rows else values, mask, rows)
+    assert found.shape == (2, 1, WIDTH)
+    for row, seen in enumerate((6, 4)):
+        own = (each[row, :, :seen].transpose(0, 1) for each in (keys, values))
+        torch.testing.assert_close(found[row], expected_attention(query[row], *own))
+
+
+def test_rows_are_weighted_and_summed() -> None:
+    weights, matrix = random(3, 2), random(7, 5, seed=1)
+    rows = torch.tensor([[6, 0], [1, 1], [2, 5]], dtype=torch.int32)
+    expected = (weights[:, :, None] * matrix[rows.long()]).sum(1)
+    torch.testing.assert_close(sum_weighted_rows(weights, matrix, rows), expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_amx", "weighted_rows", "expected"),
+    [
+        (torch.bfloat16, False, True, True),
+        (torch.bfloat16, True, True, False),
+        (torch.bfloat16, False, False, False),
+        (torch.float32, False, True, False),
+    ],
+)
+def test_text_is_summed_by_rows_in_bfloat16_where_that_is_fastest(
+    dtype: torch.dtype, has_amx: bool, weighted_rows: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "HAS_AMX", has_amx)
+    monkeypatch.setattr(layers, "WEIGHTED_ROWS", weighted_rows)
+    assert sums_text_rows(torch.zeros(1, dtype=dtype)) is expected
+
+
+# -- Weights --------------------------------------------------------------------------------------------
+
+
+def named(name: str, outputs: int, inputs: int, has_bias: bool = True, seed: int = 0) -> dict[str, Tensor]:
+    weights = {f"{name}.weight": random(outputs, inputs, seed=seed)}
+    return weights | ({f"{name}.bias": random(outputs, seed=seed + 1)} if has_bias else {})
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_projections_are_stacked_and_the_first_is_scaled(rank: int) -> None:
+    weights = named("q", 4, 3) | named("k", 4, 3, has_bias=False, seed=5) | named("v", 4, 3, seed=8)
+    product, own = Linear(3, 6).requires_grad_(False), slice(2 * rank, 2 * rank + 2)
+    product.bias.fill_(9)
+    load_packed(product, weights, ("q", "k", "v"), Shard(rank, 2), scale=0.5)
+    expected = [weights["q.weight"][own] / 2, weights["k.weight"][own], weights["v.weight"][own]]
+    assert torch.equal(product.weight, torch.cat(expected))
+    expected = [weights["q.bias"][own] / 2, torch.zeros(2), weights["v.bias"][own]]
+    assert torch.equal(product.bias, torch.cat(expected))
+    load_packed(product, weights, ("k", "q", "v"), Shard(rank, 2))
+    assert torch.equal(product.weight[2:4], weights["q.weight"][own]), "unscaled"
+    assert torch.equal(product.weight[:2], weights["k.weight"][own])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_a_product_that_ranks_sum_each_has_its_inputs_and_one_the_bias(rank: int) -> None:
+    weights, product = named("out", 3, 4), Linear(2, 3).requires_grad_(False)
+    product.bias.fill_(9)
+    load_summed(product, weights, "out", Shard(rank, 2))
+    assert torch.equal(product.weight, weights["out.weight"][:, 2 * rank : 2 * rank + 2])
+    assert torch.equal(product.bias, weights["out.bias"] * (rank == 0))
+
+
+def test_a_norms_weight_and_bias_are_loaded() -> None:
+    norm = nn.LayerNorm(3).requires_grad_(False)
+    weights = {"norm.weight": random(3), "norm.bias": random(3, seed=1)}
+    load_weights(norm, weights, "norm")
+    assert torch.equal(norm.weight, weights["norm.weight"])
+    assert torch.equal(norm.bias, weights["norm.bias"])
+
+
+def test_queries_are_scaled_by_the_root_of_a_heads_width() -> None:
+    assert query_scale(Linear(8, 3 * 2 * 16), num_heads=2) == 0.25
+    assert isinstance(query_scale(Linear(8, 3 * 2 * 16), num_heads=2), float)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_feed_forward_is_two_products_with_a_gelu_between_them(count: int) -> None:
+    weights = named("fc1", 6, 4) | named("fc2", 4, 6, seed=3)
+    weights |= {"final_layer_norm.weight": random(4), "final_layer_norm.bias": random(4, seed=9)}
+    x, total = random(2, 3, 4, seed=7), torch.zeros(2, 3, 4)
+    for rank in range(count):
+        parts: list[Tensor] = []
+        shard = Shard(rank, count, parts.append) if count > 1 else WHOLE
+        part = FeedForward(4, 6, shard).requires_grad_(False)
+        part.load(weights)
+        assert torch.equal(part.norm.weight, weights["final_layer_norm.weight"])
+        total += part.change(x)
+        assert len(parts) == count - 1
+    hidden = F.gelu(F.linear(x, weights["fc1.weight"], weights["fc1.bias"]))
+    expected = F.linear(hidden, weights["fc2.weight"], weights["fc2.bias"])
+    torch.testing.assert_close(total, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_weights_within_a_prefix_have_their_own_names() -> None:
+    weights = {"a.x": random(1), "a.y": random(2), "b.x": random(3), "aa.x": random(4)}
+    within = Within(weights, "a.")
+    assert within["y"] is weights["a.y"]
+    assert ("x" in within, "z" in within, "a.x" in within) == (True, False, False)
+    assert list(within) == ["x", "y"]
+    assert len(within) == 2
+    assert list(Within(within, "x")) == [""]
