@@ -15,22 +15,14 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from asr_server.channel.messages import Credit, Event
-from asr_server.channel.zeromq import ZmqEngineClient
 from asr_server.config import Settings
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.dispatch.processes import (
-    MAX_EVENTS,
-    MultiprocessExecutor,
-    ProcessReplica,
-    RemoteReplica,
-)
+from asr_server.dispatch.processes import MultiprocessExecutor, ProcessReplica
 from tests.dispatch.test_executors import IN_MODULE, OPTIONS, chunk, heard, running, until_ready
 from tests.embedded import embedded
 from tests.speech import say
 
 NICENESS = 3
-DESCRIPTORS_OF_A_CLIENT = 10  # at least
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -55,32 +47,6 @@ async def test_a_replica_process_carries_its_number_in_its_title(pair: Dispatche
         "asr-server replica 0",
         "asr-server replica 1",
     ]
-
-
-async def test_no_key_is_in_the_arguments_or_the_environment_of_a_replica(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
-    replica = await MultiprocessExecutor(embedded(api_key="s3cret")).launch(0)
-    process = psutil.Process(replica.pid)
-    shown = process.cmdline() + list(process.environ().values())
-    await replica.close()
-    assert not [text for text in shown if "s3cret" in text]
-    assert not [text for text in shown if '"device"' in text]
-
-
-@pytest.mark.parametrize("num_rounds", range(4))
-async def test_a_replica_that_is_closed_just_as_it_ends_keeps_no_descriptor(num_rounds: int) -> None:
-    replica = await MultiprocessExecutor(embedded()).launch(0)
-    process = psutil.Process()
-    before = process.num_fds()
-    replica._process.kill()
-    while replica._process.returncode is None:
-        await asyncio.sleep(0)
-    for _ in range(num_rounds):  # of the loop; in one of them it has ended and nobody was told
-        await asyncio.sleep(0)
-    await replica.close()
-    assert process.num_fds() < before - DESCRIPTORS_OF_A_CLIENT
 
 
 @IN_MODULE
@@ -168,26 +134,3 @@ async def test_a_checkpoint_that_is_none_is_given_up(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
     assert not dispatcher.ready
     await dispatcher.stop()
-
-
-class ReplicaOf(RemoteReplica):
-    def _exit_message(self) -> str:
-        return "ended"
-
-    async def close(self, drain_s: float = 0.0) -> None:
-        pass
-
-
-class ClientWith(ZmqEngineClient):
-    def __init__(self, events: list[Event]) -> None:
-        self._come = iter(events)
-
-    def receive_now(self) -> Event | None:
-        return next(self._come, None)
-
-
-async def test_events_that_have_come_together_are_received_together_and_in_order() -> None:
-    come: list[Event] = [Credit(count) for count in range(MAX_EVENTS + 3)]
-    replica = ReplicaOf("replica 0", ClientWith(come), asyncio.get_running_loop().create_future())
-    assert await replica.receive() == come[:MAX_EVENTS]
-    assert await replica.receive() == come[MAX_EVENTS:]

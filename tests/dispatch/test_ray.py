@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from asr_server.checkpoint.find import name_elsewhere
 from asr_server.config import EMBEDDED_MODEL
-from asr_server.dispatch import ray_cluster
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.dispatch.ray_cluster import LocalCluster, cluster_address
 from asr_server.replica.main import ReplicaActor
-from tests.conftest import run_server
 from tests.embedded import embedded
 
 
@@ -33,6 +25,7 @@ def test_a_checkpoint_is_named_so_that_another_host_finds_it(tmp_path: Path) -> 
     assert name_elsewhere(tmp_path / "own") == str(tmp_path / "own")
 
 
+@pytest.mark.slow
 def test_nothing_of_ray_is_imported_for_the_other_executors() -> None:
     modules = "asr_server.server.run, asr_server.dispatch.processes"
     code = f"import sys, {modules}; sys.exit('ray' in sys.modules)"
@@ -59,76 +52,7 @@ async def test_a_cluster_that_is_not_there_is_told_in_a_line_and_given_up() -> N
     await dispatcher.stop()
 
 
-@contextmanager
-def listener(answer: bytes) -> Iterator[str]:
-    """Answer one connection; yield the address."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def serve() -> None:
-            with suppress(OSError), listening.accept()[0] as connection:
-                connection.sendall(answer)
-                connection.recv(1)
-                is_over.wait(30)
-
-        is_over = threading.Event()
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield f"127.0.0.1:{listening.getsockname()[1]}"
-        is_over.set()
-        listening.shutdown(socket.SHUT_RDWR)
-        thread.join()
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "what listens there is not Ray"), (b"", "timed out")],
-)
-def test_a_port_that_is_not_rays_is_refused(
-    answer: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert ray_cluster.ANSWER_LIMIT_S < 20
-    monkeypatch.setattr(ray_cluster, "ANSWER_LIMIT_S", 0.2)
-    with listener(answer) as address, pytest.raises(OSError, match=f"cannot connect to {address}: {reason}"):
-        ray_cluster.check_answers(address)
-
-
-@pytest.fixture
-def left_by_ray_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return the file in which `ray start` leaves the address of a cluster; something listens there."""
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    path = tmp_path / "ray_current_cluster"
-    monkeypatch.setattr(ray_cluster, "_CURRENT_CLUSTER", path)
-    with listener(bytes(3) + b"\x04" + bytes(5)) as address:
-        path.write_text(f"{address}\n")
-        yield path
-
-
-def test_the_cluster_that_this_user_has_begun_here_is_joined(left_by_ray_start: Path) -> None:
-    with cluster_address("auto") as address:
-        assert address == left_by_ray_start.read_text().strip()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
-async def test_a_cluster_that_another_user_has_named_is_not_joined(left_by_ray_start: Path) -> None:
-    os.chown(left_by_ray_start, 65534, 65534)
-    dispatcher = Dispatcher(embedded(executor="ray", ray_address="auto"))
-    await dispatcher.start()
-    async with asyncio.timeout(60):
-        while not dispatcher.supervisor.given_up:
-            await asyncio.sleep(0.02)
-    assert f"{left_by_ray_start} is another user's" in dispatcher.supervisor.last_failure
-    await dispatcher.stop()
-
-
-def test_a_cluster_of_its_own_that_does_not_start_is_told_in_a_line(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", "/dev/null/nowhere")
-    with pytest.raises(OSError, match=r"^no Ray cluster could be started on this machine: .*Not a directory"):
-        LocalCluster()
-    assert "Traceback" not in capfd.readouterr().err
-
-
+@pytest.mark.slow
 def test_without_ray_a_server_says_what_to_install_and_ends() -> None:
     """As on a machine without it: no import of it is found."""
     code = """if True:
@@ -143,22 +67,6 @@ def test_without_ray_a_server_says_what_to_install_and_ends() -> None:
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[-1].endswith("needs Ray, an extra: pip install '.[ray]' in the checkout")
     assert "Traceback" not in ended.stderr
-
-
-@pytest.mark.trial
-def test_a_killed_server_leaves_no_actor_and_nothing_of_its_own_cluster() -> None:
-    """And until then the lines of the replica's log arrive with its name."""
-    pytest.importorskip("ray")
-    with run_server("--executor", "ray", "--ray-address", "local") as server:
-        children = psutil.Process(server.process.pid).children(recursive=True)
-        titles = [" ".join(child.cmdline()) for child in children]
-        assert any("asr-server replica 0" in title for title in titles)
-        (session,) = {found for title in titles for found in re.findall(r"/tmp/ray/session_[\w.-]+", title)}
-        assert "[replica 0] asr_server.replica.main: starts on" in server.written()
-        server.process.kill()
-        _, alive = psutil.wait_procs(children, 30)
-        assert not alive
-        assert not Path(session).exists()
 
 
 @pytest.mark.trial
