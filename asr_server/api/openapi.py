@@ -6,7 +6,7 @@ differ from the reply. Forms and keys follow this server's settings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -307,20 +307,22 @@ _FILE: Final = {
 }
 
 
-def install(app: FastAPI, settings: Settings, models: ModelRegistry, more_schemas: Mapping[str, Any]) -> None:
-    """`more_schemas` are those that routes of other folders refer to."""
+def install(
+    app: FastAPI, settings: Settings, models: ModelRegistry, make_more_schemas: Callable[[], dict[str, Any]]
+) -> None:
+    """`make_more_schemas` returns those that routes of other folders refer to."""
     document: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
         if not document:
-            document.update(_document(app, settings, models, more_schemas))
+            document.update(_document(app, settings, models, make_more_schemas()))
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
 def _document(
-    app: FastAPI, settings: Settings, models: ModelRegistry, more_schemas: Mapping[str, Any]
+    app: FastAPI, settings: Settings, models: ModelRegistry, more_schemas: dict[str, Any]
 ) -> dict[str, Any]:
     document = get_openapi(
         title=app.title,
@@ -332,7 +334,7 @@ def _document(
     schemas = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):  # the framework's own; ours are 400
         schemas.pop(name, None)
-    schemas |= _schemas() | dict(more_schemas)
+    schemas |= _schemas() | more_schemas
     for fields_type in (TranscriptionFields, TranslationFields):
         schemas[fields_type.__name__], parts = _form(fields_type, settings, models)
         schemas |= parts

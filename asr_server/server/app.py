@@ -120,7 +120,7 @@ def create_app(
         app.include_router(compatible.router)
     routes.install_page(app)
     install_docs_page(app)
-    openapi.install(app, settings, models, realtime_openapi.schemas())
+    openapi.install(app, settings, models, realtime_openapi.schemas)
     app.add_middleware(PlainRoutes, routes=routes.audio.routes)
     _wrap(app, settings, traces, app.state.server.activity)
     return app
