@@ -128,6 +128,9 @@ def write_layout(target: Path, source: Path, model: ForeignModel, texts: Path) -
         rules["alignment_heads"] = published_heads(config, published_name(source.stem))
     if config["vocab_size"] == CANTONESE_VOCABULARY and _ids(tokenizer)["<|notimestamps|>"] == _CANTONESE + 5:
         _add_cantonese(tokenizer, rules if own is None else {})
+        _write_json(target / "tokenizer.json", tokenizer)
+    else:  # megabytes, as they are
+        shutil.copyfile(texts / "tokenizer.json", target / "tokenizer.json")
     try:
         ids = _special_ids(_ids(tokenizer))
     except KeyError as error:
@@ -141,11 +144,14 @@ def write_layout(target: Path, source: Path, model: ForeignModel, texts: Path) -
     contents = {
         "config.json": config | {name: ids[name] for name in _IDS_OF_CONFIG},
         "generation_config.json": rules,
-        "tokenizer.json": tokenizer,
         "preprocessor_config.json": preprocessor or _preprocessor(config),
     }
     for name, content in contents.items():
-        (target / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        _write_json(target / name, content)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 
 def texts_for(source: Path, model: ForeignModel, find_texts: FindTexts) -> Path:

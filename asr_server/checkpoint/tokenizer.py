@@ -10,7 +10,6 @@ decoding continues from the last closed time.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
@@ -194,7 +194,7 @@ def _from_tokenizer_json(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, in
     added = {token["content"]: token["id"] for token in description["added_tokens"]}
     # Without its added tokens the tokenizer cannot be talked into a special token by the text.
     description |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
-    return tokenizers.Tokenizer.from_str(json.dumps(description)), added
+    return tokenizers.Tokenizer.from_str(msgspec.json.encode(description).decode()), added
 
 
 def _from_vocabulary(directory: Path) -> tuple[tokenizers.Tokenizer, dict[str, int]]:
