@@ -6,6 +6,7 @@ in its slots until it is done; a late copy holds garbage until it is read.
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -18,6 +19,15 @@ from asr_server.engine import encoding, runner
 from asr_server.engine.cuda import Shape, sizes_of, smallest
 from asr_server.model.kernels import choose_token, elementwise, flash_decode, one_row
 from benchmarks import engine_helpers
+
+
+def living_tensors() -> list[Tensor]:
+    """Every tensor and parameter that Python's collector knows of, those that were frozen among them."""
+    gc.collect()
+    gc.unfreeze()
+    objects = gc.get_objects()
+    gc.freeze()
+    return [each for each in objects if type(each) in (Tensor, torch.nn.Parameter)]
 
 
 class StandInGraphs:

@@ -7,7 +7,6 @@ writes what another one reads, without being certain that it is behind, it is a 
 
 from __future__ import annotations
 
-import gc
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from asr_server.engine import cuda as engine_cuda
 from asr_server.engine import encoding, runner
 from asr_server.engine.cuda import DecodeStream
-from tests.engine.device_stand_ins import record
+from tests.engine.device_stand_ins import living_tensors, record
 
 Clock = dict[int, int]  # by stream: how many of its operations are certain to be done
 
@@ -97,8 +96,7 @@ class WatchMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, exempt: list[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._exempt = {address(each) for each in exempt}
-        tensors = [each for each in gc.get_objects() if type(each) in (Tensor, torch.nn.Parameter)]
-        self._blocks = {address(each): Block(None) for each in tensors}
+        self._blocks = {address(each): Block(None) for each in living_tensors()}
         self.num_shared = 0  # uses of memory by another stream than the one it was allocated on
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

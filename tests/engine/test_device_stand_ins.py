@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,12 @@ from asr_server.engine.config import Loaded
 from asr_server.engine.runner import Runner
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint, answer_languages, results, run, submit
-from tests.engine.device_stand_ins import StandInGraphs, imitate_graphs, imitate_late_device
+from tests.engine.device_stand_ins import (
+    StandInGraphs,
+    imitate_graphs,
+    imitate_late_device,
+    living_tensors,
+)
 from tests.engine.stream_stand_ins import address, imitate_streams, tensors_of
 from tests.engine.test_engine import CLIPS, MIXED, PLAIN, run_mixed
 
@@ -117,8 +121,7 @@ class ForbidReadingBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         tokens._tensors.cache_clear()  # the host's, of earlier tests
-        tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
-        self._on_device = {address(each) for each in tensors}
+        self._on_device = set(map(address, living_tensors()))
         monkeypatch.setattr(engine_cuda, "copy_to", lambda device, tensor: self._to_device(tensor))
 
     def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
