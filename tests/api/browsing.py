@@ -14,7 +14,9 @@ from playwright.sync_api import FilePayload, Locator, Page, Route
 from tests.api.sample_files import sound_file
 from tests.speech import Spoken, say
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# The shell has no windows, and takes a third of the others' time for a page.
+_BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, _BROWSERS)), None)
 NEEDS_CHROMIUM = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium here: tests/install-browser.sh fetches it"
 )

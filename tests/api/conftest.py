@@ -51,6 +51,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     speech = tmp_path_factory.mktemp("microphone") / "speech.wav"
     soundfile.write(speech, say("271", gap_s=[0.2, 0.2, 1.5]).samples, SAMPLE_RATE)
     arguments = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+    arguments.append("--disable-gpu")  # drawn by the processor, which imitates a GPU at a high price
     arguments.append(f"--use-file-for-fake-audio-capture={speech}")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)

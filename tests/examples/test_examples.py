@@ -13,6 +13,7 @@ import soundfile
 from playwright.sync_api import expect, sync_playwright
 
 from asr_server.core import SAMPLE_RATE
+from tests.api.browsing import CHROMIUM, NEEDS_CHROMIUM
 from tests.clients.recordings import write_wav
 from tests.conftest import Server
 from tests.speech import say
@@ -20,7 +21,6 @@ from tests.speech import say
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 NODE_MODULES = ROOT / "tests" / "node" / "node_modules"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 LIMIT_MS = 60_000
 SPOKEN = say("314", gap_s=0.3)
 DIGITS = re.compile("(two|seven|one)( (two|seven|one)){2}")
@@ -77,7 +77,7 @@ def test_the_microphone_client_takes_the_recording_that_ships(real_server: Serve
     assert re.findall(r"\w+", text) == re.findall(r"\w+", (EXAMPLES / "speech.txt").read_text())
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: tests/install-browser.sh fetches it")
+@NEEDS_CHROMIUM
 def test_the_browser_recorder(server: Server, tmp_path: Path) -> None:
     """Served as if from the server's own address; its microphone plays digits again and again."""
     speech = tmp_path / "microphone.wav"
