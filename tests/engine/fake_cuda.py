@@ -18,7 +18,6 @@ from safetensors import safe_open
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import Samples
 from asr_server.engine import Engine, EngineConfig, cuda, runner
 from asr_server.engine.beam import NUM_NAMED
@@ -28,6 +27,7 @@ from asr_server.model.features import HOP, LogMel
 from asr_server.model.kernels import Kernels, choose_token, elementwise, flash_decode, one_row
 from asr_server.model.kernels.table import Choice
 from asr_server.model.layers import linear_gelu
+from tests.checkpoints import kept_tokenizer
 from tests.engine.stream_stand_ins import StandInEvent, StandInStream, entered
 
 DEVICE = torch.device("cuda", 0)
@@ -181,5 +181,5 @@ def fake_engine(
     fakes = {name.removeprefix("model."): torch.empty(shape) for name, shape in shapes.items()}
     monkeypatch.setattr(weights, "read_weights", lambda _: fakes)
     model = load_whisper(directory, DEVICE, dtype, fp8_encoder=config.get("encoder_dtype") == "fp8")
-    tokenizer, rules = Tokenizer.from_directory(directory), GenerationRules.from_directory(directory)
+    tokenizer, rules = kept_tokenizer(directory), GenerationRules.from_directory(directory)
     return Engine(model, tokenizer, rules, EngineConfig(**{"num_slots": 3, "encode_batch": 2} | config))

@@ -12,14 +12,20 @@ import numpy as np
 import pytest
 import soundfile
 
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import EMBEDDED_MODEL, Settings
 from asr_server.core import SAMPLE_RATE, DecodingOptions
 from asr_server.errors import EngineUnavailable, InvalidValue
 from asr_server.formats.subtitles import SubtitleLayout
 from asr_server.offline.local import LocalTranscriber, TranscribeJob
-from tests.checkpoints import english_only_directory, pocket_directory
+from tests.checkpoints import english_only_directory, kept_tokenizer, pocket_directory
 from tests.embedded import embedded
 from tests.speech import say
+
+
+@pytest.fixture(autouse=True)
+def tokenizers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tokenizer, "from_directory", kept_tokenizer)
 
 
 def options(**job: Any) -> DecodingOptions:
