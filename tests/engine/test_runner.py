@@ -205,6 +205,9 @@ def test_a_branch_goes_on_with_the_text_and_audio_of_another_slot(runner: Runner
     runner.branch(
         [0, 0], [SlotStart(0, PROMPT, PLAIN, tokens=text), SlotStart(3, PROMPT, PLAIN, tokens=others)]
     )
+    runner.branch([0], [SlotStart(2, PROMPT, PLAIN, tokens=text[:1])])
+    assert runner.cache.keys[:, 2, :, :3].all()
+    assert not runner.cache.keys[:, 2, :, 3:].any(), "nothing of what the other text has gone on with"
     lines = runner.decode(StepPlan(4, 6)).array()
     check_row(lines, 0, logprobs_after(2, PROMPT, text))
     check_row(lines, 3, logprobs_after(2, PROMPT, others))

@@ -1,0 +1,183 @@
+"""Weights as they lie in a checkpoint's files, and which kinds of products they are loaded into."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from asr_server.checkpoint.layout import EMBEDDING, PROJECTION
+from asr_server.checkpoint.tensors import StoredTensor, WeightsFile
+from asr_server.config import EMBEDDED_MODEL
+from asr_server.errors import CheckpointError
+from asr_server.model import load_whisper, weights
+from asr_server.model.float8 import Float8Linear
+from asr_server.model.int8 import Int8EncoderLinear, Int8Linear
+from asr_server.model.layers import Linear
+from asr_server.model.weights import StoredWeights, convert, read_weights
+
+KINDS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
+
+
+def stored(path: Path, tensors: dict[str, tuple[Tensor, StoredTensor]]) -> StoredWeights:
+    """Write numbers where their descriptions say."""
+    content = bytearray(4096)
+    for numbers, place in tensors.values():
+        raw = numbers.reshape(-1).view(torch.uint8).numpy().tobytes()
+        content[place.offset : place.offset + len(raw)] = raw
+    path.write_bytes(content)
+    return StoredWeights([WeightsFile(path, {name: place for name, (_, place) in tensors.items()})])
+
+
+def test_tensors_of_every_kind_are_read_wherever_they_lie(tmp_path: Path) -> None:
+    numbers = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    places = {
+        name: (numbers.to(kind), StoredTensor(name, (2, 3), 200 * place + place % 3))
+        for place, (name, kind) in enumerate(KINDS.items())
+    }
+    found = stored(tmp_path / "a", places)
+    for name, kind in KINDS.items():
+        assert found[name].dtype == kind
+        assert torch.equal(found[name], numbers.to(kind))
+    assert found.shapes() == dict.fromkeys(KINDS, (2, 3))
+    assert (list(found), len(found)) == (list(KINDS), len(KINDS))
+    assert "F32" in found
+    assert "f32" not in found
+
+
+@pytest.mark.parametrize(("name", "kind"), [("F8_E4M3", torch.float8_e4m3fn), ("F8_E5M2", torch.float8_e5m2)])
+def test_8_bit_floats_are_read_as_bfloat16(name: str, kind: torch.dtype, tmp_path: Path) -> None:
+    numbers = torch.tensor([1.5, -2.0, 0.25]).to(kind)
+    found = stored(tmp_path / "a", {"x": (numbers, StoredTensor(name, (3,), 7))})["x"]
+    assert found.dtype == torch.bfloat16
+    assert found.tolist() == [1.5, -2.0, 0.25]
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 1)])
+def test_integers_are_divided_by_the_scale_of_their_row_or_of_all(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    numbers = torch.tensor([1, 2, 3, 40, 50, 60], dtype=torch.int8)
+    of_rows, of_all = StoredTensor("F32", (2,), 100), StoredTensor("F32", (), 200)
+    tensors = {
+        "rows": (numbers, StoredTensor("I8", shape, 0, of_rows)),
+        "all": (numbers, StoredTensor("I8", shape, 0, of_all)),
+        "one": (torch.tensor([2.0, 10.0]), of_rows),
+        "two": (torch.tensor(4.0), of_all),
+    }
+    found = stored(tmp_path / "a", tensors)
+    assert found["rows"].flatten().tolist() == [0.5, 1.0, 1.5, 4.0, 5.0, 6.0]
+    assert found["all"].flatten().tolist() == [0.25, 0.5, 0.75, 10.0, 12.5, 15.0]
+    assert found["rows"].shape == shape
+    assert found["rows"].dtype == torch.float32
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return shutil.copytree(EMBEDDED_MODEL, tmp_path / "model")
+
+
+def own_weights(directory: Path) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in read_weights(directory).items()}
+
+
+def replace_weights(directory: Path, tensors: dict[str, Tensor], pickled: bool = False) -> None:
+    for path in directory.glob("*.safetensors*"):
+        path.unlink()
+    named = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    if pickled:
+        torch.save(named, directory / "pytorch_model.bin")
+    else:
+        save_file(named, directory / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_names_are_without_the_leading_model(pickled: bool, directory: Path) -> None:
+    before = own_weights(directory)
+    replace_weights(directory, before, pickled)
+    found = read_weights(directory)
+    assert set(found) == set(before)
+    assert all(torch.equal(found[name], tensor) for name, tensor in before.items())
+    assert isinstance(found, StoredWeights) is not pickled
+
+
+def test_weights_that_are_damaged_are_to_be_fetched_again(directory: Path) -> None:
+    replace_weights(directory, own_weights(directory), pickled=True)
+    path = directory / "pytorch_model.bin"
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(CheckpointError, match=r"damaged: fetch them again|cut short|damaged"):
+        load_whisper(directory, "cpu", torch.float32)
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_an_output_projection_of_its_own_is_refused(is_own: bool, directory: Path) -> None:
+    tensors = own_weights(directory)
+    projection = tensors[EMBEDDING].to(torch.float16) if not is_own else tensors[EMBEDDING] + 1
+    replace_weights(directory, tensors)
+    named = load_file(directory / "model.safetensors") | {PROJECTION: projection}
+    save_file(named, directory / "model.safetensors", {"format": "pt"})
+    if is_own:
+        with pytest.raises(CheckpointError, match="have an output projection of their own"):
+            load_whisper(directory, "cpu", torch.float32)
+    else:
+        load_whisper(directory, "cpu", torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "int8", "fp8", "has_amx", "encoder", "decoder"),
+    [
+        (torch.float32, False, False, False, Linear, Linear),
+        (torch.float32, True, False, True, Int8EncoderLinear, Int8Linear),
+        (torch.bfloat16, True, False, True, Linear, Linear),
+        (torch.bfloat16, True, False, False, Int8EncoderLinear, Linear),
+        (torch.float32, True, True, False, Float8Linear, Int8Linear),
+        (torch.bfloat16, False, True, False, Float8Linear, Linear),
+    ],
+)
+def test_products_are_in_8_bits_where_that_is_faster(
+    dtype: torch.dtype,
+    int8: bool,
+    fp8: bool,
+    has_amx: bool,
+    encoder: type,
+    decoder: type,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(weights, "HAS_AMX", has_amx)
+    model = load_whisper(EMBEDDED_MODEL, "cpu", dtype, fp8_encoder=fp8, int8=int8)
+    assert type(model.encoder.layers[0].qkv) is encoder
+    assert type(model.decoder.layers[0].qkv) is decoder
+    assert (model.int8, model.dtype, model.training) == (int8, dtype, False)
+    assert not any(each.requires_grad for each in model.parameters())
+    assert model.alignment_heads
+
+
+@pytest.mark.parametrize("kind", ["file", "full", "empty"])
+def test_only_a_new_or_an_empty_directory_is_written_to(kind: str, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    if kind == "file":
+        target.write_text("")
+    else:
+        target.mkdir()
+        (target / "own").touch() if kind == "full" else None
+    source = tmp_path / "source.pt"
+    source.write_text("nothing")
+    reason = "cut short or damaged" if kind == "empty" else "is there already: name a new directory"
+    with pytest.raises(CheckpointError, match=reason):
+        convert(source, target)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"target", "source.pt"}
