@@ -13,15 +13,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.model import WhisperSizes, layers
-from asr_server.model.float8 import FP8
+from asr_server.model.float8 import FP8, quantise
 from asr_server.model.kernels import TORCH, Kernels, candidates
 from asr_server.model.kernels.candidates import (
     choose_kernels,
     decode_attention,
     encoder_layer,
     lengths_of_rows,
+    products_of_one_row,
 )
 from asr_server.model.kernels.table import Candidate, choose, judge
+from asr_server.model.rows import row_lengths
 from tests.model.kernels.test_table import candidate, kernel
 
 SIZES = WhisperSizes(100, 80, 64, 1, 2, 128, 1, 2, 128, AudioWindow(100))
@@ -203,3 +205,207 @@ def test_the_encoders_kernels_tried_at_load_agree_with_torch(dtype: torch.dtype)
     in_16_bits = ["linear_gelu", "whole_attention"] if dtype == torch.bfloat16 else []
     assert names == ["add_norm", *in_16_bits, "quantise_rows"]
     assert [each.name for each in encoder_layer(kernels, SIZES, CPU, dtype, fp8=False, rows=3)] == names[:-1]
+
+
+# -- What is tried ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_all_kernels_are_those_for_the_type(dtype: torch.dtype) -> None:
+    chosen = choose_kernels("triton", SIZES, DEVICE, dtype)
+    assert chosen.report == "all triton (--kernels)"
+    assert chosen.forms is None
+    in_16_bits = dtype != torch.float32
+    for name, value in vars(chosen.kernels).items():
+        assert (value is not None) is (in_16_bits or name not in ("linear_gelu", "whole_attention")), name
+
+
+def test_several_ranks_and_a_gpu_without_triton_use_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    assert choose_kernels("auto", SIZES, gpu, torch.float32, num_ranks=2) == (TORCH, "", None)
+
+    def fail(*_: Any) -> Kernels:
+        raise ValueError("Triton cannot be imported: no")
+
+    monkeypatch.setattr(candidates, "_all_kernels", fail)
+    chosen = choose_kernels("auto", SIZES, gpu, torch.float32)
+    assert chosen == (TORCH, "torch: Triton cannot be imported: no", None)
+    with pytest.raises(ValueError, match="Triton cannot be imported"):
+        choose_kernels("triton", SIZES, gpu, torch.float32)
+
+
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    most: int,
+    *scales: Any,
+    **new: Any,
+) -> Tensor:
+    """Do `flash_decode`'s work in torch."""
+    keys, values = keys.to(query.dtype), values.to(query.dtype)
+    if scales:
+        keys, values = (each * scale for each, scale in zip((keys, values), scales, strict=True))
+    found = []
+    for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
+        if "new_keys" in new:
+            keys[slot, :, length - 1], values[slot, :, length - 1] = (
+                new["new_keys"][row],
+                new["new_values"][row],
+            )
+        scores = torch.einsum("hd,hnd->hn", query[row].float(), keys[slot, :, :length].float())
+        found.append(torch.einsum("hn,hnd->hd", scores.softmax(-1), values[slot, :, :length].float()))
+    return torch.stack(found).to(query.dtype)
+
+
+def reason_of(tried: Candidate) -> str:
+    return judge(tried, lambda compute: float(compute is not tried.kernel)).reason
+
+
+@pytest.mark.parametrize("audio_dtype", [None, FP8])
+def test_attention_is_tried_in_every_form_over_audio_and_text(audio_dtype: torch.dtype | None) -> None:
+    calls: list[tuple[tuple[int, ...], tuple[int, ...], list[int], int, int, bool]] = []
+
+    def noted(query: Tensor, keys: Tensor, *others: Any, num_warps: int, **new: Any) -> Tensor:
+        lengths, most = others[2:4]
+        calls.append(
+            (tuple(query.shape), tuple(keys.shape), sorted(set(lengths.tolist())), most, num_warps, bool(new))
+        )
+        return attend(query, keys, *others, **new)
+
+    tried = list(decode_attention(Kernels(flash_decode=noted), SIZES, CPU, torch.float32, audio_dtype))
+    assert [each.form for each in tried] == [" of 2 warps", " of 1 warps", " of 4 warps"]
+    assert {(each.name, each.tolerance, each.beside) for each in tried} == {("flash_decode", 1e-4, "torch")}
+    assert [each.implementation.keywords for each in tried] == [{"num_warps": count} for count in (2, 1, 4)]
+    assert reason_of(tried[1]).startswith("triton")
+    audio, text = calls
+    assert audio == ((64, 2, 32), (64, 2, 100, 32), [100], 100, 1, False)
+    assert text == ((64, 2, 32), (64, 2, 128, 32), [128], 128, 1, True)
+    assert candidates._tolerance(torch.bfloat16) == 0.125
+
+
+@pytest.mark.parametrize("is_text", [False, True])
+def test_attention_that_is_wrong_over_audio_or_text_alone_is_not_used(is_text: bool) -> None:
+    def wrong(*arguments: Any, num_warps: int, **new: Any) -> Tensor:
+        return attend(*arguments, **new) + 0.001 * (bool(new) is is_text)
+
+    (tried, *_) = decode_attention(Kernels(flash_decode=wrong), SIZES, CPU, torch.float32, rows=2, context=9)
+    assert reason_of(tried) == "torch: triton differs by 0.001, more than 0.0001"
+
+
+def test_the_newest_text_is_read_from_where_it_comes() -> None:
+    """A kernel that reads the cache alone reads what was there before."""
+
+    def stale(*arguments: Any, num_warps: int, **_: Any) -> Tensor:
+        return attend(*arguments)
+
+    (tried, *_) = decode_attention(Kernels(flash_decode=stale), SIZES, CPU, torch.float32, rows=2, context=9)
+    first = tried.kernel()
+    assert (first - tried.reference()).abs().max() > 0.01
+
+
+@torch.inference_mode()
+def test_an_encoders_layer_is_tried_in_the_size_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "HAS_AMX", True)  # then a CPU calls the same function as a GPU
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        "add_norm": [],
+        "linear_gelu": [],
+        "attention": [],
+        "rows": [],
+    }
+
+    def add_norm(
+        x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, eps: float, limit: float | None
+    ) -> Any:
+        shapes["add_norm"].append(tuple(x.shape))
+        total = x + change
+        return total, F.layer_norm(total, total.shape[-1:], weight, bias, eps)
+
+    def gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        shapes["linear_gelu"].append((*x.shape, *weight.shape))
+        return F.gelu(F.linear(x, weight, bias))
+
+    def attention(query: Tensor, *others: Any, **scale: Any) -> Tensor:
+        shapes["attention"].append(tuple(query.shape))
+        return F.scaled_dot_product_attention(query, *others, **scale)
+
+    def rows(x: Tensor) -> tuple[Tensor, Tensor]:
+        shapes["rows"].append(tuple(x.shape))
+        return quantise(x, -1)
+
+    ours = Kernels(add_norm=add_norm, linear_gelu=gelu, whole_attention=attention, quantise_rows=rows)
+    tried = list(encoder_layer(ours, SIZES, CPU, torch.bfloat16, fp8=True))
+    assert [reason_of(each).split()[0] for each in tried] == ["triton", "cublas", "cudnn", "triton"]
+    assert [each.tolerance for each in tried] == [0.125] * 3 + [0.5]
+    assert shapes == {
+        "add_norm": [(1100, 64)],
+        "linear_gelu": [(1100, 64, 128, 64)],
+        "attention": [(11, 2, 100, 32), (1, 2, 100, 32)],
+        "rows": [(1100, 128)],
+    }
+
+
+@torch.inference_mode()
+def test_a_rounding_that_is_off_by_much_is_not_used() -> None:
+    def doubled(x: Tensor) -> tuple[Tensor, Tensor]:
+        rounded, scales = quantise(x, -1)
+        return rounded, scales * 2
+
+    *_, tried = encoder_layer(Kernels(quantise_rows=doubled), SIZES, CPU, torch.float32, fp8=True, rows=3)
+    assert reason_of(tried).startswith("torch: triton differs by")
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_rows_that_are_wrong_in_one_column_are_not_used(place: int) -> None:
+    def wrong(*arguments: Any) -> tuple[Tensor, ...]:
+        found = [each.clone() for each in row_lengths(*arguments)]
+        assert len(found[0]) == 64
+        found[place][-1] += 1
+        return tuple(found)
+
+    (tried,) = lengths_of_rows(Kernels(row_lengths=wrong), CPU)
+    assert reason_of(tried) == "torch: triton differs by 1, more than 0"
+    (tried,) = lengths_of_rows(Kernels(row_lengths=row_lengths), CPU)
+    assert reason_of(tried).startswith("triton")
+    lengths = set(tried.reference()[3].tolist())
+    assert 0 in lengths
+    assert len(lengths) > 3, "of rows that are read and of others"
+
+
+@torch.inference_mode()
+def test_products_of_one_row_are_those_of_several_layers() -> None:
+    normed: list[tuple[int, int, bool]] = []
+    plain: list[tuple[int, int]] = []
+
+    def norm_product(
+        x: Tensor,
+        change: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+        limit: Any,
+        own: Tensor,
+        *rest: Any,
+    ) -> tuple[Tensor, Tensor]:
+        own_bias, gelu = rest
+        normed.append((*own.shape, gelu))
+        product = F.linear(F.layer_norm(x + change, (64,), weight, bias, eps), own, own_bias)
+        return x + change, F.gelu(product) if gelu else product
+
+    def row_product(x: Tensor, weight: Tensor, bias: Tensor, gelu: bool) -> Tensor:
+        plain.append((weight.shape[0], weight.shape[1]))
+        return F.linear(x, weight, bias)
+
+    ours = Kernels(norm_product=norm_product, row_product=row_product)
+    of_norm, of_others = products_of_one_row(ours, SIZES, CPU, torch.float32)
+    assert (of_norm.name, of_others.name) == ("norm_product", "row_product")
+    assert of_norm.tolerance == of_others.tolerance == 2e-4
+    assert reason_of(of_norm).startswith("triton")
+    assert normed == [(192, 64, False), (64, 64, False), (128, 64, True)] * 4
+    assert reason_of(of_others).startswith("triton")
+    assert plain == [(64, 64), (64, 64), (64, 128)] * 4
+    wrong = Kernels(norm_product=lambda *a: (norm_product(*a)[0] + 0.01, norm_product(*a)[1]))
+    of_norm, _ = products_of_one_row(wrong, SIZES, CPU, torch.float32, layers=1)
+    assert reason_of(of_norm).startswith("torch: triton differs by 0.01"), "the sum, too"
