@@ -22,7 +22,7 @@ def numbers(*shape: int) -> bytes:
     return np.arange(np.prod(shape), dtype="<f4").tobytes()
 
 
-def write_ctranslate2(path: Path, variables: list[bytes], second_names: tuple[tuple[str, str], ...]) -> Path:
+def write_model(path: Path, variables: list[bytes], second_names: tuple[tuple[str, str], ...]) -> Path:
     pairs = b"".join(text(alias) + text(name) for alias, name in second_names)
     end = struct.pack("<I", len(second_names)) + pairs
     path.write_bytes(ctranslate2(b"".join(variables), len(variables), end=end))
@@ -30,7 +30,7 @@ def write_ctranslate2(path: Path, variables: list[bytes], second_names: tuple[tu
 
 
 def test_rows_that_ctranslate2_stacks_are_found_with_their_scales(tmp_path: Path) -> None:
-    path = write_ctranslate2(
+    path = write_model(
         tmp_path / "model.bin",
         [
             variable(f"{ATTENTION}/weight", (6, 2), bytes(range(12)), BYTE),
@@ -74,7 +74,7 @@ def test_what_has_no_place_in_the_model_is_kept_to_be_refused(
     tmp_path: Path, more: list[bytes], second_names: tuple[tuple[str, str], ...], unknown: set[str]
 ) -> None:
     variables = [variable(EMBEDDING, (2, 1), numbers(2)), *more]
-    model = read_ctranslate2(write_ctranslate2(tmp_path / "model.bin", variables, second_names))
+    model = read_ctranslate2(write_model(tmp_path / "model.bin", variables, second_names))
     assert set(model.tensors) - {"decoder.embed_tokens.weight"} == unknown
 
 
