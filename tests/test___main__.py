@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -40,3 +41,25 @@ def test_on_windows_one_line_says_what_to_use_instead() -> None:
     assert process.stderr == (
         "asr-server runs on Linux and macOS. On Windows, use WSL 2 or the container image.\n"
     )
+
+
+def test_keys_and_memory_are_hidden_and_ctrl_c_is_as_before_once_the_command_begins() -> None:
+    code = """
+import ctypes, os, signal, sys
+from asr_server import __main__, cli
+def command():
+    words = open("/proc/self/cmdline").read().rstrip("\\0").split("\\0")
+    libc = ctypes.CDLL(None)
+    print(words[-2:], libc.prctl(3, 0, 0, 0, 0), os.environ["MALLOC_ARENA_MAX"])
+    print(signal.getsignal(signal.SIGINT) is before)
+cli.main = command
+for before in (signal.default_int_handler, signal.SIG_IGN):
+    signal.signal(signal.SIGINT, before)
+    __main__.main()
+print(len(os.listdir("/proc/self/fd")) - 1)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
+    command = [sys.executable, "-c", code, "--api-key", "s3cret"]
+    output = subprocess.check_output(command, text=True, env=environment, timeout=60)
+    state = "['--api-key', '***'] 0 1"
+    assert output.splitlines() == [state, "True", state, "True", "3"], "no file is left open"

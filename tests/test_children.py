@@ -19,7 +19,6 @@ from asr_server.audio.recording import Recording
 from asr_server.channel.messages import Heartbeat
 from asr_server.dispatch.processes import MultiprocessExecutor
 from asr_server.dispatch.ray_cluster import LocalCluster
-from asr_server.process import child_environment
 from asr_server.replica.ranks import BEAT, _Rank
 from tests.audio.audio_files import make, voice
 from tests.embedded import embedded
@@ -154,11 +153,3 @@ def test_a_ray_cluster_imports_nothing_from_the_working_directory() -> None:
     pytest.importorskip("ray")
     cluster = LocalCluster()
     cluster.stop()
-
-
-@pytest.mark.parametrize("inherited", ["", os.pathsep, f"{os.pathsep}/a"])
-def test_an_empty_entry_of_the_import_path_is_not_passed_on(
-    inherited: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", inherited)
-    assert "" not in child_environment()["PYTHONPATH"].split(os.pathsep)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import socket
 import subprocess
 import sys
 import threading
@@ -253,3 +255,160 @@ def test_each_replica_sees_its_own_gpu_and_knows_how_many_share_it(set_gpus: Cal
 def test_what_lives_as_long_as_the_process_is_never_looked_at_by_the_garbage_collector(start: str) -> None:
     code = f"import asyncio, gc\n{start}\nassert gc.get_freeze_count() > 10_000 > 10 * len(gc.get_objects())"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+# -- What is asked of the machine ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers"), [(1, 1), (2, 2), (3, 2), (8, 2), (11, 2), (12, 3), (16, 4), (64, 4)]
+)
+def test_recordings_are_decoded_by_a_quarter_of_the_cores(
+    cores: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "available_cores", lambda: cores)
+    assert machine.default_preprocess_workers() == workers
+
+
+def test_a_quota_without_numbers_or_a_period_is_none(system: Path) -> None:
+    for content in ("max 100000", "100000 0", "100000 max", "-1 100000"):
+        write(system / "sys/fs/cgroup/cpu.max", content)
+        assert machine.cpu_quota(system) == float("inf")
+    write(system / "sys/fs/cgroup/cpu.max", "150000 100000")
+    assert machine.cpu_quota(system) == 1.5
+
+
+def test_where_memory_is_not_told_four_gibibytes_are_a_guess(tmp_path: Path) -> None:
+    assert machine.free_memory_bytes(tmp_path) == 4 * GIB
+    write(tmp_path / "proc/meminfo", "MemTotal: 8 kB\nMemAvailable: 3 kB\n")
+    assert machine.free_memory_bytes(tmp_path) == 3 * 1024
+
+
+def test_gpus_beyond_those_of_the_driver_are_not_there(set_gpus: Callable[..., None]) -> None:
+    set_gpus(1, "3, ,5")
+    assert machine.visible_gpus() == ["3"]
+    set_gpus(2, " ")
+    assert machine.visible_gpus() == ["0", "1"]
+
+
+@pytest.mark.parametrize("failing", ["cuInit", "cuDeviceGetCount"])
+def test_a_driver_that_fails_has_no_gpu(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = {"cuInit": lambda flags: 0, "cuDeviceGetCount": lambda count: 0} | {failing: lambda _: 100}
+    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(**calls))
+    assert machine.num_gpus() == 0
+
+    def no_driver(name: str) -> None:
+        raise OSError
+
+    monkeypatch.setattr("ctypes.CDLL", no_driver)
+    assert machine.num_gpus() == 0
+
+
+def test_the_service_that_shares_a_gpu_is_there_while_its_process_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert not machine.mps_is_running()
+    (tmp_path / "control").touch()
+    assert machine.mps_is_running()
+    pid = tmp_path / "nvidia-cuda-mps-control.pid"
+    pid.write_text(f"{os.getpid()}\n")
+    assert machine.mps_is_running()
+    pid.write_text("99999999")
+    assert not machine.mps_is_running()
+    pid.write_text(f"{os.getpid()}\n")
+    (tmp_path / "control").unlink()
+    assert not machine.mps_is_running()
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="of Linux")
+def test_the_processors_features_are_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "model name : x\nflags : fpu avx2\nFeatures : asimd\nbugs : spectre\n"
+    monkeypatch.setattr(Path, "read_text", lambda _: text)
+    assert machine.cpu_flags() >= {"fpu", "avx2", "asimd"}
+    assert not machine.cpu_flags() & {"x", "spectre"}
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local", "in_url"),
+    [
+        ("printer.localhost", True, "printer.localhost"),
+        ("localhost.example", False, "localhost.example"),
+        ("::1", True, "[::1]"),
+        ("::2", False, "[::2]"),
+    ],
+)
+def test_a_host_in_an_address(host: str, is_local: bool, in_url: str) -> None:
+    assert (machine.is_loopback(host), machine.in_url(host)) == (is_local, in_url)
+
+
+def test_ports_are_bound_for_ourselves_or_with_others() -> None:
+    assert machine.listening_on("127.0.0.1", 7, True) == {"host": "127.0.0.1", "port": 7, "reuse_port": True}
+    assert machine.listening_on("127.0.0.1", 7) == {"host": "127.0.0.1", "port": 7, "reuse_port": False}
+    assert machine.sockets_for("127.0.0.1", 7) is None
+    (one,) = machine.shared_sockets("127.0.0.1", 0)
+    with one:
+        port = one.getsockname()[1]
+        (other,) = machine.shared_sockets("127.0.0.1", port)
+        with other:
+            assert other.getsockname()[1] == port
+            options = (socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+            assert all(other.getsockopt(socket.SOL_SOCKET, option) for option in options)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_all_addresses_include_those_of_the_fourth_version_and_one_of_the_sixth_does_not() -> None:
+    for own in (machine.sockets_for("::", 0), [machine.listening_on("::", 0, reuse_port=True)["sock"]]):
+        assert own is not None
+        with own[0]:
+            own[0].listen()
+            socket.create_connection(("127.0.0.1", own[0].getsockname()[1])).close()
+    (single,) = machine.shared_sockets("::1", 0)
+    with single:
+        assert single.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 1
+
+
+INFINITE = resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised", "limit"),
+    [
+        (1024, 4096, (4096, 4096), 4096),
+        (1024, 1 << 20, (65_536, 1 << 20), 65_536),
+        (1024, INFINITE, (65_536, INFINITE), 65_536),
+        (65_536, 1 << 20, None, 65_536),
+        (1 << 20, 1 << 20, None, 1 << 20),
+        (INFINITE, INFINITE, None, 65_536),
+        (4096, 4096, None, 4096),
+    ],
+)
+def test_the_limit_of_open_files_is_raised_and_never_lowered(
+    soft: int, hard: int, raised: tuple[int, int] | None, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
+    assert machine.raise_open_files_limit() == limit
+    assert given == ([raised] if raised else [])
+
+
+def test_a_thread_in_the_background_gives_its_result_or_its_error() -> None:
+    names = machine.in_daemon_thread(lambda: threading.current_thread(), "look-up").result(10)
+    assert (names.name, names.daemon) == ("look-up", True)
+    with pytest.raises(ZeroDivisionError):
+        machine.in_daemon_thread(lambda: 1 // 0, "wrong").result(10)
+    assert not machine.in_daemon_thread(lambda: None, "begun").cancel()
+
+
+def test_all_threads_of_a_process_give_way() -> None:
+    code = (
+        "import os, threading; from asr_server import machine\n"
+        "begun, ends = threading.Event(), threading.Event()\n"
+        "def niceness(): return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())\n"
+        "def run(): begun.set(); ends.wait(); seen.append(niceness())\n"
+        "thread = threading.Thread(target=run); thread.start(); begun.wait()\n"
+        "before, seen = niceness(), []; machine.lower_priority(2); ends.set(); thread.join()\n"
+        "assert [niceness(), *seen] == [min(19, before + 2)] * 2"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

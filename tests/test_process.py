@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from asr_server import process
 from asr_server.config import FIELDS, flag_name
 from asr_server.process import SECRET_FLAGS, child_environment
 
@@ -89,3 +96,183 @@ def test_children_inherit_what_their_libraries_need_and_no_more(monkeypatch: pyt
     assert [name for name in OF_EVERY_CHILD if decoder.get(name) != "given"] == []
     assert not {*OF_NO_CHILD} & replica.keys()
     assert not {*OF_NO_CHILD, *OF_ENGINES} & decoder.keys()
+
+
+@pytest.mark.parametrize("inherited", ["", os.pathsep, f"{os.pathsep}/a"])
+def test_an_empty_entry_of_the_import_path_is_not_passed_on(
+    inherited: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", inherited)
+    assert "" not in child_environment()["PYTHONPATH"].split(os.pathsep)
+
+
+def test_a_checkout_is_found_by_its_children_and_an_installed_package_needs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"/a{os.pathsep}/b")
+    checkout = str(Path(process.__file__).parents[1])
+    assert child_environment()["PYTHONPATH"] == os.pathsep.join([checkout, "/a", "/b"])
+    assert child_environment()["PYTHONSAFEPATH"] == "1"
+    for folder in ("site-packages", "dist-packages"):
+        monkeypatch.setattr(process, "_PACKAGE_PARENT", Path("/usr/lib") / folder)
+        assert child_environment()["PYTHONPATH"] == os.pathsep.join(["/a", "/b"])
+
+
+# -- What a process gives up ---------------------------------------------------------------------------------
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="of Linux alone")
+
+
+def output_of(code: str, *arguments: str | Path) -> str:
+    script = f"import ctypes, os, signal, socket, sys\nfrom asr_server.process import *\n{code}"
+    return subprocess.check_output(
+        [sys.executable, "-c", script, *map(str, arguments)], text=True, timeout=60
+    )
+
+
+@on_linux
+def test_a_process_is_bound_to_its_parent_without_privileges_and_unreadable() -> None:
+    code = """
+def state():
+    status = dict(line.split(":\\t", 1) for line in open("/proc/self/status") if ":\\t" in line)
+    libc, death = ctypes.CDLL(None), ctypes.c_int()
+    libc.prctl(2, ctypes.byref(death), 0, 0, 0)
+    ignored = [number for number in (2, 15) if signal.getsignal(number) is signal.SIG_IGN]
+    print(int(status["NoNewPrivs"]), libc.prctl(3, 0, 0, 0, 0), death.value, ignored)
+state()
+gain_no_privileges(); state()
+hide_from_other_processes(); state()
+be_killed_with_the_parent(); state()
+leave_stopping_to_the_parent(); state()
+"""
+    assert output_of(code).splitlines()[-5:] == [
+        "0 1 0 []",
+        "1 1 0 []",
+        "1 0 0 []",
+        "1 0 9 []",
+        "1 0 9 [2, 15]",
+    ]
+
+
+@pytest.mark.parametrize("last", [b"", b"x"])
+def test_a_child_ends_when_its_parent_has_closed_its_input(last: bytes) -> None:
+    script = (
+        "from asr_server.process import *; end_with_the_parent(); print(flush=True); threading.Event().wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"\n"
+        assert child.poll() is None
+        child.communicate(last, timeout=60)
+        assert child.returncode == 1
+
+
+ATTEMPTS = """
+folder, port = sys.argv[1], int(sys.argv[2])
+open_file = open(f"{folder}/there")
+abstract = socket.socket(socket.AF_UNIX)
+attempts = {
+    "signal another process": lambda: os.kill(os.getppid(), 0),
+    "read a file": lambda: open(f"{folder}/there"),
+    "list a folder": lambda: os.listdir(folder),
+    "write a file": lambda: open(f"{folder}/file", "wb"),
+    "cut a file": lambda: os.truncate(f"{folder}/there", 0),
+    "remove a file": lambda: os.unlink(f"{folder}/there"),
+    "remove a folder": lambda: os.rmdir(f"{folder}/folder"),
+    "make a folder": lambda: os.mkdir(f"{folder}/more"),
+    "make a link": lambda: os.symlink("x", f"{folder}/link"),
+    "make a pipe": lambda: os.mkfifo(f"{folder}/pipe"),
+    "run a program": lambda: os.execv("/bin/true", ["true"]),
+    "connect": lambda: socket.create_connection(("127.0.0.1", port)),
+    "listen": lambda: socket.create_server(("127.0.0.1", 0)),
+    "reach another's socket": lambda: abstract.connect(f"\\0asr-server-test-{port}"),
+}
+gain_no_privileges()
+status = open("/proc/self/status")
+confine()
+print(*[line.split()[1].strip("0") for line in status if line.startswith("CapEff")], sep="", end="")
+for name, attempt in attempts.items():
+    try:
+        attempt()
+        print(name)
+    except PermissionError:
+        pass
+print("open files:", open_file.read())
+"""
+
+
+def landlock_version() -> int:
+    return int(ctypes.CDLL(None).syscall(444, None, 0, 1)) if sys.platform == "linux" else -1
+
+
+@pytest.mark.skipif(landlock_version() < 6, reason="needs Linux 6.12 with Landlock")
+def test_a_confined_process_has_the_files_that_are_open_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("whole")
+    (tmp_path / "folder").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(socket.AF_UNIX) as other:
+        port = listener.getsockname()[1]
+        other.bind(f"\0asr-server-test-{port}")
+        other.listen()
+        assert output_of(ATTEMPTS, tmp_path, str(port)) == "open files: whole\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "there"]
+
+
+@pytest.mark.skipif(landlock_version() < 1, reason="needs Landlock")
+def test_a_process_that_may_gain_privileges_cannot_be_confined() -> None:
+    code = "try: confine()\nexcept OSError as error: print(error.errno, error.strerror)"
+    assert output_of(code) == f"{errno.EPERM} Landlock refuses to confine this process\n"
+
+
+FILES, TRUNCATE, TCP, OUTSIDE = 0x1FFF, 0x4000, 3, 3  # of landlock.h
+
+
+@on_linux
+@pytest.mark.parametrize(
+    ("version", "taken_away"),
+    [
+        (-1, None),
+        (0, None),
+        (1, (FILES, 0, 0)),
+        (2, (FILES, 0, 0)),
+        (3, (FILES | TRUNCATE, 0, 0)),
+        (4, (FILES | TRUNCATE, TCP, 0)),
+        (5, (FILES | TRUNCATE, TCP, 0)),
+        (6, (FILES | TRUNCATE, TCP, OUTSIDE)),
+    ],
+)
+def test_each_linux_is_asked_to_take_away_all_that_it_can(
+    version: int, taken_away: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules: list[tuple[int, ...]] = []
+
+    def system_call(number: int, rights: Any, *_: object) -> int:
+        if rights is None:
+            return version
+        if number == 444:
+            rules.append(tuple(rights))
+            return os.open(os.devnull, os.O_RDONLY)
+        return 0
+
+    libc = SimpleNamespace(syscall=system_call, capset=lambda header, data: 0)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: libc)
+    process.confine()
+    assert rules == ([taken_away] if taken_away else [])
+
+
+@pytest.mark.parametrize(
+    "of_linux",
+    [
+        process.be_killed_with_the_parent,
+        process.gain_no_privileges,
+        process.hide_from_other_processes,
+        process.confine,
+        process.hide_keys,
+    ],
+)
+def test_elsewhere_nothing_of_linux_is_called(
+    of_linux: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: pytest.fail("a call of Linux"))
+    monkeypatch.setattr(Path, "read_text", lambda _: pytest.fail("a file of Linux"))
+    of_linux()
