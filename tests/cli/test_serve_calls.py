@@ -114,9 +114,11 @@ def test_the_check_asks_the_server_whose_flags_another_process_has(
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     port = port if is_there else 9
-    wait = "import sys; sys.stdin.read()"
+    wait = "import sys; print(flush=True); sys.stdin.read()"
     words = [sys.executable, "-c", wait, "asr-server", "serve", "--port", str(port)]
-    with subprocess.Popen(words, stdin=-1) as process:
+    with subprocess.Popen(words, stdin=-1, stdout=-1) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # its command line is there from when it runs
         done = CliRunner().invoke(main, ["health", "--pid", str(process.pid)])
     assert done.exit_code == (0 if is_there else 1)
     assert done.stderr.startswith("" if is_there else f"Error: http://127.0.0.1:{port}/health: ")
