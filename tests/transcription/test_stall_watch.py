@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -19,13 +20,14 @@ from asr_server.errors import RequestStalled
 from asr_server.metrics import REGISTRY
 from asr_server.transcription import StallLimits, Transcriber
 from asr_server.transcription.chunk_reader import ChunkProgress
-from asr_server.transcription.stall_watch import MAX_STEPS_IN_FLIGHT
+from asr_server.transcription.stall_watch import MAX_STEPS_IN_FLIGHT, StallWatch
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.memory_file import MemoryFile
 from tests.vocabulary import make_tokenizer, words
 
-pytestmark = pytest.mark.slow
+if TYPE_CHECKING:
+    from asr_server.dispatch.queue import RequestHandle
 
 ENGLISH = DecodingOptions(language="en")
 IN_DOUBT = {"de": 0.4, "en": 0.3, "zh": 0.3}
@@ -81,7 +83,7 @@ async def test_tasks_that_wait_for_each_other_end_the_request(
     replica = FakeReplica(lambda submit: say(*words("1")))
     replica.probabilities = IN_DOUBT
     before = num_stalled()
-    async with transcriber(replica, StallLimits(request_s=0.4)) as app, asyncio.timeout(60):
+    async with transcriber(replica, StallLimits(request_s=0.2)) as app, asyncio.timeout(60):
         with pytest.raises(RequestStalled, match="nothing of it has moved"):
             await read(app, DecodingOptions(early_results=True, streams=True))
     assert num_stalled() == before + 1
@@ -97,7 +99,7 @@ async def test_a_chunk_that_its_replica_never_finishes_ends_the_request() -> Non
 async def test_a_pool_that_finishes_nothing_ends_the_request() -> None:
     replica = FakeReplica(lambda submit: say(*words("1")))
     release = threading.Event()
-    async with transcriber(replica, StallLimits(request_s=0.4, pool_s=0.8)) as app, asyncio.timeout(60):
+    async with transcriber(replica, StallLimits(request_s=0.1, pool_s=0.2)) as app, asyncio.timeout(60):
         stuck = asyncio.create_task(app.pool.run(release.wait))
         try:
             with pytest.raises(RequestStalled, match="threads that decode"):
@@ -107,6 +109,7 @@ async def test_a_pool_that_finishes_nothing_ends_the_request() -> None:
             await stuck
 
 
+@pytest.mark.slow
 async def test_a_request_that_waits_for_its_turn_is_not_ended() -> None:
     replica = FakeReplica(lambda submit: say(*words("1")))
     replica.holding = True
@@ -120,6 +123,7 @@ async def test_a_request_that_waits_for_its_turn_is_not_ended() -> None:
         assert await running
 
 
+@pytest.mark.slow
 async def test_a_client_that_reads_slowly_does_not_end_its_request() -> None:
     replica = FakeReplica(lambda submit: say(*words("1")))
     async with (
@@ -137,3 +141,65 @@ def test_the_error_says_what_happened_in_openais_body() -> None:
     response = response_to(RequestStalled("It came to a standstill."))
     assert response.status_code == 500
     assert b'"code":"request_stalled"' in response.body
+
+
+class Movable:
+    """A request's side of the watch, moved by a test."""
+
+    num_moves = num_waiting = num_in_flight = num_steps = 0
+
+    def steps_in_flight(self) -> int:
+        return self.num_steps
+
+
+async def watched(handle: Movable, limits: StallLimits, at_each_tick: Callable[[int], None]) -> str:
+    """Return what the watch says within thirty ticks, or nothing."""
+    pool = PreprocessPool(1)
+    watch = StallWatch(cast("RequestHandle", handle), pool, limits)
+    tick_s = min(1.0, limits.request_s / 4)
+    try:
+        for number in range(30):
+            at_each_tick(number)
+            try:
+                watch._on_tick(tick_s)
+            except RequestStalled as error:
+                return f"{number}: {error}"
+        return ""
+    finally:
+        pool.shutdown()
+
+
+@pytest.mark.parametrize(("last_move", "ended_at"), [(0, 4), (3, 7), (29, None)])
+async def test_a_request_is_ended_by_four_ticks_without_a_move(last_move: int, ended_at: int | None) -> None:
+    handle = Movable()
+
+    def move(number: int) -> None:
+        handle.num_moves += number <= last_move
+
+    said = await watched(handle, StallLimits(request_s=4.0), move)
+    expected = f"{ended_at}: The request came to a standstill and was ended: nothing of it has moved for 4 s."
+    assert said == ("" if ended_at is None else expected)
+
+
+async def test_what_waits_in_the_queue_is_not_ended_and_what_left_it_is_later() -> None:
+    handle = Movable()
+
+    def wait(number: int) -> None:
+        handle.num_waiting = int(number < 20)
+
+    assert (await watched(handle, StallLimits(request_s=4.0), wait)).startswith("23: ")
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "is_ended"), [(MAX_STEPS_IN_FLIGHT, False), (MAX_STEPS_IN_FLIGHT + 1, True)]
+)
+async def test_a_chunk_in_flight_is_ended_by_its_steps_alone(num_steps: int, is_ended: bool) -> None:
+    handle = Movable()
+    handle.num_in_flight, handle.num_steps = 1, num_steps
+    said = await watched(handle, StallLimits(request_s=4.0), lambda _: None)
+    assert (f"taken {num_steps} steps" in said) == is_ended
+
+
+def test_the_limits_are_the_settings() -> None:
+    limits = StallLimits.from_settings(embedded(max_stall_s=7, max_preprocess_s=100))
+    assert limits == StallLimits(request_s=7, pool_s=107)

@@ -1,0 +1,161 @@
+"""One chunk, read part after part."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from asr_server.channel.messages import Submit
+from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples
+from asr_server.transcription.chunk_reader import MAX_PARTS
+from tests.fake_replica import noise, say, wav
+from tests.speech import say as speak
+from tests.transcription.running_app import (
+    ENGLISH,
+    THREE_CHUNKS,
+    RunningApp,
+    number_of_the_chunk,
+    t,
+    two_channels,
+)
+from tests.vocabulary import words
+
+
+def one_or_two(submit: Submit) -> ChunkResult:
+    """A model that hears what comes first, and no more."""
+    said = "2" if submit.id.part else "1"
+    return say(t(0.3), *words(said), t(0.7))
+
+
+async def test_an_unread_tail_is_sent_again_as_the_next_part(app: RunningApp) -> None:
+    def answer(submit: Submit) -> ChunkResult:
+        if submit.id.part == 0:
+            return say(t(0), *words("1"), t(4), t(4.5), *words("9"))
+        return say(t(0.5), *words("2"), t(3))
+
+    app.answer = answer
+    _, transcript = await app.transcribe(wav(noise(12)), ENGLISH)
+    assert transcript.text == "one two"
+    assert [(s.start_s, s.end_s) for s in transcript.segments] == [(0.0, 4.0), (4.5, 7.0)]
+    assert [len(submit.samples) for submit in app.replica.submits] == [12 * 16_000, 8 * 16_000]
+    assert transcript.segments[1].seek == 400
+
+
+async def test_the_parts_of_a_chunk_are_bounded(app: RunningApp) -> None:
+    app.answer = lambda submit: say(t(0), *words("1"), t(0.5), t(0.5), *words("2"))
+    _, transcript = await app.transcribe(wav(noise(20)), ENGLISH)
+    assert len(app.replica.submits) == MAX_PARTS
+    assert transcript.text == " ".join(["one"] * MAX_PARTS) + " two"
+
+
+async def test_a_limit_set_by_the_client_is_an_end(app: RunningApp) -> None:
+    app.answer = lambda submit: say(*words("1"), finish_reason="length")
+    _, transcript = await app.transcribe(wav(noise(20)), DecodingOptions(language="en", max_new_tokens=1))
+    assert (transcript.text, len(app.replica.submits)) == ("one", 1)
+
+
+async def test_a_chunk_that_was_outvoted_is_read_again_in_the_files_language(app: RunningApp) -> None:
+    told = [{"de": 0.5, "en": 0.4, "zh": 0.1}, {"de": 0.02, "en": 0.97, "zh": 0.01}]
+    app.replica.probabilities_of = lambda submit: told[min(submit.id.chunk, 1)]
+    deltas, transcript = await app.transcribe(THREE_CHUNKS, DecodingOptions())
+    assert app.replica.languages_set == ["de", "en"]
+    asked = [(submit.id.chunk, submit.options.language) for submit in app.replica.submits]
+    assert sorted(asked, key=str) == sorted([(0, None), (1, None), (0, "en"), (2, "en")], key=str)
+    assert {delta.language for delta in deltas} == {"en"}
+    assert (transcript.text, transcript.languages) == ("zero one two", ("en",))
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (say(*words("5"), avg_logprob=-0.9), ""),
+        (say(*words("5"), no_speech_prob=0.3), ""),
+        (say(*words("5")), "five"),
+    ],
+)
+async def test_a_doubtful_text_is_dropped_where_nobody_speaks(
+    app: RunningApp, result: ChunkResult, text: str
+) -> None:
+    app.answer = lambda submit: result
+    deltas, transcript = await app.transcribe(wav(noise(4)))
+    assert transcript.text == "".join(delta.text for delta in deltas) == text
+    assert len(transcript.segments) == len(transcript.logprobs) == len(text.split())
+
+
+async def test_a_doubtful_text_is_kept_where_somebody_speaks(app: RunningApp) -> None:
+    app.answer = lambda submit: say(*words("5"), avg_logprob=-0.9)
+    _, transcript = await app.transcribe(wav(speak("5", gap_s=1.0).samples))
+    assert transcript.text == "five"
+
+
+async def test_only_the_segment_in_which_nobody_speaks_is_dropped(app: RunningApp) -> None:
+    """Both are in doubt; one is of noise, the other of somebody's words."""
+    spoken = speak("12", gap_s=0.2).samples
+    sound = np.concatenate([spoken, np.zeros(4 * 16_000 - len(spoken), np.float32), noise(2.0)])
+    app.answer = lambda submit: say(t(0), *words("12"), t(2), t(4), *words("9"), t(6), avg_logprob=-0.9)
+    for options in (ENGLISH, msgspec.structs.replace(ENGLISH, early_results=True, streams=True)):
+        deltas, transcript = await app.transcribe(wav(sound), options)
+        assert transcript.text == "".join(delta.text for delta in deltas) == "one two"
+        assert [segment.start_s for segment in transcript.segments] == [0.0]
+        assert len(transcript.logprobs) == 2
+
+
+async def test_a_segment_beyond_doubt_is_kept_whatever_the_detector_hears(app: RunningApp) -> None:
+    def answer(submit: Submit) -> ChunkResult:
+        result = say(t(0), *words("9"), t(2), t(2), *words("12"), t(4), avg_logprob=-0.9)
+        return msgspec.structs.replace(result, logprobs=(-0.1,) * 3 + result.logprobs[3:])
+
+    app.answer = answer
+    _, transcript = await app.transcribe(wav(noise(4)), ENGLISH)
+    assert transcript.text == "nine"
+
+
+async def test_without_it_each_chunk_has_the_requests_prompt(app: RunningApp) -> None:
+    await app.transcribe(THREE_CHUNKS, DecodingOptions(language="en", prompt_tokens=words("99")))
+    assert {submit.options.prompt_tokens for submit in app.replica.submits} == {words("99")}
+
+
+async def test_a_text_found_at_a_high_temperature_is_no_prompt(app: RunningApp) -> None:
+    def unsure_of_the_second(submit: Submit) -> ChunkResult:
+        temperature = 0.6 if submit.id.chunk == 1 else 0.4
+        return msgspec.structs.replace(number_of_the_chunk(submit), temperature=temperature)
+
+    app.answer = unsure_of_the_second
+    await app.transcribe(THREE_CHUNKS, DecodingOptions(language="en", condition_on_previous_text=True))
+    assert [submit.options.prompt_tokens for submit in app.replica.submits] == [(), words("0"), ()]
+
+
+async def test_each_channel_knows_what_was_said_before_in_it(app: RunningApp) -> None:
+    options = DecodingOptions(language="en", prompt_tokens=words("99"), condition_on_previous_text=True)
+    await app.transcribe(two_channels((0, 0, 75), (1, 0, 75)), options, ("ann", "bob"))
+    prompts = [submit.options.prompt_tokens for submit in app.replica.submits]
+    assert prompts == [words("99"), words("99"), words("990"), words("991"), words("9902"), words("9913")]
+
+
+async def test_speech_that_is_passed_over_behind_a_pause_is_read_again(app: RunningApp) -> None:
+    first, pause, second = speak("1").samples, np.zeros(2 * SAMPLE_RATE, np.float32), speak("2").samples
+    app.answer = one_or_two
+    for options in (ENGLISH, msgspec.structs.replace(ENGLISH, early_results=True, streams=True)):
+        deltas, transcript = await app.transcribe(wav(np.concatenate([first, pause, second])), options)
+        assert transcript.text == "".join(delta.text for delta in deltas) == "one two"
+        begins_s = (len(first) + len(pause)) / SAMPLE_RATE  # with silence of 0.3 s
+        assert begins_s - 0.3 < transcript.segments[1].seek / 100 < begins_s + 0.3
+        assert transcript.segments[1].start_s == pytest.approx(transcript.segments[1].seek / 100 + 0.3)
+
+
+@pytest.mark.parametrize(
+    "rest", [noise(3.0), np.concatenate([np.zeros(SAMPLE_RATE // 4, np.float32), speak("2").samples])]
+)
+async def test_neither_noise_nor_what_comes_at_once_is_read_again(app: RunningApp, rest: Samples) -> None:
+    app.answer = one_or_two
+    _, transcript = await app.transcribe(wav(np.concatenate([speak("1").samples, rest])), ENGLISH)
+    assert transcript.text == "one"
+
+
+async def test_where_a_client_limits_the_tokens_nothing_is_read_again(app: RunningApp) -> None:
+    first, pause, second = speak("1").samples, np.zeros(2 * SAMPLE_RATE, np.float32), speak("2").samples
+    app.answer = one_or_two
+    options = msgspec.structs.replace(ENGLISH, max_new_tokens=10)
+    _, transcript = await app.transcribe(wav(np.concatenate([first, pause, second])), options)
+    assert transcript.text == "one"
