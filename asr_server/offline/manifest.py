@@ -32,7 +32,6 @@ from asr_server.offline.outputs import ENDINGS, OutputError, ending_where_all_fa
 from asr_server.offline.run import reason_for
 
 MAX_LINE_BYTES: Final = 1 << 20
-_BLOCK_BYTES: Final = 1 << 20
 
 
 class _Line(msgspec.Struct):
@@ -110,7 +109,7 @@ def _lines(manifest: Path, start: int, stop: int | None) -> Iterator[tuple[int, 
 
 
 def _skip_line(file: BinaryIO) -> None:
-    while (part := file.readline(_BLOCK_BYTES)) and not part.endswith(b"\n"):
+    while (part := file.readline(MAX_LINE_BYTES)) and not part.endswith(b"\n"):
         pass
 
 
