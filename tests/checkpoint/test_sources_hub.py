@@ -27,6 +27,7 @@ from tests.checkpoint.fake_hub import BLOCK_BYTES, COMMIT, FakeHub, running_hub
 NOBODY = "http://127.0.0.1:9"  # the port of the discard service, which nobody runs
 NAME = "someone/pocket"
 WEIGHTS = "model.safetensors"
+LONGEST_START_S = sources.ANSWER_LIMIT_S + sources.CONNECT_LIMIT_S
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(constants, "ENDPOINT", NOBODY)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(sources, "PAUSE_S", 0.01)
+    monkeypatch.setattr(sources, "ANSWER_LIMIT_S", 60.0)  # other work may hold this machine up
     return tmp_path / "home"
 
 
@@ -158,7 +160,7 @@ def test_a_hub_that_cannot_be_reached_is_said_with_the_way_without_it() -> None:
 
 
 def test_a_silent_hub_is_waited_for_once_and_not_long(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sources.ANSWER_LIMIT_S + sources.CONNECT_LIMIT_S <= 10
+    assert LONGEST_START_S <= 10
     monkeypatch.setattr(sources, "ANSWER_LIMIT_S", 0.5)
     fake.silent = threading.Event()
     started_s = time.monotonic()

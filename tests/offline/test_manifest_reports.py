@@ -35,6 +35,7 @@ def test_each_line_is_counted_and_those_that_failed_are_written_down(tmp_path: P
     assert len((tmp_path / "errors.jsonl").read_text().splitlines()) == 2
     assert reports.counts == {"transcribed": 1, "skipped": 1, "failed": 2}
     expected = "1 transcribed, 1 skipped, 2 failed, 0.5 h of audio"
+    assert FAILED.duration_s == 0.0, "what failed has no audio"
     assert reports.numbers() == f"{expected}, 3 lines not begun or not finished"
 
 

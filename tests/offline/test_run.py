@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
+import os
 import re
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from typing import ClassVar
 
 import msgspec
 import pytest
 
 from asr_server.audio.recording import Source
-from asr_server.core import Transcript
+from asr_server.core import Track, Transcript
 from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidAudio, InvalidValue
 from asr_server.formats.render import ResponseFormat
 from asr_server.offline.inputs import Failure, Input
 from asr_server.offline.local import OnProgress, TranscribeJob
-from asr_server.offline.outputs import FolderOutputs, Outputs, StandardOutput
+from asr_server.offline.outputs import FolderOutputs, OutputError, Outputs, StandardOutput
 from asr_server.offline.progress import SOME_FAILED, ProgressBars, Summary, speed_of
-from asr_server.offline.run import Batch, transcribe_files
+from asr_server.offline.run import Batch, reason_for, run_to_the_end, transcribe_files
 from tests.formats.samples import transcript
 
 Answer = Transcript | Exception
@@ -275,3 +279,104 @@ def test_a_key_that_changes_midway_ends_the_run_with_its_summary(
     lines = capsys.readouterr().err.splitlines()
     assert "stopped: Incorrect API key." in lines
     assert lines[-1].startswith("1 transcribed, 1 not begun or not finished; ")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "status"),
+    [
+        (None, "", 0),
+        (KeyboardInterrupt(), "interrupted", 130),
+        (asyncio.CancelledError(), "terminated", 143),
+        (EngineUnavailable("no engine"), "no engine", 1),
+        (OutputError("no room"), "no room", 1),
+        (OSError(28, "No space left on device"), "No space left on device", 1),
+    ],
+)
+def test_what_ends_a_run_is_its_reason_and_its_status(
+    error: BaseException | None, reason: str, status: int
+) -> None:
+    def run() -> None:
+        if error:
+            raise error
+
+    assert run_to_the_end(run) == (reason, status)
+
+
+def test_a_mistake_of_ours_is_logged_with_its_traceback_and_no_other_error_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert reason_for("a.wav", InvalidAudio("not audio")) == "not audio"
+    assert reason_for("a.wav", ChunkFailed("too much")) == "too much"
+    assert reason_for("a.wav", OSError(2, "No such file")) == "No such file"
+    assert caplog.records == []
+    assert reason_for("a.wav", ZeroDivisionError("ours")) == "ZeroDivisionError: ours"
+    (logged,) = caplog.records
+    assert (logged.levelname, logged.getMessage()) == ("ERROR", "a.wav: unexpected")
+    assert logged.exc_info
+
+
+async def test_tracks_that_were_read_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    tracks = (Track(2, "ger"), Track(3))
+    answer = msgspec.structs.replace(transcript(text="a"), tracks=tracks)
+    await run(Scripted({"a.wav": answer}), printing("a.wav"), quiet=False)
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == "a.wav: several audio tracks; read number 2 (ger) and number 3"
+
+
+class Speaking(Scripted):
+    """Made for a job; each file holds its text."""
+
+    made: ClassVar[list[TranscribeJob]] = []
+
+    def __init__(self, job: TranscribeJob) -> None:
+        super().__init__({})
+        self.made.append(job)
+
+    async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
+        with source.open() if isinstance(source, Path) else io.TextIOWrapper(source) as file:
+            file.seek(0)
+            text = file.read()
+        if text == "bad":
+            raise InvalidAudio("not audio")
+        return transcript(text=text, duration_s=3.0)
+
+
+def test_a_job_is_checked_done_and_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Speaking.made.clear()
+    for name in ("a", "bad", "c"):
+        (tmp_path / f"{name}.wav").write_text(name)
+    os.mkfifo(tmp_path / "pipe")
+    writing = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("piped"))
+    writing.start()
+    arguments = tuple(str(tmp_path / name) for name in ("a.wav", "bad.wav", "c.wav", "pipe", "missing.wav"))
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "c.txt").touch()
+    job = TranscribeJob(arguments, output_dir=out, existing="skip")
+    assert transcribe_files(Speaking, job) == 1
+    writing.join()
+    assert (out / "a.txt").read_text() == "a\n"
+    assert (out / "pipe.txt").read_text() == "piped\n"
+    lines = capsys.readouterr().err.splitlines()
+    assert {line for line in lines if line.startswith("failed: ")} == {
+        f"failed: {tmp_path}/bad.wav: not audio",
+        f"failed: {tmp_path}/missing.wav: No such file or directory",
+    }
+    assert lines[-1].startswith("2 transcribed, 1 skipped, 2 failed; 6.0 s of audio in ")
+    assert Speaking.made == [job]
+
+    assert transcribe_files(Speaking, TranscribeJob(arguments[2:3], output_dir=out, existing="skip")) == 0
+    assert capsys.readouterr().err == "1 skipped\n"
+    assert transcribe_files(Speaking, TranscribeJob(arguments[2:3], output_dir=out)) == 1
+    assert "c.txt exists: --skip-existing leaves it" in capsys.readouterr().err
+    assert Speaking.made == [job], "what has nothing to do makes no transcriber"
+
+
+def test_a_key_that_never_was_right_is_no_summary(tmp_path: Path) -> None:
+    class Refused(Speaking):
+        async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
+            raise InvalidValue("Incorrect API key.")
+
+    (tmp_path / "a.wav").write_text("a")
+    with pytest.raises(InvalidValue):
+        transcribe_files(Refused, TranscribeJob((str(tmp_path / "a.wav"),), output_dir=tmp_path / "out"))

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,7 @@ from asr_server.audio.recording import Source
 from asr_server.core import Transcript
 from asr_server.errors import InvalidAudio
 from asr_server.offline.local import OnProgress, TranscribeJob
-from asr_server.offline.watch import Arrivals, Watch
+from asr_server.offline.watch import Arrivals, Watch, watch_folder
 from tests.formats.samples import transcript
 
 
@@ -152,3 +156,82 @@ async def test_a_bounded_number_of_recordings_is_under_way_at_once(tmp_path: Pat
             await asyncio.sleep(0.01)
     assert 1 <= transcriber.most_running <= 16
     assert len(transcriber.read) == 40
+
+
+@pytest.mark.parametrize(("newer_ns", "is_done"), [(0, True), (-1, True), (1, False)])
+async def test_a_result_as_old_as_its_recording_is_of_it(
+    tmp_path: Path, newer_ns: int, is_done: bool
+) -> None:
+    job, transcriber = job_in(tmp_path), Transcriber()
+    recording, result, last = (tmp_path / name for name in ("in/a.wav", "out/a.wav.txt", "in/b.wav"))
+    for path in (recording, result, last):
+        path.write_text("words")
+    os.utime(result, ns=(10**18, 10**18))
+    os.utime(recording, ns=(10**18, 10**18 + newer_ns))
+    async with watching(Watch(transcriber, job, look_s=0.01)):
+        await until_text(tmp_path / "out" / "b.wav.txt", "words\n")
+    assert ("a.wav" not in transcriber.read) == is_done
+
+
+@pytest.mark.parametrize(
+    ("texts", "status", "quiet", "last"),
+    [
+        ([], 143, False, "nothing transcribed"),
+        (["one", "bad", "two"], 143, False, "2 transcribed, 1 failed"),
+        (["one"], 143, True, "stopped: terminated"),
+    ],
+)
+def test_at_its_end_a_watch_says_what_was_done(
+    tmp_path: Path,
+    texts: list[str],
+    status: int,
+    quiet: bool,
+    last: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("asr_server.offline.watch.Watch", partial(Watch, look_s=0.01))
+
+    class Ends(Transcriber):
+        """Sends the signal once all are read, or at once where there is nothing."""
+
+        @contextlib.asynccontextmanager
+        async def running(self) -> AsyncIterator[None]:  # type: ignore[override]
+            if not texts:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield
+
+        async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
+            if len(self.read) + 1 == len(texts):
+                asyncio.get_running_loop().call_later(0.2, os.kill, os.getpid(), signal.SIGTERM)
+            return await super().transcribe(source, on_progress)
+
+    job = replace(job_in(tmp_path), quiet=quiet)
+    for number, text in enumerate(texts):
+        (tmp_path / "in" / f"{number}.wav").write_text(text)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert watch_folder(lambda _: Ends(), job) == status
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1] == last
+    assert "stopped: terminated" in lines
+
+
+async def test_a_folder_that_takes_long_to_look_through_is_looked_at_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 0.1, 10.0, 10.5, 20.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    pauses: list[float] = []
+
+    async def sleep(duration_s: float) -> None:
+        pauses.append(duration_s)
+        if len(pauses) == 2:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr("asr_server.offline.watch.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await Watch(Transcriber(), job_in(tmp_path)).run()
+    assert pauses == [2.0, 5.0]
