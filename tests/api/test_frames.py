@@ -103,3 +103,89 @@ def test_the_rest_of_a_large_frame_is_dropped_when_nobody_reads_it() -> None:
     frames = parsed([*parts, *cutter.cut(large[3 * PIECE_BYTES :] + ping)])
     assert sum(len(each.data) for each in frames[:-1]) == 3 * PIECE_BYTES
     assert (frames[-1].opcode, frames[-1].data) == (Opcode.PING, b"x")
+
+
+# -- To the byte --
+
+
+def head_of(first: int, length: int, mask: bytes = MASK) -> bytes:
+    second = 0x80 if mask else 0
+    if length < 126:
+        return bytes((first, second | length)) + mask
+    if length < 1 << 16:
+        return bytes((first, second | 126)) + length.to_bytes(2, "big") + mask
+    return bytes((first, second | 127)) + length.to_bytes(8, "big") + mask
+
+
+def cut(data: bytes) -> bytes:
+    return b"".join(FrameCutter(MOST).cut(data))
+
+
+@pytest.mark.parametrize(
+    ("first", "length", "mask", "is_cut"),
+    [
+        (0x81, PIECE_BYTES, MASK, False),
+        (0x81, PIECE_BYTES + 1, MASK, True),
+        (0x82, PIECE_BYTES + 1, MASK, True),
+        (0x80, PIECE_BYTES + 1, MASK, True),
+        (0x87, PIECE_BYTES + 1, MASK, True),
+        (0x88, PIECE_BYTES + 1, MASK, False),  # a close, which has no fragments
+        (0x81, PIECE_BYTES + 1, b"", False),
+        (0x81, MOST, MASK, True),
+        (0x81, MOST + 1, MASK, False),
+        (0x81, 125, MASK, False),
+        (0x81, 126, MASK, False),
+        (0x81, 0, MASK, False),
+    ],
+)
+def test_a_large_frame_of_content_is_cut_and_any_other_is_left(
+    first: int, length: int, mask: bytes, is_cut: bool
+) -> None:
+    sent = head_of(first, length, mask) + bytes(length)
+    following = head_of(0x89, 1) + b"x"
+    came = cut(sent + following)
+    assert came.endswith(following)
+    assert (came == sent + following) != is_cut
+
+
+def test_fragments_have_the_mask_and_only_the_last_is_final() -> None:
+    length = 2 * PIECE_BYTES + 3
+    content = random.Random(0).randbytes(length)
+    came = cut(head_of(0x81, length) + content)
+    heads: list[bytes] = []
+    at = 0
+    for kind, size in ((0x01, PIECE_BYTES), (0x00, PIECE_BYTES), (0x80, 3)):
+        head = bytes((kind, 0xFF)) + size.to_bytes(8, "big") + MASK
+        assert came[at : at + len(head)] == head
+        assert came[at + len(head) :][:size] == content[len(heads) * PIECE_BYTES :][:size]
+        at += len(head) + size
+        heads.append(head)
+    assert at == len(came)
+    unfinished = cut(head_of(0x01, PIECE_BYTES + 1) + bytes(PIECE_BYTES + 1))
+    assert unfinished[14 + PIECE_BYTES] == 0x00
+
+
+def test_small_frames_are_parsed_by_two_kilobytes() -> None:
+    ping = head_of(0x89, 2) + b"xy"
+    parts = list(FrameCutter(MOST).cut(ping * 1000))
+    assert b"".join(parts) == ping * 1000
+    assert {len(part) for part in parts[:-1]} == {SMALL_BYTES} == {2048}
+    assert list(FrameCutter(MOST).cut(b"")) == []
+
+
+@pytest.mark.parametrize("at", range(1, 14))
+def test_a_head_may_come_in_two_parts(at: int) -> None:
+    sent = head_of(0x81, PIECE_BYTES + 1) + bytes(PIECE_BYTES + 1)
+    cutter = FrameCutter(MOST)
+    first = b"".join(cutter.cut(sent[:at]))
+    assert first == b""
+    assert first + b"".join(cutter.cut(sent[at:])) == cut(sent)
+
+
+def test_what_is_dropped_ends_with_its_frame() -> None:
+    length = 3 * PIECE_BYTES
+    cutter = FrameCutter(MOST)
+    cutter.drops_rest = True
+    small = head_of(0x81, 5) + b"small"
+    came = b"".join(cutter.cut(head_of(0x81, length) + bytes(length) + small))
+    assert came == bytes((0x01, 0xFF)) + PIECE_BYTES.to_bytes(8, "big") + MASK + bytes(PIECE_BYTES) + small

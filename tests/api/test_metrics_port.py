@@ -8,9 +8,10 @@ import time
 import httpx
 import pytest
 
+from tests import conftest
 from tests.api.figures import figures_of
 from tests.api.running_app import run_app
-from tests.conftest import WITHOUT_ENGINE, run_server
+from tests.conftest import WITHOUT_ENGINE
 from tests.embedded import embedded
 
 KEY = "a-key-of-twenty-letters"
@@ -74,10 +75,11 @@ async def test_the_port_has_an_address_of_its_own(capsys: pytest.CaptureFixture[
                 assert (await watcher.get(f"http://{host}:{port}/health")).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_server_that_drains_still_answers_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with run_server(*WITHOUT_ENGINE, "--metrics-port", str(port)) as server:
+    with conftest.run_server(*WITHOUT_ENGINE, "--metrics-port", str(port)) as server:
         host, _, api_port = server.url.rpartition("/")[2].partition(":")
         with socket.create_connection((host, int(api_port)), timeout=30) as client:
             client.sendall(HALF_AN_UPLOAD)

@@ -11,12 +11,11 @@ import httpx
 import pytest
 
 from asr_server.api import connections
+from tests import conftest
 from tests.api.raw_client import RawClient
 from tests.api.running_app import run_app, until
-from tests.conftest import WITHOUT_ENGINE, run_server
+from tests.conftest import WITHOUT_ENGINE
 from tests.embedded import embedded
-
-pytestmark = pytest.mark.slow
 
 TICK_S = 0.02
 
@@ -68,6 +67,7 @@ async def test_silent_connections_count_and_make_room_before_their_handshake(cer
             await client.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["silent", "half a hello"])
 async def test_a_handshake_has_the_time_of_headers(certificate: str, first: bytes) -> None:
     async with run_app(embedded(ssl_certfile=certificate, header_timeout_s=0.3)) as app:
@@ -92,9 +92,10 @@ async def test_what_is_no_tls_is_closed_without_a_traceback(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+@pytest.mark.slow
 def test_a_server_with_a_certificate_shows_silent_connections_out(certificate: str) -> None:
     options = ("--ssl-certfile", certificate, "--header-timeout-s", "1", "--max-connections", "4")
-    with run_server(*WITHOUT_ENGINE, *options) as server:
+    with conftest.run_server(*WITHOUT_ENGINE, *options) as server:
         url = httpx.URL(server.url)
         assert url.scheme == "https"
         silent = [socket.create_connection((url.host, url.port or 0)) for _ in range(20)]

@@ -17,11 +17,11 @@ from asr_server import metrics
 from asr_server.api import usage
 from asr_server.api.usage import UsageLog
 from asr_server.telemetry import FIGURES
+from tests import conftest
 from tests.api.figures import figures_of, growth, read
 from tests.api.named_keys import NEW, SHOP, WEB, bearer, entry, hash_of, rewrite, settings_with, write
 from tests.api.running_app import SECOND, RunningApp, run_app
 from tests.cli.test_options import problems
-from tests.conftest import run_server
 from tests.embedded import embedded
 from tests.realtime.realtime_client import open_session
 
@@ -155,9 +155,10 @@ async def test_metrics_name_the_keys_of_the_file_and_no_others(
         assert [name for name in figures if "asr_key_" in name] == [AUDIO.format("shop")]
 
 
+@pytest.mark.slow
 def test_the_server_takes_files_and_keys_from_flags_and_variables(tmp_path: Path) -> None:
     path, log = write(tmp_path / "keys.yaml", entry("web", WEB)), tmp_path / "usage"
-    with run_server(
+    with conftest.run_server(
         "--keys-file", str(path), ASR_SERVER_API_KEY=NEW, ASR_SERVER_USAGE_LOG=str(log)
     ) as server:
         replies = {

@@ -60,3 +60,47 @@ def test_an_odd_byte_ends_with_its_turn() -> None:
     heard = np.concatenate([audio.push(tone), audio.flush()])
     fresh = AudioInput(PcmFormat())
     np.testing.assert_array_equal(heard, np.concatenate([fresh.push(tone), fresh.flush()]))
+
+
+def test_each_format_has_its_rate_and_scale() -> None:
+    for format, data in (
+        (PcmFormat(), np.full(2400, 2**14, "<i2").tobytes()),
+        (UlawFormat(), bytes([0x8F]) * 800),
+        (AlawFormat(), bytes([0xA5]) * 800),
+    ):
+        audio = AudioInput(format)
+        heard = np.concatenate([audio.push(data), audio.flush()])
+        assert len(heard) == 1600
+        assert heard.dtype == np.float32
+        assert heard[800] == pytest.approx(0.5, abs=0.02)
+    assert len(AudioInput(PcmFormat()).push(b"")) == 0
+    assert len(AudioInput(PcmFormat()).push(b"x")) == 0
+
+
+@pytest.mark.parametrize(
+    ("num_kept", "sizes", "num_held"),
+    [
+        (0, [100, 100], 100),
+        (100, [100, 100], 200),
+        (99, [100, 100], 200),
+        (100, [100, 100, 100], 200),
+        (150, [100, 100, 100], 300),
+        (200, [100, 100, 100], 300),
+        (100, [100, 100, 1], 101),
+    ],
+)
+def test_blocks_are_dropped_once_what_is_left_is_enough(
+    num_kept: int, sizes: list[int], num_held: int
+) -> None:
+    buffer = AudioBuffer(num_kept)
+    for number, size in enumerate(sizes):
+        buffer.push(np.full(size, number, np.float32))
+    assert (buffer.num_held, buffer.end) == (num_held, sum(sizes))
+    assert len(buffer.since(0)) == num_held
+    assert len(buffer.since(buffer.end)) == 0
+    assert buffer.since(buffer.end - 1).tolist() == [len(sizes) - 1]
+
+
+def test_a_new_buffer_holds_nothing() -> None:
+    buffer = AudioBuffer()
+    assert (buffer.num_kept, buffer.num_held, buffer.end, len(buffer.since(0))) == (0, 0, 0, 0)

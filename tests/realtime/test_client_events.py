@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 
+import msgspec
 import pytest
 
 from asr_server.config import MIB
 from asr_server.errors import InvalidValue
 from asr_server.realtime import client_events
-from asr_server.realtime.client_events import parse_client_event
+from asr_server.realtime.client_events import (
+    MAX_MESSAGE_BYTES,
+    AppendAudio,
+    OldSessionFields,
+    OldSessionUpdate,
+    SessionUpdate,
+    as_invalid_value,
+    event_id_of,
+    parse_client_event,
+)
 
 
 def refusal(event: object) -> InvalidValue:
@@ -76,3 +87,93 @@ def test_the_field_at_fault_is_named_and_what_it_can_be(event: object, param: st
     error = refusal(event)
     assert (error.param or "").endswith(param)
     assert said in error.message
+
+
+def append(num_bytes: int) -> str:
+    coded = base64.b64encode(bytes(num_bytes)).decode()
+    return f'{{"type":"input_audio_buffer.append","audio":"{coded}"}}'
+
+
+def test_an_append_has_at_most_15_mib_and_fits_into_a_message() -> None:
+    message = append(15 * MIB)
+    assert len(message) <= MAX_MESSAGE_BYTES == 21 * MIB
+    event = parse_client_event(message)
+    assert isinstance(event, AppendAudio)
+    assert len(event.audio) == 15 * MIB
+    with pytest.raises(InvalidValue) as caught:
+        parse_client_event(append(15 * MIB + 1))
+    assert caught.value.param == "audio"
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "more"),
+    [
+        ("prompt", "x" * 65_536, "x" * 65_537),
+        ("language", "x" * 65_536, "x" * 65_537),
+        ("keywords", ["x" * 1024] * 1024, ["x"] * 1025),
+        ("languages", ["x" * 1024], ["x" * 1025]),
+    ],
+)
+def test_texts_and_lists_of_a_session_are_bounded(name: str, most: object, more: object) -> None:
+    event = parse_client_event(json.dumps(update(transcription={name: most})))
+    assert isinstance(event, SessionUpdate)
+    assert (refusal(update(transcription={name: more})).param or "").startswith(
+        f"session.audio.input.transcription.{name}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        *(("threshold", 0, 1), ("prefix_padding_ms", 0, 5000), ("silence_duration_ms", 20, 10_000)),
+        ("idle_timeout_ms", 1000, 600_000),
+    ],
+)
+def test_a_value_of_turn_detection_lies_between_its_bounds(name: str, least: int, most: int) -> None:
+    for value in (least, most, None):
+        assert isinstance(parse_client_event(json.dumps(update(turn_detection={name: value}))), SessionUpdate)
+    for value in (least - 1, most + 1):
+        assert refusal(update(turn_detection={name: value})).param == (
+            f"session.audio.input.turn_detection.{name}"
+        )
+
+
+def test_an_events_id_has_at_most_512_characters_and_is_found_in_an_event_that_is_wrong() -> None:
+    commit = {"type": "input_audio_buffer.commit"}
+    event = parse_client_event(json.dumps(commit | {"event_id": "x" * 512}))
+    assert event.event_id == "x" * 512
+    assert refusal(commit | {"event_id": "x" * 513}).param == "event_id"
+    assert parse_client_event(json.dumps(commit)).event_id is None
+    for wrong, id in (({"event_id": "x" * 600}, "x" * 512), ({"event_id": 1}, None), ([], None)):
+        assert event_id_of(json.dumps(wrong)) == id
+    assert event_id_of('{"event_id":') is None
+
+
+def test_a_long_reason_is_cut_in_its_middle_and_a_short_one_is_whole() -> None:
+    def told(text: str) -> str:
+        return as_invalid_value(ValueError(text)).message
+
+    assert told("x" * 400) == f"Invalid event: {'x' * 400}."
+    assert told("x" * 401) == f"Invalid event: {'x' * 400}."
+    middle = "x" * 300 + "y" * 200 + " - at `$.audio`"
+    assert told(middle) == f"Invalid event at 'audio': {'x' * 300}{'y' * 100}."
+    both = "x" * 380 + "y" * 500 + " - at `$." + "z" * 300 + "`"
+    cut = as_invalid_value(ValueError(both), "body")
+    assert cut.message == f"Invalid body at {'z' * 200!r}: {'x' * 380}{'y' * 20}."
+    assert cut.param == "z" * 200
+
+
+@pytest.mark.parametrize(
+    ("format", "name"), [("pcm16", "audio/pcm"), ("g711_ulaw", "audio/pcmu"), ("g711_alaw", "audio/pcma")]
+)
+def test_the_old_words_of_a_session_mean_todays(format: str, name: str) -> None:
+    vad = {"type": "server_vad", "threshold": 0.3}
+    old = {"input_audio_format": format, "turn_detection": vad, "include": None}
+    event = parse_client_event(json.dumps({"type": "transcription_session.update", "session": old}))
+    assert isinstance(event, OldSessionUpdate)
+    today = msgspec.to_builtins(event.session.renamed())
+    assert today["audio"]["input"]["format"]["type"] == name
+    assert today["audio"]["input"]["turn_detection"] == vad
+    assert (today["include"], "transcription" in today["audio"]["input"]) == (None, False)
+    bare = msgspec.to_builtins(OldSessionFields().renamed())
+    assert bare == {"type": "transcription", "audio": {"input": {}}}

@@ -13,7 +13,7 @@ from asr_server.api.websockets import LARGE_BYTES
 from asr_server.config import MIB
 from asr_server.errors import InvalidValue
 from asr_server.realtime.client_events import MAX_APPEND_BYTES
-from asr_server.realtime.large_events import MAX_AROUND_BYTES, large_append
+from asr_server.realtime.large_events import MAX_AROUND_BYTES, check_begins_append, large_append
 
 SOUND = random.Random(0).randbytes(MIB + 1)
 CODED = base64.b64encode(SOUND).decode()
@@ -78,3 +78,56 @@ def test_what_is_no_base64_is_refused_where_it_lies(wrong: str, at: int) -> None
 def test_a_binary_message_is_refused() -> None:
     with pytest.raises(InvalidValue):
         next(large_append([]))
+
+
+def around(before: int, behind: int) -> str:
+    """An append with so many bytes before its audio and so many behind the audio's mark."""
+    head, middle = '{"event_id": "', '", "type": "input_audio_buffer.append", "audio": "'
+    start = head + "e" * (before - len(head + middle)) + middle
+    assert len(start) == before
+    return start + CODED[:4000] + '"' + " " * (behind - 1) + "}"
+
+
+@pytest.mark.parametrize("size", [4096, 100_000])
+@pytest.mark.parametrize(
+    ("before", "behind", "is_taken"), [(500, 4096, True), (500, 4097, False), (500, 1, True)]
+)
+def test_little_may_stand_around_the_audio(before: int, behind: int, is_taken: bool, size: int) -> None:
+    pieces = cut(around(before, behind), size)
+    if is_taken:
+        assert b"".join(event.audio for event in large_append(pieces)) == base64.b64decode(CODED[:4000])
+    else:
+        with pytest.raises(InvalidValue, match="may have more than 524288 bytes"):
+            next(large_append(pieces))
+
+
+@pytest.mark.parametrize(("before", "is_taken"), [(4096, True), (4097, False)])
+def test_the_audio_begins_within_the_first_bytes(before: int, is_taken: bool) -> None:
+    padded = json.dumps(APPEND).replace('"audio": "', '"audio":' + " " * 5000 + '"')
+    place = padded.index('"audio":')
+    message = padded[: place + 8] + padded[place + 8 + 5000 - (before - place - 9) :]
+    assert message.index(CODED[:50]) == before
+    if is_taken:
+        check_begins_append(cut(message))
+    else:
+        with pytest.raises(InvalidValue, match="at most 4096"):
+            check_begins_append(cut(message))
+
+
+@pytest.mark.parametrize(("extra", "is_taken"), [(0, True), (4, False)])
+def test_an_append_has_no_more_than_15_mib(extra: int, is_taken: bool) -> None:
+    coded = "A" * (15 * MIB // 3 * 4 + extra)
+    pieces = cut(json.dumps(APPEND | {"audio": coded}), MIB)
+    if is_taken:
+        assert sum(len(event.audio) for event in large_append(pieces)) == 15 * MIB
+    else:
+        with pytest.raises(InvalidValue) as caught:
+            next(large_append(pieces))
+        assert caught.value.message == f"Invalid event at 'audio': it has more than {15 * MIB} bytes."
+        assert caught.value.param == "audio"
+
+
+def test_what_is_no_base64_is_told_by_the_name_of_its_field() -> None:
+    with pytest.raises(InvalidValue, match="it is no base64") as caught:
+        list(large_append(cut(json.dumps(APPEND | {"audio": "-" * 8000}))))
+    assert caught.value.param == "audio"

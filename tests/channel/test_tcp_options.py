@@ -1,0 +1,105 @@
+"""What bounds a connection between hosts: the options of its sockets, and the lines of its log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+import zmq
+
+from asr_server.channel.messages import Credit, LogLine
+from asr_server.channel.tcp import TcpEngineClient, TcpEngineServer, make_curve_keys
+from tests.channel.test_tcp import Lost
+
+# A host that is gone is noticed by its kernel's silence: 4 s, then 3 times 2 s.
+KEEPALIVE = {
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 4,
+    zmq.TCP_KEEPALIVE_INTVL: 2,
+    zmq.TCP_KEEPALIVE_CNT: 3,
+    zmq.TCP_MAXRT: 10_000,
+}
+MIB = 1 << 20
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[tuple[TcpEngineClient, TcpEngineServer]]:
+    client = TcpEngineClient("127.0.0.1")
+    server = TcpEngineServer(client.address, on_lost=Lost())
+    yield client, server
+    server.close()
+    client.close()
+
+
+async def test_both_ends_notice_a_lost_host_and_bound_messages_and_handshakes(
+    ends: tuple[TcpEngineClient, TcpEngineServer],
+) -> None:
+    client, server = ends
+    common = KEEPALIVE | {zmq.HANDSHAKE_IVL: 5000, zmq.IPV6: 0}
+    for socket in (client._events, client._commands):
+        wanted = common | {zmq.MAXMSGSIZE: 16 * MIB, zmq.CURVE_SERVER: 1, zmq.ZAP_ENFORCE_DOMAIN: 1}
+        assert {option: socket.getsockopt(option) for option in wanted} == wanted
+        assert socket.zap_domain == b"replicas"
+    for socket in (server._events, server._commands):
+        wanted = common | {zmq.MAXMSGSIZE: 64 * MIB, zmq.RECONNECT_IVL: -1, zmq.CONNECT_TIMEOUT: 10_000}
+        assert {option: socket.getsockopt(option) for option in wanted} == wanted
+
+
+async def test_an_address_of_ipv6_is_taken() -> None:
+    client = TcpEngineClient("::1")
+    assert client.address.events.startswith("tcp://[::1]:")
+    server = TcpEngineServer(client.address, on_lost=Lost())
+    server.send(Credit(1))
+    assert await client.receive() == Credit(1)
+    server.close()
+    client.close()
+
+
+async def test_lines_of_the_log_reach_the_server_cut_and_end_with_the_replica(
+    ends: tuple[TcpEngineClient, TcpEngineServer],
+) -> None:
+    client, server = ends
+    server.send(Credit(1))
+    assert await client.receive() == Credit(1)
+    handler = server.log_handler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logging.root.addHandler(handler)
+    logging.getLogger("a replica").warning("x" * 20_001)
+    logging.getLogger("a replica").error("second")
+    assert [await client.receive(), await client.receive()] == [LogLine("x" * 20_000), LogLine("second")]
+    server.close()
+    assert handler not in logging.root.handlers
+    handler.emit(logging.makeLogRecord({"msg": "too late"}))  # loses the line, and harms nobody
+
+
+async def test_a_replica_that_ends_in_order_has_lost_no_connection() -> None:
+    client, lost = TcpEngineClient("127.0.0.1"), Lost()
+    server = TcpEngineServer(client.address, on_lost=lost)
+    server.send(Credit(1))
+    assert await client.receive() == Credit(1)
+    server.close()
+    assert not server._watch.is_alive()
+    assert not lost.event.is_set()
+    client.close()
+
+
+async def test_a_client_that_closes_leaves_no_task_and_no_socket() -> None:
+    before = asyncio.all_tasks()
+    client = TcpEngineClient("127.0.0.1")
+    monitors = client._monitors
+    assert len(monitors) == 2
+    client.close()
+    async with asyncio.timeout(60):
+        while asyncio.all_tasks() - before:
+            await asyncio.sleep(0.001)
+    assert all(monitor.closed for monitor in monitors)
+    assert client._context.closed
+
+
+def test_keys_of_both_ends_belong_together() -> None:
+    ours, theirs = make_curve_keys()
+    assert (ours.public, theirs.public) == (theirs.peer, ours.peer)
+    assert zmq.curve_public(ours.secret.encode()).decode() == ours.public
+    assert zmq.curve_public(theirs.secret.encode()).decode() == theirs.public
