@@ -145,11 +145,10 @@ async def test_what_tells_of_memory_that_is_not_shared_is_no_event(ends: Ends) -
 
 
 async def test_the_replica_closes_the_handle_that_it_inherited(ends: Ends) -> None:
+    """What is left: the client's own, and one of the mapping at each end."""
     assert ends.client.shared is not None
     memory = os.fstat(ends.client.shared.fd).st_ino
-    assert [number for number in open_handles() if os.fstat(number).st_ino == memory] == [
-        ends.client.shared.fd
-    ]
+    assert len([number for number in open_handles() if os.fstat(number).st_ino == memory]) == 3
 
 
 def open_handles() -> list[int]:
