@@ -254,6 +254,7 @@ def test_each_replica_sees_its_own_gpu_and_knows_how_many_share_it(set_gpus: Cal
 )
 def test_what_lives_as_long_as_the_process_is_never_looked_at_by_the_garbage_collector(start: str) -> None:
     code = f"import asyncio, gc\n{start}\nassert gc.get_freeze_count() > 10_000 > 10 * len(gc.get_objects())"
+    code += "\nassert gc.isenabled()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
