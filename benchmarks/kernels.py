@@ -13,6 +13,7 @@ a device lacks, shapes the compiler refuses, registers that do not suffice (spil
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import re
 import subprocess
@@ -29,6 +30,7 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
+from triton.runtime.cache import get_cache_manager
 
 from asr_server.engine.beam import num_candidates, num_named
 from asr_server.engine.cuda import context_buckets, row_buckets
@@ -45,6 +47,7 @@ OTHER_WIDTHS = {"base": 512, "tiny": 384}
 SLOTS, BEAM = 768, 5  # texts of the default's 256 chunks; its beam
 LINES = 2 * num_candidates(BEAM)
 REPORTED_LINES = LINES + 2 * num_named(BEAM)
+_REPORT = "report.txt"
 PADDED_VOCABULARY = padded_vocabulary(VOCABULARY, torch.device("cuda"))
 
 
@@ -103,22 +106,24 @@ class CompilingDriver:
 
 
 def resources(kernel: str, cubin: bytes) -> Compiled:
-    """What the assembler made of a kernel."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        report = _dump(file.name)
+    """What the assembler made of a kernel. Kept beside what Triton keeps: a report takes half a second."""
+    cache = get_cache_manager(hashlib.sha256(triton.__version__.encode() + cubin).hexdigest())
+    path = cache.get_file(_REPORT) or cache.put(_dump(cubin), _REPORT)
+    report = Path(path).read_text()
     found = {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", report)}
     wide = re.search(r"LDG\.E[.\w]*\.128", report) is not None
     return Compiled(kernel, found["REG"], found["SHARED"], found["STACK"] + found["LOCAL"], wide)
 
 
-def _dump(path: str) -> str:
+def _dump(cubin: bytes) -> str:
     """Its resources and its code."""
     folder = Path(triton.__file__).parent / "backends/nvidia/bin"
     environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
-    command = [str(folder / "cuobjdump"), "--dump-resource-usage", "--dump-sass", path]
-    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(folder / "cuobjdump"), "--dump-resource-usage", "--dump-sass", file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
 
 
 def attention(
