@@ -100,13 +100,13 @@ def test_chunks_that_trickle_in_are_encoded_together(
     encoders = imitate_late_device(monkeypatch)
     engine = pocket.engine(num_slots=16, encode_batch=8, lookahead=True)
     events: list[Event] = []
-    for i in range(48):
+    for i in range(24):
         submit(engine, str(i), CLIPS[i % len(CLIPS)], PLAIN)
         events += engine.step()
-    assert len(results(events + run(engine))) == 48
+    assert len(results(events + run(engine))) == 24
     (encoder,) = encoders
-    assert sum(encoder.batches) == 48
-    assert 48 / len(encoder.batches) >= 1.5, encoder.batches
+    assert sum(encoder.batches) == 24
+    assert 24 / len(encoder.batches) >= 1.5, encoder.batches
 
 
 class ForbidReadingBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
