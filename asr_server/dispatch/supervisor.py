@@ -84,7 +84,7 @@ USUAL_LIMITS = ReplicaLimits()
 PATIENCE_KEPT = 0.999  # at each heartbeat with progress: half of it is lost in 12 minutes
 
 
-@dataclass(eq=False)
+@dataclass
 class Patience:
     """The longest recent wait for progress, kept across replacements."""
 
