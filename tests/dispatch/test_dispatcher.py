@@ -7,9 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.channel.messages import Credit, EngineInfo, Failed, LanguageDetected, SetLanguage
+from asr_server.channel.messages import (
+    Credit,
+    EarlyResult,
+    EngineInfo,
+    Failed,
+    LanguageDetected,
+    SetLanguage,
+)
 from asr_server.config import Settings
-from asr_server.core import ChunkId, DecodingOptions
+from asr_server.core import ChunkId, ChunkResult, DecodingOptions
 from asr_server.dispatch.dispatcher import MIN_ATTEMPTS, describe
 from asr_server.dispatch.supervisor import MAX_FAILED_STARTS
 from asr_server.errors import ChunkFailed, EngineUnavailable, ShuttingDown
@@ -205,6 +212,30 @@ async def test_the_language_is_asked_for_and_sent_back(app: RunningDispatcher) -
     app.replica.answer(ChunkId("a", 0))
     await task
     assert heard == [{"en": 0.4, "de": 0.6}]
+
+
+async def test_early_results_reach_the_request_while_its_chunk_is_in_flight(app: RunningDispatcher) -> None:
+    told: list[ChunkResult] = []
+    handle = app.dispatcher.open("a")
+    task = asyncio.create_task(handle.submit(chunk(0), OPTIONS, on_early_result=told.append))
+    silent = app.send(handle, 1)  # which waits, and asks for none
+    await until(lambda: app.replica.submitted)
+    moves = handle.num_moves
+    for id in (ChunkId("a", 0), ChunkId("a", 1), ChunkId("b", 0)):
+        app.replica.say(EarlyResult(id, result(7)))
+    await until(lambda: told)
+    app.replica.say(EarlyResult(ChunkId("a", 0), result(8)))
+    await until(lambda: len(told) == 2)
+    assert told == [result(7), result(8)]
+    assert handle.num_moves == moves + 2
+    app.replica.answer(ChunkId("a", 0))
+    await task
+    app.replica.say(EarlyResult(ChunkId("a", 0), result(9)))
+    await until(lambda: ChunkId("a", 1) in app.replica.submitted)
+    app.replica.say(EarlyResult(ChunkId("a", 1), result(9)))
+    app.replica.answer(ChunkId("a", 1))
+    await silent
+    assert len(told) == 2
 
 
 async def test_a_dead_replica_is_replaced_and_its_chunks_are_sent_again(app: RunningDispatcher) -> None:

@@ -390,11 +390,13 @@ def test_products_of_one_row_are_those_of_several_layers() -> None:
         *rest: Any,
     ) -> tuple[Tensor, Tensor]:
         own_bias, gelu = rest
+        assert x.shape == change.shape == (1, 1, 64)
         normed.append((*own.shape, gelu))
         product = F.linear(F.layer_norm(x + change, (64,), weight, bias, eps), own, own_bias)
         return x + change, F.gelu(product) if gelu else product
 
     def row_product(x: Tensor, weight: Tensor, bias: Tensor, gelu: bool) -> Tensor:
+        assert x.shape[:-1] == (1, 1)
         plain.append((weight.shape[0], weight.shape[1]))
         return F.linear(x, weight, bias)
 
