@@ -5,6 +5,7 @@ import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from asr_server.channel.messages import (
@@ -58,6 +59,37 @@ def test_the_start_line_names_the_revision_or_else_the_folder(tmp_path: Path) ->
     assert ", revision abc123: device cpu" in describe(Settings(model=str(snapshot)), info, 1)
     line = describe(Settings(model=str(tmp_path)), info, 1)
     assert f", revision of the files in {tmp_path}: device cpu" in line
+
+
+def test_the_start_line_has_each_choice_with_its_setting_or_its_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("asr_server.dispatch.dispatcher.available_cores", lambda: 12)
+    reasons = {"device": "found", "dtype": "native", "num_slots": "memory"}
+    model, info = str(tmp_path), EngineInfo("cpu", "float32", 8, 2, reasons)
+
+    def said(settings: Settings, count: int, **more: str) -> str:
+        line = describe(settings, msgspec.structs.replace(info, reasons=reasons | more), count)
+        return line.partition(": ")[2]
+
+    chosen = "device cpu (found), dtype float32 (native), slots 8 (memory)"
+    assert said(Settings(model=model), 1) == f"{chosen}, threads 2 (12 cores), replicas 1"
+    shared = f"{chosen}, threads 2 (12 cores for 2 replicas), replicas 2 (sharing)"
+    assert said(Settings(model=model), 2, num_replicas="sharing") == shared
+    asked = Settings(
+        model=model,
+        device="cpu",
+        dtype="float32",
+        max_slots=8,
+        cpu_threads=2,
+        cache_dtype="fp8",
+        encoder_dtype="fp8",
+    )
+    assert said(asked, 1, kernels="all") == (
+        "device cpu (--device), dtype float32 (--dtype), slots 8 (--max-slots), "
+        "the audio's keys and values fp8 (--cache-dtype), encoder fp8 (--encoder-dtype), "
+        "threads 2 (--cpu-threads), replicas 1, kernels: all"
+    )
 
 
 async def test_no_more_is_sent_than_credit_allows(app: RunningDispatcher) -> None:

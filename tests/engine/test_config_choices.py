@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
 from asr_server.engine import EngineConfig, config
 from asr_server.engine.config import (
@@ -23,7 +24,8 @@ from asr_server.engine.config import (
     engine_info,
     keep_freed_memory,
 )
-from asr_server.model import DecoderCache, WhisperSizes
+from asr_server.engine.tokens import GenerationRules
+from asr_server.model import WHOLE, DecoderCache, WhisperSizes
 from asr_server.model.float8 import FP8
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -216,7 +218,7 @@ def test_int8_keeps_the_rest_in_the_processors_type(monkeypatch: pytest.MonkeyPa
 def test_8_bit_floats_need_a_gpu_that_has_them(
     capability: tuple[int, int],
     hip: str | None,
-    given: dict[str, str],
+    given: dict[str, Any],
     refused: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -247,7 +249,8 @@ def test_a_gpu_is_taken_where_there_is_one_and_refused_where_there_is_none(
 
 
 def reasons(**given: Any) -> dict[str, str]:
-    return engine_info(EngineConfig(**{"device": "cpu", "num_slots": 9} | given), "kernels of chance").reasons
+    asked: dict[str, Any] = {"device": "cpu", "num_slots": 9} | given
+    return engine_info(EngineConfig(**asked), "kernels of chance").reasons
 
 
 def test_the_operator_is_given_the_reason_of_each_choice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +268,7 @@ def test_the_operator_is_given_the_reason_of_each_choice(monkeypatch: pytest.Mon
     assert in_8_bits == "the processor has no bfloat16; the audio's keys and values in int8"
     assert reasons(num_slots=48)["num_slots"] == "more would only lengthen a step"
     assert "num_replicas" not in reasons(num_on_device=2)
-    on_gpu = {"device": "cuda", "dtype": "float16"}
+    on_gpu: dict[str, Any] = {"device": "cuda", "dtype": "float16"}
     assert reasons(**on_gpu)["device"] == "H100"
     assert reasons(**on_gpu)["dtype"] == "the GPU has no bfloat16"
     assert reasons(**on_gpu, num_slots=256)["num_slots"] == "more would only lengthen a step"
@@ -317,10 +320,10 @@ def test_a_model_is_loaded_as_it_is_configured(is_cpu: bool, monkeypatch: pytest
     }.items():
         monkeypatch.setattr(config, name, stand_in)
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    monkeypatch.setattr(config.Tokenizer, "from_directory", lambda _: _Model())
-    monkeypatch.setattr(config.GenerationRules, "from_directory", lambda path: path)
+    monkeypatch.setattr(Tokenizer, "from_directory", lambda _: _Model())
+    monkeypatch.setattr(GenerationRules, "from_directory", lambda path: path)
     found = config.load(EngineConfig("somewhere", encoder_dtype="fp8" if is_cpu else "auto"))
-    assert loaded == [(Path("somewhere"), device, torch.float16, config.WHOLE, is_cpu, is_cpu)]
+    assert loaded == [(Path("somewhere"), device, torch.float16, WHOLE, is_cpu, is_cpu)]
     assert threads == [5]
     assert kept == [1] * is_cpu
     assert found.config.cache_dtype == "int8"
