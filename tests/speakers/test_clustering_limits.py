@@ -26,7 +26,7 @@ def voices(sizes: list[int], between: float | list[list[float]], within: float =
 
 
 def people_of(embeddings: Floats, clean_s: Any = 3.0, windows: Any = None, **more: Any) -> list[int]:
-    return clusters_of(embeddings, clean_s, windows, **more).labels.tolist()
+    return [int(label) for label in clusters_of(embeddings, clean_s, windows, **more).labels]
 
 
 def clusters_of(embeddings: Floats, clean_s: Any = 3.0, windows: Any = None, **more: Any) -> Clusters:
