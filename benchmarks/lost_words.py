@@ -1,0 +1,207 @@
+"""Count the words that a condition takes from recordings whose words are known, or adds.
+
+    python -m benchmarks.lost_words               whisper-base at the server's defaults
+    python -m benchmarks.lost_words --conditions languages --systems ours unchecked faster-whisper
+    python -m benchmarks.lost_words --quick             two minutes of speech, three conditions
+
+People and a synthetic voice, about a minute each, are read as they are and under each condition:
+
+- later: 0.37 s of silence before, a condition that changes nothing: what remains is coincidence;
+- languages: behind every second sentence a pause of 0.8 s, people of another language, and a pause; also with
+  English given, as one language is found for a file;
+- offset, faint: 0.5 added to all samples; -50 dBFS, also under the offset;
+- clicks, thumps: of full scale every 3 s, with speech at -57 and -50 dBFS;
+- music, noise, hum, babble: so much louder than the speech;
+- whispered: noise in place of the voice;
+- surround, inverted: the centre of 5.1 between loud effects; one side of stereo inverted.
+
+A word is lost if the system reads it in the plain recording but not under the condition. `unchecked` is ours
+without its detector of voices; `faster-whisper` has its defaults, so no filter of silence. No language is
+given where that is not said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import soundfile
+from rapidfuzz.distance import Levenshtein
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from asr_server.config import Settings
+from asr_server.core import SAMPLE_RATE
+from asr_server.offline.local import LocalTranscriber, TranscribeJob
+from benchmarks.checkpoint_formats import as_ctranslate2
+from benchmarks.real_weights import hugging_face_checkpoint
+from benchmarks.reporting import benchmark_parser, command, machine, write_json
+from benchmarks.speech.conditions import CONDITIONS, GIVEN, Sound, known_recordings, unchanged
+from benchmarks.speech.error_rates import normalise
+from benchmarks.speech.synthesis import Speech
+
+SYSTEMS: Final = ("ours", "unchecked", "faster-whisper")
+QUICK: Final = ("later", "faint", "inverted")
+MIN_RUN: Final = 3  # words lost in a row
+PLAIN: Final = "plain"
+
+
+class Answer(NamedTuple):
+    text: str
+    dropped: tuple[str, ...] = ()  # by the server's own checks
+
+
+class Change(NamedTuple):
+    """A transcript under a condition, beside the plain one."""
+
+    num_right: int  # words of the plain transcript
+    lost: tuple[str, ...]  # runs of words
+    num_invented: int
+    dropped: tuple[str, ...]
+
+    @property
+    def num_lost(self) -> int:
+        return sum(len(run.split()) for run in self.lost)
+
+
+def change(truth: str, plain: str, answer: Answer) -> Change:
+    words = normalise(truth)
+    before, after = _right(words, plain), _right(words, answer.text)
+    is_lost = [number in before and number not in after for number in range(len(words))]
+    groups = groupby(range(len(words)), is_lost.__getitem__)
+    lost = tuple(" ".join(words[n] for n in run) for is_run, run in groups if is_run)
+    invented = [each for each in Levenshtein.editops(words, normalise(answer.text)) if each.tag == "insert"]
+    return Change(len(before), lost, len(invented), answer.dropped)
+
+
+def _right(words: Sequence[str], text: str) -> set[int]:
+    operations = Levenshtein.opcodes(words, normalise(text))
+    return {n for each in operations if each.tag == "equal" for n in range(each.src_start, each.src_end)}
+
+
+Sounds = dict[tuple[str, str], Sound]  # by condition and recording
+Answers = dict[tuple[str, str], Answer]
+Advance = Callable[[], None]
+
+
+async def read(settings: Settings, sounds: Sounds, advance: Advance) -> Answers:
+    transcriber = LocalTranscriber(settings, TranscribeJob((), formats=("json",)))
+    places = asyncio.Semaphore(4)
+
+    async def one(condition: str, sound: Sound) -> Answer:
+        own = transcriber.options_for("en" if condition in GIVEN else None, None)
+        async with places:
+            with tempfile.TemporaryFile() as file:
+                soundfile.write(file, sound, SAMPLE_RATE, format="FLAC", subtype="PCM_16")
+                file.seek(0)
+                transcript = await transcriber.transcribe(file, lambda *_: None, own)
+        advance()
+        return Answer(transcript.text, tuple(each.text for each in transcript.dropped))
+
+    async with transcriber.running():
+        answers = await asyncio.gather(*(one(key[0], sound) for key, sound in sounds.items()))
+    return dict(zip(sounds, answers, strict=True))
+
+
+def read_by_peer(checkpoint: Path, sounds: Sounds, advance: Advance) -> Answers:
+    """faster-whisper, which gets the mean of the channels."""
+    from faster_whisper import WhisperModel
+
+    model, answers = WhisperModel(str(as_ctranslate2(checkpoint)), device="cpu", compute_type="float32"), {}
+    for key, sound in sounds.items():
+        language = "en" if key[0] in GIVEN else None
+        mono = sound if sound.ndim == 1 else sound.mean(axis=1)
+        segments, _ = model.transcribe(np.clip(mono, -1, 1), beam_size=5, language=language)
+        answers[key] = Answer("".join(segment.text for segment in segments))
+        advance()
+    return answers
+
+
+def answers_of(system: str, checkpoint: Path, dtype: Any, sounds: Sounds, advance: Advance) -> Answers:
+    if system == "faster-whisper":
+        return read_by_peer(checkpoint, sounds, advance)
+    settings = Settings(
+        model=str(checkpoint), executor="inline", dtype=dtype, check_voice=system != "unchecked"
+    )
+    return asyncio.run(read(settings, sounds, advance))
+
+
+def changes(recordings: dict[str, Speech], answers: Answers) -> dict[str, dict[str, Change]]:
+    """Return the changes by condition and recording, those of the plain recordings first."""
+    found: dict[str, dict[str, Change]] = {}
+    for (condition, name), answer in answers.items():
+        plain = answers[PLAIN, name].text
+        found.setdefault(condition, {})[name] = change(recordings[name].text, plain, answer)
+    return found
+
+
+def show(system: str, found: dict[str, dict[str, Change]], table: Table, console: Console) -> None:
+    for condition, by_recording in found.items():
+        own = by_recording.values()
+        num_right, num_lost = (sum(getattr(each, name) for each in own) for name in ("num_right", "num_lost"))
+        runs = [run for each in own for run in each.lost if len(run.split()) >= MIN_RUN]
+        num_dropped = sum(len(text.split()) for each in own for text in each.dropped)
+        for run in runs:
+            console.print(f"{condition}, {system}: lost: {run}", highlight=False)
+        invented = "" if condition.startswith("languages") else str(sum(each.num_invented for each in own))
+        share = f"{num_lost / max(1, num_right):.1%}"
+        columns = (num_right, num_lost, share, len(runs), invented, num_dropped)
+        table.add_row(condition, system, *map(str, columns))
+
+
+def parse() -> argparse.Namespace:
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS))
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=["ours"])
+    parser.add_argument("--readings", type=int, default=4, help="minutes of the synthetic voice")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--model", default="base")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quick", action="store_true", help="two minutes of speech, three conditions")
+    options = parser.parse_args()
+    if options.quick:
+        options.readings, options.conditions = 1, list(QUICK)
+    return options
+
+
+def main() -> None:
+    options, console = parse(), Console(width=130)
+    console.print(command(), machine())
+    recordings = known_recordings(options.readings, options.seed)
+    makers = {PLAIN: unchanged} | {name: CONDITIONS[name] for name in options.conditions}
+    sounds = {
+        (condition, name): make(
+            speech, np.random.default_rng([options.seed, *condition.split(",")[0].encode()])
+        )
+        for condition, make in makers.items()
+        for name, speech in recordings.items()
+    }
+    checkpoint, figures = hugging_face_checkpoint(options.model), dict[str, Any]()
+    table = Table("condition", "system", "words", "lost", "of 100", "runs of three", "invented", "dropped")
+    with Progress(console=Console(stderr=True)) as progress:
+        for system in options.systems:
+            bar = progress.add_task(system, total=len(sounds))
+            answers = answers_of(system, checkpoint, options.dtype, sounds, partial(progress.advance, bar))
+            found = changes(recordings, answers)
+            show(system, found, table, console)
+            figures[system] = {
+                condition: {
+                    name: each._asdict() | {"text": answers[condition, name].text}
+                    for name, each in own.items()
+                }
+                for condition, own in found.items()
+            }
+    console.print(table)
+    write_json(options.json, figures)
+
+
+if __name__ == "__main__":
+    main()
