@@ -1,7 +1,8 @@
 """Scale samples to 1.0, mix channels and resample to 16 kHz.
 
 Mixing weights are film sound's: dialogue in the centre, effects in front and behind at half their power
-(ITU-R BS.775). Unknown layouts count equally. If two sides cancel out, their difference is used.
+(ITU-R BS.775). Unknown layouts count equally. If two sides cancel out, their difference is used. An offset
+louder than the sound is subtracted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _WEIGHT_BEHIND: Final = 0.5
 _CANCELLED: Final = 0.05
 
 _JUDGED_STEP: Final = 16  # frames, of which one is looked at: all would cost a fifth of reading a WAV
+_LEAST_OFFSET: Final = 0.01  # of full scale; the model takes a larger one for the loudest sound
 
 _LOUDEST: Final = np.float32(2.0**15)  # far beyond any scale; keeps damaged float files from overflowing
 _INTEGER_SCALES: Final = (2.0**15, 2.0**23, 2.0**31)
@@ -69,6 +71,24 @@ def _are_integers(flat: Samples, loudest: float) -> bool:
     return loudest >= 2 and all(np.array_equal(part, np.round(part)) for part in (flat[:512], flat))
 
 
+class SteadyOffset:
+    """Subtract an offset that is larger than the sound itself, as cheap sound cards add."""
+
+    def __init__(self, num_judged: int) -> None:
+        self._num_judged = num_judged  # samples of a block, at least
+        self._offset = np.float32(0.0)
+
+    def push(self, samples: Samples) -> Samples:
+        """Return the same array where there is no offset."""
+        if len(samples) >= self._num_judged and self._has_moved(samples[::_JUDGED_STEP]):
+            self._offset = np.float32(samples.mean(dtype=np.float64))
+        return samples - self._offset if self._offset else samples
+
+    def _has_moved(self, judged: Samples) -> bool:
+        rest = float(judged.mean(dtype=np.float64)) - float(self._offset)
+        return abs(rest) > _LEAST_OFFSET and rest**2 > float(judged.var(dtype=np.float64))
+
+
 class Mono16k:
     """Mix channels, then resample with soxr's HQ filter (linear phase).
 
@@ -85,11 +105,12 @@ class Mono16k:
         self._term = np.empty(0, np.float32)
         self._num_judged = sample_rate // 10  # frames of a block that show whether sides cancel out
         self._is_inverted = False  # one side of a stereo recording against the other
+        self._offset = SteadyOffset(self._num_judged)
         self._resampler = _resampler(sample_rate, 1)
 
     def push(self, block: Block) -> Samples:
         """Turn [frames, channels] into [samples]; the filter holds some back until `finish`."""
-        mono = self._mixed(block) if self._channel is None else block[:, self._channel]
+        mono = self._offset.push(self._mixed(block) if self._channel is None else block[:, self._channel])
         return mono if self._resampler is None else self._resampler.resample_chunk(mono)
 
     def finish(self) -> Samples:

@@ -158,3 +158,11 @@ def test_a_damaged_block_of_floats_does_not_turn_the_rest_down() -> None:
     garbage = np.random.default_rng(4).integers(0, 256, 4 * 4096, np.uint8).view(np.float32)
     frames[:4096, 0] = garbage
     assert np.array_equal(converted(frames, 16_000, 4096)[4096:], frames[4096:, 0])
+
+
+def test_an_offset_larger_than_the_sound_is_taken_away_also_where_it_changes() -> None:
+    quiet = 0.01 * voice(16_000, 1, 6.0)
+    offset = np.where(np.arange(len(quiet)) < 65_536, 0.5, -0.3).astype(np.float32)[:, None]
+    assert np.abs(converted(quiet + offset, 16_000) - quiet[:, 0]).max() < 1e-3
+    loud = voice(16_000, 1, 3.0) + np.float32(0.02)
+    assert np.array_equal(converted(loud, 16_000), loud[:, 0]), "a small one stays"
