@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 LIMIT_S = 60
+_GET_PARENT_DEATH_SIGNAL = 2  # prctl's PR_GET_PDEATHSIG
 
 
 class Ended(NamedTuple):
@@ -77,3 +79,10 @@ class Fork:
     def _all_of(end: int) -> bytes:
         with os.fdopen(end, "rb") as file:
             return file.read()
+
+
+def parent_death_signal() -> int:
+    """Return the signal that Linux sends this process when its parent ends, or 0."""
+    number = ctypes.c_int()
+    ctypes.CDLL(None).prctl(_GET_PARENT_DEATH_SIGNAL, ctypes.byref(number))
+    return number.value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -237,3 +238,24 @@ def test_the_check_of_these_tests_can_fail() -> None:
     assert conforms({"a": 1}, schema, {})
     for wrong in ({}, {"a": "1"}, {"a": 1, "b": 2}):
         assert not conforms(wrong, schema, {})
+
+
+async def test_the_examples_of_transcripts_fit_together(app: RunningApp) -> None:
+    """They are of one recording of 2.5 s, which is one window."""
+    content = (await document_of(app))["paths"][TRANSCRIPTIONS]["post"]["responses"]["200"]["content"]
+    examples = content["application/json"]["examples"]
+    short, verbose, diarized = (examples[name]["value"] for name in ("json", "verbose_json", "diarized_json"))
+    (segment,), (turn,) = verbose["segments"], diarized["segments"]
+    assert (
+        short["text"]
+        == verbose["text"]
+        == diarized["text"]
+        == segment["text"].strip()
+        == turn["text"].strip()
+    )
+    assert (segment["id"], segment["seek"], turn["id"]) == (0, 0, "0")
+    assert (segment["start"], segment["end"]) == (turn["start"], turn["end"])
+    assert 0 <= segment["start"] < segment["end"] <= verbose["duration"] == diarized["duration"] == 2.5
+    assert short["usage"] == verbose["usage"] == {"type": "duration", "seconds": math.ceil(2.5)}
+    assert segment["avg_logprob"] < 0
+    assert all(0 <= segment[name] < 1 for name in ("no_speech_prob", "compression_ratio", "temperature"))

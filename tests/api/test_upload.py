@@ -12,8 +12,10 @@ import tempfile
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import BinaryIO
 
+import numpy as np
 import psutil
 import pytest
 
@@ -22,7 +24,7 @@ from asr_server.api import upload as upload_module
 from asr_server.api.upload import Upload, UploadStore
 from asr_server.audio.recording import open_source
 from asr_server.config import MIB
-from asr_server.errors import StorageUnavailable
+from asr_server.errors import StorageUnavailable, UploadTooLarge
 from tests.api.raw_client import RawClient
 from tests.api.running_app import RunningApp, run_app, until
 from tests.embedded import embedded
@@ -232,3 +234,135 @@ async def test_a_server_out_of_file_descriptors_says_so(app: RunningApp, num_lef
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, code)
     assert "ulimit -n" in reply.json()["error"]["message"]
     assert await app.still_works()
+
+
+# -- To the byte --
+
+
+@pytest.mark.parametrize(("num_bytes", "goes_to_disk"), [(8 * MIB - 1, False), (8 * MIB, True)])
+async def test_one_upload_has_8_mib_of_memory(num_bytes: int, goes_to_disk: bool) -> None:
+    store = UploadStore(100 * MIB)
+    upload = Upload(100 * MIB, store)
+    upload.add(bytes(num_bytes))
+    await upload.spill_to_disk()
+    assert is_on_disk(await upload.source()) == goes_to_disk
+    assert (store.memory_bytes, store.disk_bytes) == ((0, num_bytes) if goes_to_disk else (num_bytes, 0))
+    upload.close()
+    assert (store.memory_bytes, store.disk_bytes) == (0, 0)
+
+
+async def test_an_upload_on_disk_is_written_by_quarters_of_a_mebibyte_and_whole_at_its_end() -> None:
+    store = UploadStore(100 * MIB)
+    upload = Upload(100 * MIB, store)
+    content = np.random.default_rng(0).bytes(9 * MIB)
+    upload.add(content[: 8 * MIB])
+    await upload.spill_to_disk()
+    at = 8 * MIB
+    for size, waits in ((MIB // 4 - 1, MIB // 4 - 1), (1, 0), (1, 1)):
+        upload.add(memoryview(content)[at : at + size])
+        at += size
+        await upload.spill_to_disk()
+        assert store.memory_bytes == waits
+    assert upload in store.arriving
+    file = await upload.source()
+    assert upload not in store.arriving
+    file.seek(0)
+    assert file.read() == content[:at]
+    assert (store.memory_bytes, store.disk_bytes) == (0, at)
+    upload.close()
+    upload.close()
+    assert file.closed
+    assert (store.memory_bytes, store.disk_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(("held", "is_full"), [(99, False), (100, True)])
+async def test_the_memory_of_all_is_full_at_its_limit(held: int, is_full: bool) -> None:
+    store = UploadStore(100)
+    upload = Upload(MIB, store)
+    upload.add(bytes(held))
+    assert store.is_memory_full == is_full
+    await upload.spill_to_disk()
+    assert (store.disk_bytes > 0) == is_full
+    upload.close()
+
+
+@pytest.mark.parametrize(("num_bytes", "is_taken"), [(100, True), (101, False)])
+def test_an_upload_has_so_many_bytes(num_bytes: int, is_taken: bool) -> None:
+    upload = Upload(100, UploadStore(MIB))
+    upload.add(bytes(60))
+    if is_taken:
+        upload.add(bytes(num_bytes - 60))
+        assert upload.num_bytes == 100
+    else:
+        with pytest.raises(UploadTooLarge, match="--max-upload-bytes"):
+            upload.add(bytes(num_bytes - 60))
+    upload.close()
+
+
+@pytest.mark.parametrize(("num_bytes", "has_room"), [(100, True), (101, False)])
+async def test_the_disk_of_all_is_filled_to_its_limit(num_bytes: int, has_room: bool) -> None:
+    store = UploadStore(0, 100)
+    upload = Upload(MIB, store)
+    upload.add(bytes(num_bytes))
+    if has_room:
+        await upload.spill_to_disk()
+        assert store.disk_bytes == 100
+        assert store.rate_factor == 100
+    else:
+        with pytest.raises(StorageUnavailable, match="Try again later"):
+            await upload.spill_to_disk()
+    upload.close()
+    assert (store.disk_bytes, store.memory_bytes, store.arriving) == (0, 0, set())
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "has_room"), [(10.0, 9.0, True), (10.0, 10.0, False), (9.0, 10.0, False)]
+)
+async def test_a_faster_upload_takes_the_place_of_a_slower_one(
+    own: float, others: float, has_room: bool
+) -> None:
+    store, slow, fast = UploadStore(0, 100), Line(others), Line(own)
+    first, second = Upload(MIB, store, slow), Upload(MIB, store, fast)
+    first.add(bytes(100))
+    await first.spill_to_disk()
+    second.add(bytes(50))
+    if has_room:
+        await second.spill_to_disk()
+        assert store.disk_bytes == 50
+        assert store.arriving == {second}
+        assert slow.closed_because.startswith("Uploads hold all of their ")
+        assert "--max-upload-disk-bytes" in slow.closed_because
+        first.add(bytes(10))  # what still comes of it stays in memory
+        await first.spill_to_disk()
+        assert store.disk_bytes == 50
+    else:
+        with pytest.raises(StorageUnavailable):
+            await second.spill_to_disk()
+        assert store.disk_bytes == 100
+        assert slow.closed_because == ""
+    for upload in (first, second):
+        upload.close()
+    assert (store.disk_bytes, store.memory_bytes) == (0, 0)
+
+
+async def test_an_upload_that_nobody_sends_is_never_the_slowest() -> None:
+    assert Upload(MIB, UploadStore(0)).bytes_per_s == math.inf
+
+
+@pytest.mark.parametrize(("free", "held", "limit"), [(1000, 0, 500), (900, 100, 500), (0, 1, 1), (1, 0, 1)])
+async def test_without_a_setting_uploads_have_half_of_what_is_free_and_of_their_own(
+    free: int, held: int, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = UploadStore(0)
+    store.disk_bytes = held
+
+    def disk_usage(path: str) -> SimpleNamespace:
+        return SimpleNamespace(free=free - (store.disk_bytes - held))
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    upload = Upload(MIB, store)
+    if limit > held:
+        store.take_disk(upload, limit - held)
+    with pytest.raises(StorageUnavailable):
+        store.take_disk(upload, 1)
+    assert store.disk_bytes == max(held, limit)

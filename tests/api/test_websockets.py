@@ -9,8 +9,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from starlette.websockets import WebSocket
+from websockets.asyncio.client import connect
 
-from asr_server.api.websockets import MAX_FRAMES_AHEAD, BoundedWebSocketProtocol
+from asr_server.api.frames import PIECE_BYTES
+from asr_server.api.websockets import LARGE_BYTES, MAX_FRAMES_AHEAD, MORE, PIECES, BoundedWebSocketProtocol
 from asr_server.realtime.client_events import MAX_MESSAGE_BYTES
 from tests.api.figures import growth, read
 from tests.api.raw_client import RawClient
@@ -135,3 +138,37 @@ async def test_probes_are_answered_while_eight_sockets_send_pings_without_end() 
                 assert (await app.client.get("/health")).status_code == 200
                 num_answered += 1
         assert num_answered
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "shapes"),
+    [
+        (LARGE_BYTES, [(LARGE_BYTES, None)]),
+        (LARGE_BYTES + 1, [(LARGE_BYTES + 1, False)]),
+        (LARGE_BYTES + PIECE_BYTES, [(LARGE_BYTES + PIECE_BYTES, False)]),
+        (
+            LARGE_BYTES + 3 * PIECE_BYTES,
+            [(LARGE_BYTES + PIECE_BYTES, True), (2 * PIECE_BYTES, False)],
+        ),
+    ],
+)
+async def test_a_message_over_half_a_mebibyte_comes_in_parts(
+    app: RunningApp, num_bytes: int, shapes: list[tuple[int, bool | None]]
+) -> None:
+    """And the message behind it is whole again."""
+    came: list[tuple[int, bool | None]] = []
+
+    @app.app.websocket("/sizes")
+    async def sizes(socket: WebSocket) -> None:
+        await socket.accept()
+        while len(came) <= len(shapes):
+            message = await socket.receive()
+            content = message["text"].encode() if PIECES not in message else b"".join(message[PIECES])
+            came.append((len(content), message.get(MORE)))
+        await socket.close()
+
+    async with connect(f"ws://{app.host}:{app.port}/sizes", compression=None) as socket:
+        await socket.send("x" * num_bytes)
+        await socket.send("small")
+        await socket.wait_closed()
+    assert came == [*shapes, (5, None)]

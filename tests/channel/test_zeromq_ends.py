@@ -185,6 +185,16 @@ async def test_an_end_that_cannot_listen_leaves_nothing(
     assert len(os.listdir("/proc/self/fd")) == num_open
 
 
+async def test_an_end_that_finds_no_folder_leaves_no_handle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    num_open = len(open_handles())
+    with pytest.raises(FileNotFoundError):
+        ZmqEngineClient()
+    assert len(open_handles()) == num_open
+
+
 async def test_without_free_handles_there_is_an_error_in_place_of_an_abort() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     in_use = set(map(int, os.listdir("/proc/self/fd")))

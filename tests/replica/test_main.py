@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +22,7 @@ from asr_server.replica import main as module
 from asr_server.replica.loop import CannotStart
 from tests.checkpoints import pocket_directory
 from tests.embedded import embedded
-from tests.forked import Ended, Fork
+from tests.forked import Ended, Fork, parent_death_signal
 
 ADDRESS = Address("ipc:///nowhere/events", "ipc:///nowhere/commands")
 
@@ -36,16 +38,8 @@ def state(server: ZmqEngineServer) -> dict[str, Any]:
         "title": Path("/proc/self/cmdline").read_bytes().strip(b"\0").decode(),
         "level": logging.root.level,
         "server": type(server).__name__,
-        "parent_death_signal": _parent_death_signal(),
+        "parent_death_signal": parent_death_signal(),
     }
-
-
-def _parent_death_signal() -> int:
-    import ctypes
-
-    number = ctypes.c_int()
-    ctypes.CDLL(None).prctl(2, ctypes.byref(number))  # PR_GET_PDEATHSIG
-    return number.value
 
 
 def started(spec: ReplicaSpec, run: Callable[..., object] | None = None) -> Fork:
@@ -105,6 +99,12 @@ def test_the_engine_is_loaded_from_the_checkpoint_of_the_settings() -> None:
     engine = module.create_engine(spec)
     assert engine.initial_credit().num_slots == 2
     engine.close()
+
+
+def test_torch_is_loaded_once_the_heartbeat_beats() -> None:
+    """To import it takes seconds, in which nobody could tell the process from one that hangs."""
+    code = "import asr_server.replica.main, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # -- On another host --

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from asr_server.replica import ranks
 from asr_server.replica.ranks import Ranks, RankSpec
 from tests.embedded import embedded
-from tests.forked import Ended, Fork
+from tests.forked import Ended, Fork, parent_death_signal
 
 SETTINGS = embedded(tensor_parallel_size=3)
 
@@ -134,7 +135,8 @@ def test_a_rank_settles_itself_and_beats_before_it_loads_anything() -> None:
             ignored = [signal.getsignal(each) is signal.SIG_IGN for each in (signal.SIGINT, signal.SIGTERM)]
             title = Path("/proc/self/cmdline").read_bytes().strip(b"\0").decode()
             logging.getLogger("asr_server").warning("loads")
-            tell([ignored, title, logging.root.level, spec.rank])
+            keeps_alive = [each.name for each in threading.enumerate() if not each.daemon][1:]
+            tell([ignored, title, logging.root.level, spec.rank, parent_death_signal(), keeps_alive])
             time.sleep(3600)
 
         ranks.run = run
@@ -142,7 +144,7 @@ def test_a_rank_settles_itself_and_beats_before_it_loads_anything() -> None:
 
     process = Fork(work)
     process.give(spec.to_line())
-    assert os.read(process._told, 65536) == b'[[true, true], "asr-server replica 4 rank 2", 10, 2]'
+    assert os.read(process._told, 65536) == b'[[true, true], "asr-server replica 4 rank 2", 10, 2, 9, []]'
     process.give_no_more()  # rank 0 has ended
     ended = process.end()
     assert ended.status == 1

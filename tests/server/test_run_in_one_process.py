@@ -281,6 +281,20 @@ def test_too_few_open_files_are_warned_of_with_what_is_needed() -> None:
     assert f", 500, may need {NEEDED}: raise" in ended.errors
 
 
+def test_the_last_spans_are_sent_when_the_server_has_ended() -> None:
+    class Kept:
+        def close(self) -> None:
+            logging.getLogger("traces").warning("the spans are sent")
+
+    def keep() -> None:
+        vars(run_module)["start_traces"] = lambda environment: Kept()
+
+    process = served(embedded(**LAZY, log_level="info"), keep)
+    listening(process)
+    os.kill(process.pid, signal.SIGTERM)
+    assert "the spans are sent" in process.end().errors.splitlines()[-1]
+
+
 def test_an_engine_that_cannot_start_is_the_exit_status_and_the_last_line(tmp_path: Path) -> None:
     model = tmp_path / "damaged"
     shutil.copytree(EMBEDDED_MODEL, model)
