@@ -18,7 +18,7 @@ from asr_server.checkpoint.fetch import (
     repository_and_revision,
     writable,
 )
-from asr_server.checkpoint.names import Published
+from asr_server.checkpoint.names import SPEAKERS, Published
 from asr_server.errors import CheckpointError
 
 MODEL = Published("small", "someone/small", 1000, revision="abc")
@@ -105,3 +105,63 @@ def test_a_process_that_holds_the_lock_and_gets_nothing_is_named(
     with pytest.raises(CheckpointError, match=r"has held .*someone--small\.lock for 0\.3 s"):
         fetch(MODEL)
     os.close(handle)
+
+
+def test_a_folder_of_the_cache_is_made_with_all_above_it(home: Path) -> None:
+    folder = home / ".cache/huggingface/asr-server/readings"
+    assert writable("readings") == folder
+    assert folder.is_dir()
+    assert writable("readings") == folder
+
+
+@pytest.mark.parametrize(
+    ("model", "with_weights", "use"),
+    [
+        (MODEL, True, "--model FOLDER"),
+        (MODEL, False, "`asr-server convert MODEL DIRECTORY --tokenizer FOLDER`"),
+        (SPEAKERS, True, "into {models}"),
+    ],
+)
+def test_offline_it_is_said_how_to_bring_a_model(
+    home: Path, model: Published, with_weights: bool, use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError) as caught:
+        fetch(model, with_weights)
+    assert str(caught.value) == (
+        f"{model.name} is not here, and HF_HUB_OFFLINE says to stay offline. Where there is a network, run "
+        f"`asr-server models fetch {model.name}` and copy the folder that it prints to this machine: "
+        + use.format(models=own_cache() / "models")
+    )
+
+
+def test_a_cache_without_room_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fetch_module, "_fetch", no_space)
+    with pytest.raises(
+        CheckpointError, match=r"small cannot be kept in .*asr-server \(No space left on device\)"
+    ):
+        fetch(MODEL)
+
+
+def test_the_lock_of_a_model_is_no_link_and_for_this_user_alone(home: Path) -> None:
+    models = own_cache() / "models"
+    (models / "someone--small@abc").mkdir(parents=True)
+    assert fetch(MODEL) == models / "someone--small@abc"
+    lock = models / "someone--small.lock"
+    assert lock.stat().st_mode & 0o777 == 0o600
+    lock.unlink()
+    lock.symlink_to(home / "elsewhere")
+    with pytest.raises(CheckpointError, match="small cannot be kept"):
+        fetch(MODEL)
+    assert not (home / "elsewhere").exists()
+
+
+def test_the_latest_of_several_fetched_commits_serves(home: Path) -> None:
+    models = own_cache() / "models"
+    for name, modified_s in (("new", 2000), ("old", 1000)):
+        (models / f"someone--small@{name}").mkdir(parents=True)
+        os.utime(models / f"someone--small@{name}", (modified_s, modified_s))
+    assert fetched(MODEL) == models / "someone--small@new"

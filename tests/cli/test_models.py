@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
@@ -68,3 +69,20 @@ def test_what_cannot_be_converted_is_a_line(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert done.stderr.startswith("Error: ")
     assert done.stdout == ""
+
+
+def test_what_is_converted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr("asr_server.model.weights.convert", lambda *given: calls.append(given))
+    source, target = tmp_path / "model.pt", tmp_path / "out"
+    done = call("convert", str(source), str(target), "--tokenizer", "base")
+    assert (done.exit_code, done.stdout) == (0, f"{target} is a checkpoint in Hugging Face's layout\n")
+    call("convert", str(source), str(target))
+    assert calls == [(source, target, "base"), (source, target, None)]
+
+
+def test_a_fetch_says_what_it_does_and_a_list_only_lists() -> None:
+    logging.root.setLevel(logging.WARNING)
+    assert call("models", "fetch", "whisper-digits").stdout == f"{EMBEDDED_MODEL}\n"
+    assert logging.root.level == logging.INFO
+    assert call("models", "fetch", "--help").stdout.startswith("Usage: ")

@@ -15,12 +15,19 @@ from click.testing import CliRunner
 
 from asr_server.cli import main
 from asr_server.cli.checks import FOR_A_SERVER
-from asr_server.cli.options import ADVANCED_SETTINGS, SettingsError, checked_settings, unknown_variables
+from asr_server.cli.options import (
+    ADVANCED_SETTINGS,
+    SettingsError,
+    checked_settings,
+    configure_log,
+    unknown_variables,
+)
 from asr_server.cli.serve import serve
 from asr_server.cli.setting_values import allowed_values, takes_empty_text
 from asr_server.config import (
     EMBEDDED_MODEL,
     FIELDS,
+    Settings,
     environment_name,
     flag_name,
 )
@@ -213,3 +220,61 @@ def test_help_and_help_all_end_with_the_other_one(command: str, shown: str, othe
 def test_an_advanced_setting_is_taken_although_help_leaves_it_out() -> None:
     context = serve.make_context("serve", ["--encode-batch", "3"], resilient_parsing=True)
     assert context.params["encode_batch"] == "3"
+
+
+def test_help_says_of_each_setting_what_it_takes_its_variables_and_its_default() -> None:
+    text = " ".join(CliRunner().invoke(main, ["serve", "--help-all"]).output.split())
+    for shown in (
+        "--device [auto|cpu|cuda] ",
+        "--port INTEGER port to listen on; 0: any free one [env var: ASR_SERVER_PORT; default: 8000]",
+        "--drain-s NUMBER ",
+        "--host TEXT ",
+        "--reuse-port / --no-reuse-port ",
+        "[env var: VLLM_API_KEY, ASR_SERVER_API_KEY",
+        "[env var: ASR_SERVER_REUSE_PORT; default: no-reuse-port]",
+    ):
+        assert shown in text
+
+
+def test_help_lists_options_in_the_order_of_their_section() -> None:
+    text = CliRunner().invoke(main, ["serve", "--help"]).output
+    headings = re.findall(r"^(\S.*):$", text, re.MULTILINE)
+    assert headings[0] == "Options"
+    assert "Advanced" not in headings
+    for names in ("model host port api-key device", "models load idle-unload-s", "beam-size check-voice"):
+        places = [text.index(f"  --{name}") for name in names.split()]
+        assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model", "may_be_replaced"),
+    [([], "", True), (["--model", "base"], "base", False), (["turbo"], "turbo", False)],
+)
+def test_a_model_is_the_argument_or_the_flag_or_nobodys_wish(
+    arguments: list[str], model: str, may_be_replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def checked(values: dict[str, Any], *_: object) -> Settings:
+        given.update(values)
+        raise SettingsError(["one", "two\x07"])
+
+    monkeypatch.delenv("ASR_SERVER_MODEL")
+    monkeypatch.setattr("asr_server.cli.options.checked_settings", checked)
+    done = CliRunner().invoke(main, ["serve", *arguments])
+    assert (done.exit_code, done.stderr) == (2, "Error: one\nError: two\\x07\n")
+    assert ("model" not in given) == may_be_replaced
+    assert given.get("model", "") == model
+
+
+def test_the_variables_that_nobody_reads_are_lines_of_the_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ASR_SERVER_PROT", "1")
+    monkeypatch.setenv("ASR_SERVER_QQQQQQQQQQQQQQQQQQ", "1")
+    configure_log(Settings(log_level="warning"))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith(
+        "ASR_SERVER_PROT is ignored: no setting has this name; did you mean ASR_SERVER_PORT?"
+    )
+    assert lines[1].endswith("ASR_SERVER_QQQQQQQQQQQQQQQQQQ is ignored: no setting has this name")

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.offline.inputs import Failure, Input, buffered, collect_inputs
+from asr_server.offline.inputs import (
+    Failure,
+    Input,
+    buffered,
+    collect_inputs,
+    cut_name,
+    reason_of,
+    walk,
+)
 
 
 def make(folder: Path, *names: str) -> None:
@@ -128,3 +136,23 @@ def test_an_empty_name_is_not_the_working_directory(tmp_path: Path, monkeypatch:
     make(tmp_path, "a.wav")
     monkeypatch.chdir(tmp_path)
     assert collect_inputs([""], recursive=False) == ([], [Failure("", "the name is empty")])
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    failures: list[Failure] = []
+    assert list(walk(tmp_path / "gone", True, failures)) == []
+    assert failures == [Failure(str(tmp_path / "gone"), "No such file or directory")]
+
+
+def test_an_error_without_words_goes_by_its_kind() -> None:
+    assert reason_of(OSError(2, "No such file")) == "No such file"
+    assert reason_of(OSError("closed")) == "closed"
+    assert reason_of(TimeoutError()) == "TimeoutError"
+
+
+@pytest.mark.parametrize(("num_bytes", "is_cut"), [(20, False), (21, True)])
+def test_a_long_name_is_cut_to_the_byte_and_keeps_whole_characters(num_bytes: int, is_cut: bool) -> None:
+    name = "ü" * 10 + "x" * (num_bytes - 20)
+    cut = cut_name(name, 20, "digest")
+    assert cut == (f"{'ü' * 6}-digest" if is_cut else name)
+    assert len(os.fsencode(cut)) <= 20

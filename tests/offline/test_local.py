@@ -18,6 +18,7 @@ from asr_server.core import SAMPLE_RATE, DecodingOptions
 from asr_server.errors import EngineUnavailable, InvalidValue
 from asr_server.formats.subtitles import SubtitleLayout
 from asr_server.offline.local import LocalTranscriber, TranscribeJob
+from asr_server.speakers.clustering import SpeakerCount
 from tests.checkpoints import english_only_directory, kept_tokenizer, pocket_directory
 from tests.embedded import embedded
 from tests.speech import say
@@ -116,3 +117,16 @@ async def test_an_engine_that_cannot_start_is_the_reason_of_every_failure(tmp_pa
         for _ in range(2):
             with pytest.raises(EngineUnavailable, match=r"could not be started: .*safetensors"):
                 await transcriber.transcribe(recording, lambda done_s, of_s: None)
+
+
+def test_a_job_is_plain_unless_it_says_otherwise() -> None:
+    job = TranscribeJob(("a.wav",))
+    assert [name for name, value in vars(job).items() if value is True] == []
+    assert (job.formats, job.existing, job.task, job.temperature) == (("text",), "refuse", "transcribe", 0.0)
+    assert (job.needs_words, job.needs_segment_times, job.has_several_inputs) == (False, False, False)
+
+
+def test_several_inputs_are_several_arguments_or_a_folder(tmp_path: Path) -> None:
+    assert TranscribeJob(("a.wav", "b.wav")).has_several_inputs
+    assert TranscribeJob((str(tmp_path),)).has_several_inputs
+    assert TranscribeJob(("a.wav",), voices=SpeakerCount()).needs_words

@@ -19,7 +19,6 @@ import pytest
 from asr_server.audio.recording import Source
 from asr_server.config import Settings
 from asr_server.core import Transcript
-from asr_server.dispatch import ray_cluster
 from asr_server.errors import EngineUnavailable, InvalidAudio, InvalidValue
 from asr_server.offline import manifest_run
 from asr_server.offline.local import OnProgress, TranscribeJob
@@ -186,7 +185,7 @@ def test_over_ray_the_same_reports_and_statuses_come_from_elsewhere(
     monkeypatch.setitem(
         sys.modules, "asr_server.offline.manifest_ray", SimpleNamespace(run_on_ray=run_on_ray)
     )
-    monkeypatch.setattr(ray_cluster, "check_answers", lambda address: None)
+    monkeypatch.setattr("asr_server.dispatch.ray_cluster.check_answers", lambda address: None)
     before = signal.getsignal(signal.SIGTERM)
     try:
         job.lines({"audio": "a.wav"})

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path, PurePath
 
 import pytest
@@ -18,7 +20,9 @@ from asr_server.offline.outputs import (
     OutputError,
     StandardOutput,
     check_writable,
+    ending_where_all_fail,
     ignores_case,
+    write_whole,
 )
 from tests.formats.samples import transcript
 
@@ -173,3 +177,55 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=f"cannot write to the output folder {tmp_path}/file/out: "):
         check_writable(tmp_path / "file" / "out")
+
+
+async def test_results_that_wait_for_an_earlier_one_are_bounded(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    inputs = [Input(f"{index}", Path(f"{index}"), (PurePath(f"{index}"),)) for index in range(600)]
+    printed = StandardOutput(inputs, TranscribeJob(("a", "b")))
+    printed.begin(range(600))
+
+    async def write(*indices: int) -> None:
+        async with asyncio.timeout(60):
+            for index in indices:
+                await printed.write(index, transcript(text=str(index)))
+
+    await write(*range(1, 256))
+    late = asyncio.create_task(write(256))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not late.done(), "256 results are held"
+    assert capfdbinary.readouterr().out == b""
+    await write(0)
+    await late
+    lines = capfdbinary.readouterr().out.decode().splitlines()
+    assert [line for line in lines if line.isdigit()] == [str(index) for index in range(257)]
+    await write(*range(512, 256, -1))
+    assert capfdbinary.readouterr().out.decode().count("==>") == 256
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
+def test_only_what_every_result_would_meet_ends_the_run(number: int) -> None:
+    ends = number != errno.EACCES
+    with pytest.raises(OutputError if ends else PermissionError), ending_where_all_fail(Path("out")):
+        raise OSError(number, "reason")
+
+
+def test_what_is_no_folder_leaves_nothing_of_a_result(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").mkdir()
+    (tmp_path / "a.txt" / "more").touch()
+    with pytest.raises(OSError, match="directory"):
+        write_whole(tmp_path / "a.txt", b"text")
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_a_result_of_a_running_job_is_swept_after_an_hour(tmp_path: Path) -> None:
+    now_s = time.time()
+    ages_s = {"new": 3590, "old": 3610}
+    for name, age_s in ages_s.items():
+        path = tmp_path / f".asr-server-{name}.partial"
+        path.touch()
+        os.utime(path, (now_s - age_s, now_s - age_s))
+    check_writable(tmp_path)
+    assert os.listdir(tmp_path) == [".asr-server-new.partial"]
