@@ -30,7 +30,7 @@ _END, _FIRST_TIME = SPECIALS.end_of_text, SPECIALS.timestamp_begin
 RULES: Final = GenerationRules((1, 2, 3, *range(_END + 1, _FIRST_TIME)), suppress_at_begin=(_END, 40))
 
 
-def _weights() -> dict[str, Tensor]:
+def random_weights() -> dict[str, Tensor]:
     random = torch.Generator().manual_seed(3)
 
     def draw(*shape: int) -> Tensor:
@@ -71,7 +71,7 @@ def _weights() -> dict[str, Tensor]:
 @cache
 def small(dtype: torch.dtype = torch.float32) -> Checkpoint:
     model = Whisper(SIZES, torch.device("cpu"), dtype)
-    model.load_hugging_face(_weights())
+    model.load_hugging_face(random_weights())
     return Checkpoint(Path(), model.eval().requires_grad_(False), TOKENIZER, RULES)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from asr_server.model.kernels.candidates import (
     lengths_of_rows,
     products_of_one_row,
 )
-from asr_server.model.kernels.table import Candidate, choose, judge
+from asr_server.model.kernels.table import Candidate, Choice, choose, judge
 from asr_server.model.rows import row_lengths
 from tests.model.kernels.test_table import candidate, kernel
 
@@ -232,6 +233,45 @@ def test_several_ranks_and_a_gpu_without_triton_use_torch(monkeypatch: pytest.Mo
     assert chosen == (TORCH, "torch: Triton cannot be imported: no", None)
     with pytest.raises(ValueError, match="Triton cannot be imported"):
         choose_kernels("triton", SIZES, gpu, torch.float32)
+
+
+@pytest.mark.parametrize("fp8", [None, True])
+def test_on_a_gpu_each_of_the_models_parts_is_tried(
+    fp8: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few rows and one row are tried as well as many. Stand-ins: their data would lie on a GPU."""
+    asked: dict[str, list[tuple[Any, ...]]] = {}
+    for part in ("decode_attention", "encoder_layer", "lengths_of_rows", "products_of_one_row"):
+
+        def note(*arguments: Any, part: str = part, **named: Any) -> Iterator[Candidate]:
+            asked.setdefault(part, []).append((*arguments, *named.values()))
+            yield replace(candidate(), name=part)
+
+        monkeypatch.setattr(candidates, part, note)
+    ours, gpu, dtype = Kernels(flash_decode=kernel), torch.device("cuda"), torch.bfloat16
+    monkeypatch.setattr(candidates, "_all_kernels", lambda *_: ours)
+    monkeypatch.setattr(candidates, "_versions", lambda device: ("H100",))
+    monkeypatch.setattr(candidates, "remembered", lambda circumstances, try_all, _: try_all())
+    monkeypatch.setattr(
+        candidates,
+        "_try_on_gpu",
+        lambda kernels, tried: Choice(kernels, " ".join(each.name for each in tried)),
+    )
+    more: dict[str, Any] = {} if fp8 is None else {"audio_dtype": FP8, "fp8_encoder": fp8}
+    chosen = choose_kernels(
+        "auto", SIZES, gpu, dtype, more=lambda kernels: [replace(candidate(), name="more")], **more
+    )
+    assert chosen == (
+        ours,
+        "decode_attention decode_attention encoder_layer lengths_of_rows products_of_one_row more",
+        None,
+    )
+    model = ours, SIZES, gpu, dtype
+    attention = *model, more.get("audio_dtype")
+    assert asked["decode_attention"] == [attention, (*attention, 1, 448), (*attention, 1, "flash_decode_few")]
+    assert asked["encoder_layer"] == [(*model, bool(fp8))]
+    assert asked["lengths_of_rows"] == [(ours, gpu)]
+    assert asked["products_of_one_row"] == [model]
 
 
 def attend(
