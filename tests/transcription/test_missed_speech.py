@@ -265,3 +265,81 @@ def test_a_beginning_of_four_seconds_is_read_by_itself() -> None:
     later_s = [(1.0, 4.4), *spoken_s[1:]]
     assert until_left_out(part, chunk, SpokenChunk([chunk], later_s, later_s), TOKENIZER) is None
     assert until_left_out(part, chunk, SpokenChunk([chunk], spoken_s, spoken_s), TOKENIZER, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "certain_s", "is_long"),
+    [
+        (4.0, None, True),
+        (3.96875, None, False),
+        (3.0, (1.0, 2.0), True),
+        (3.0, (0.96, 2.0), False),
+    ],
+)
+def test_a_gap_is_long_by_itself_or_by_speech_behind_a_pause(
+    gap_s: float, certain_s: tuple[float, float] | None, is_long: bool
+) -> None:
+    part, chunk = part_of(silence(20.0), (0.0, 2.0, LIKELY), (2.0 + gap_s, 9.0, LIKELY))
+    later = msgspec.structs.replace(part, start_s=30.0)
+    spoken_s = [] if certain_s is None else [(32.0 + certain_s[0], 32.0 + certain_s[1])]
+    assert holds_gap_with_speech(later, SpokenChunk([chunk], spoken_s, spoken_s)) == is_long
+
+
+def overlong_cut(*spoken_s: tuple[float, float], num_sent: int = 0) -> DecodedPart | None:
+    """What stays of two segments, the second of ten letters from 2 s to 12 s."""
+    chunk = Chunk(0, 0, silence(12.0))
+    text = say(t(0), *spell("x" * 10), t(2), t(2), *spell("x" * 10), t(12))
+    part = decode_part(chunk, text, ENGLISH, TOKENIZER)
+    return until_overlong(part, chunk, SpokenChunk([chunk], spoken_s, spoken_s), TOKENIZER, num_sent)
+
+
+def test_an_overlong_segment_is_parted_in_the_middle_of_its_longest_pause() -> None:
+    check(overlong_cut((2.0, 4.0), (5.0, 6.0), (8.0, 10.0)), 1, 2.0, 7.0 - 2.0)
+    assert overlong_cut((2.0, 4.0), (5.0, 6.0), (8.0, 10.0), num_sent=2) is None
+    check(overlong_cut((2.5, 4.0), (5.0, 6.5), num_sent=1), 1, 2.0, 4.5 - 2.0)
+
+
+def test_the_pause_that_parts_a_segment_has_half_a_second_of_speech_on_both_sides() -> None:
+    for spoken_s, is_parted in (
+        (((2.0, 2.5), (4.0, 7.0)), True),
+        (((2.0, 2.46875), (4.0, 7.0)), False),
+        (((2.0, 5.0), (6.0, 6.5)), True),
+        (((2.0, 5.0), (6.0, 6.46875)), False),
+        (((2.0, 5.0), (5.96875, 8.0)), False),
+        (((2.0, 5.0), (6.0, 13.0)), True),
+    ):
+        assert (overlong_cut(*spoken_s) is not None) == is_parted
+
+
+def test_a_word_fills_a_second_and_a_half_or_more_by_its_letters() -> None:
+    """Of five words of twelve letters each fills 2.4 s."""
+    for end_s, is_left_out in ((14.4, False), (14.6, True)):
+        chunk = Chunk(0, 0, silence(15.0))
+        part = decode_part(chunk, timed(spell(5 * f" {'x' * 12}"), 2.0, 14.8, 15.0), WITH_WORDS, TOKENIZER)
+        spoken_s = [(2.0, end_s)]
+        cut = until_left_out(part, chunk, SpokenChunk([chunk], spoken_s, spoken_s), TOKENIZER)
+        assert (cut is not None) == is_left_out
+
+
+def test_of_a_beginning_the_longest_pause_parts_it_if_it_is_three_tenths() -> None:
+    part, chunk = part_of(silence(12.0), (6.0, 9.0, LIKELY))
+    for gap_s, is_parted in ((0.3125, True), (0.28125, False)):
+        spoken_s = [(0.0, 4.0), (4.0 + gap_s, 6.0), (6.1, 9.0)]
+        cut = until_left_out(part, chunk, SpokenChunk([chunk], spoken_s, spoken_s), TOKENIZER)
+        assert (cut is not None) == is_parted
+        if cut is not None:
+            check(cut, 0, 0.0, 4.0 + gap_s / 2)
+    for end_s, is_read in ((4.0, True), (3.96875, False)):
+        spoken_s = [(0.0, end_s), (6.125, 9.0)]
+        cut = until_left_out(part, chunk, SpokenChunk([chunk], spoken_s, spoken_s), TOKENIZER)
+        assert (cut is not None) == is_read
+
+
+async def test_a_gap_shorter_than_a_pause_and_a_word_is_not_listened_to() -> None:
+    """And one behind which the text was sent stands."""
+    talk = np.concatenate([silence(1.0), TALK[: round(3.0 * SAMPLE_RATE)], silence(0.5)])
+    part, chunk = part_of(talk, (0.0, 0.001, LIKELY), (1.1, 1.2, LIKELY))
+    short = msgspec.structs.replace(part, tail_s=1.2)
+    assert await cut_at_missed_speech(short, chunk) is None
+    long = msgspec.structs.replace(part, spans=part.spans[:1], tail_s=4.0)
+    assert await cut_at_missed_speech(long, chunk) is not None

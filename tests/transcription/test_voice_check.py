@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,6 +16,8 @@ from asr_server.transcription.voice_check import (
     drop_inventions,
     holds_doubtful,
     listen,
+    on_frame_s,
+    tail_before_s,
     with_silences,
 )
 from tests.noises import make_noise
@@ -136,3 +139,80 @@ def test_where_nobody_may_speak_is_a_pause_for_words() -> None:
     found = with_silences(result, chunk, spoken).pauses_s
     assert np.array(found) == pytest.approx(np.array([(0.0, 1.8), (3.0, 5.5), (9.2, 10.0)]))
     assert with_silences(result, chunk, SpokenChunk([chunk])) == result, "nobody has listened"
+
+
+def test_speech_is_clipped_to_what_is_asked_for_and_moved_to_another_clock() -> None:
+    chunk = Chunk(0, 0, silence(10.0))
+    spoken = SpokenChunk([chunk], [(0.5, 3.0)], [(1.0, 2.0), (3.0, 5.0), (6.0, 7.5)])
+    assert spoken.certain_within(1.5, 6.0) == [(1.5, 2.0), (3.0, 5.0)]
+    assert spoken.certainly_spoken_s(1.5, 7.0) == 3.5
+    moved = spoken.since(0.5)
+    assert (moved.possible_s, moved.certain_s[0], moved.pieces) == ([(0.0, 2.5)], (0.5, 1.5), [chunk])
+
+
+def test_audio_is_read_again_from_a_frame_before_speech_and_not_from_its_start() -> None:
+    chunk = Chunk(0, 0, silence(10.0))
+    assert tail_before_s(2.0, 0.0, chunk) == pytest.approx(1.7)
+    assert tail_before_s(2.0, 1.8, chunk) == pytest.approx(1.8), "kept text is not read again"
+    assert tail_before_s(0.8, 0.0, chunk) == 0.5
+    assert tail_before_s(0.785, 0.0, chunk) is None, "the same audio has the same text"
+    assert on_frame_s(1.2301, chunk) == pytest.approx(1.24)
+    assert on_frame_s(1.23, Chunk(0, 40, chunk.samples)) == pytest.approx(1.2375), "of the file"
+
+
+@pytest.mark.parametrize(
+    ("logprob", "no_speech_prob", "is_doubtful"),
+    [(-0.59, 0.2, False), (-0.61, 0.0, True), (-0.1, 0.21, True), (-0.6, 0.0, False)],
+)
+@pytest.mark.parametrize(("certain_s", "is_sure"), [(0.5, True), (0.49, False)])
+def test_text_is_doubtful_by_its_probability_or_silence_unless_half_a_second_is_certain(
+    logprob: float, no_speech_prob: float, is_doubtful: bool, certain_s: float, is_sure: bool
+) -> None:
+    part, chunk = part_of(silence(10.0), (1.0, 3.0, logprob))
+    result = msgspec.structs.replace(part.result, no_speech_prob=no_speech_prob)
+    later = msgspec.structs.replace(part, start_s=20.0, result=result)
+    spoken = SpokenChunk([chunk], (), [(22.0, 22.0 + certain_s), (23.0, 29.0)])
+    assert holds_doubtful(later, spoken) == (is_doubtful and not is_sure)
+
+
+def test_a_segment_of_several_tokens_is_judged_by_their_mean() -> None:
+    part, chunk = part_of(silence(10.0), (1.0, 3.0, -0.1))
+    for logprobs, is_doubtful in (((-1.0, -0.1), False), ((-1.0, -0.3), True)):
+        span = msgspec.structs.replace(part.spans[0], tokens=(1, 1), logprobs=logprobs)
+        doubted = msgspec.structs.replace(part, spans=(span,))
+        assert holds_doubtful(doubted, SpokenChunk([chunk])) == is_doubtful
+
+
+async def test_a_chunk_under_three_seconds_is_not_listened_to() -> None:
+    for duration_s, is_heard in ((2.99, False), (3.0, True)):
+        pool, sound = PreprocessPool(1), np.resize(TALK, round(duration_s * SAMPLE_RATE))
+        try:
+            spoken = await listen(Chunk(0, 5 * SAMPLE_RATE, sound), pool)
+        finally:
+            pool.shutdown()
+        assert bool(spoken.possible_s) == bool(spoken.certain_s) == is_heard
+        assert all(start_s >= 5.0 for start_s, _ in spoken.possible_s), "on the file's clock"
+
+
+async def test_a_piece_begins_and_ends_where_sound_without_speech_is_three_seconds_long() -> None:
+    """Before, between and behind, on whole frames of the file."""
+    for gap_s, num_pieces in ((1.0, 1), (4.5, 2)):
+        hum = make_noise("hum", -30, gap_s)
+        pieces = await pieces_of(np.concatenate([TALK, hum, TALK]), 7)
+        assert len(pieces) == num_pieces
+        assert pieces[0][0] == 7 / SAMPLE_RATE
+        assert [round(start_s * SAMPLE_RATE) % 160 for start_s, _ in pieces[1:]] == [0] * (num_pieces - 1)
+    around = await pieces_of(np.concatenate([make_noise("hum", -30, 4.5), TALK, make_noise("hum", -30, 2.0)]))
+    assert len(around) == 1
+    assert around[0][0] == pytest.approx(3.5, abs=0.5)
+    assert around[0][1] == pytest.approx(6.5 + TALK_S)
+
+
+def test_silences_of_two_fifths_of_a_second_part_words() -> None:
+    chunk = Chunk(0, 0, silence(10.0))
+    result = ChunkResult((1,), (0.0,), 0.0, 0.0, 1.0, 0.0, "en", "stop", (0.0, 9.0), (8.5,), ())
+    for gap_s, num_pauses in ((0.78, 0), (0.82, 1)):
+        spoken = SpokenChunk([chunk], [(0.0, 4.0), (4.0 + gap_s, 10.0)])
+        assert len(with_silences(result, chunk, spoken).pauses_s) == num_pauses
+    untimed = msgspec.structs.replace(result, token_times_s=())
+    assert with_silences(untimed, chunk, SpokenChunk([chunk], [(2.0, 4.0)])) == untimed
