@@ -83,3 +83,12 @@ def test_a_first_clip_behind_the_end_is_refused_with_both_times(tmp_path: Path) 
     loud(tmp_path / "a.wav")
     with pytest.raises(InvalidAudio, match=r"begins at 60 s, and the recording is 12\.0 s long"):
         read(tmp_path / "a.wav", Clip(60.0, 90.0))
+
+
+def test_what_is_damaged_behind_the_last_clip_does_not_cut_it_short(tmp_path: Path) -> None:
+    loud(tmp_path / "a.wav")
+    soundfile.write(tmp_path / "b.wav", np.zeros((SAMPLE_RATE, 2)), SAMPLE_RATE, subtype="PCM_16")
+    with (tmp_path / "a.wav").open("ab") as file:  # of another format: its sound is missing
+        file.write((tmp_path / "b.wav").read_bytes())
+    assert not read(tmp_path / "a.wav", Clip(1.0, 2.0))[1].truncated
+    assert read(tmp_path / "a.wav", Clip(1.0, math.inf))[1].truncated

@@ -8,12 +8,14 @@ import pytest
 
 from asr_server.channel.messages import Submit
 from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples
+from asr_server.transcription import Transcriber
 from asr_server.transcription.chunk_reader import MAX_PARTS
 from tests.fake_replica import noise, say, wav
 from tests.speech import say as speak
 from tests.transcription.running_app import (
     ENGLISH,
     THREE_CHUNKS,
+    TOKENIZER,
     RunningApp,
     number_of_the_chunk,
     t,
@@ -159,3 +161,16 @@ async def test_where_a_client_limits_the_tokens_nothing_is_read_again(app: Runni
     options = msgspec.structs.replace(ENGLISH, max_new_tokens=10)
     _, transcript = await app.transcribe(wav(np.concatenate([first, pause, second])), options)
     assert transcript.text == "one"
+
+
+async def test_words_are_aligned_where_they_or_the_times_of_segments_are_shown(app: RunningApp) -> None:
+    """A model's own times ignore pauses; unless voices are checked, they are as asked for."""
+    unchecked = Transcriber(app.dispatcher, app.pool, TOKENIZER, check_voice=False)
+    asked = []
+    for transcriber in (app.transcriber, unchecked):
+        app.transcriber = transcriber
+        for shown in ({"segment_times": True}, {"segment_times": False}, {"word_timestamps": True}):
+            _, transcript = await app.transcribe(wav(noise(2.0)), msgspec.structs.replace(ENGLISH, **shown))
+            asked.append(app.replica.submits[-1].options.word_timestamps)
+            assert any(segment.words for segment in transcript.segments) == ("word_timestamps" in shown)
+    assert asked == [True, False, True, False, False, True]

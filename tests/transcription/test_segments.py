@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from asr_server.config import EMBEDDED_MODEL
-from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Word
+from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, DroppedSegment, Word
 from asr_server.transcription import segments
 from asr_server.transcription.segments import DecodedPart
 from tests.speech import say, silence
@@ -199,3 +199,17 @@ async def test_without_words_segments_last_from_their_first_word_to_their_last()
     expected = [msgspec.structs.replace(segment, words=()) for segment in timed.segments]
     assert plain.segments == tuple(expected)
     assert [segment.start_s > 1.9 for segment in plain.segments] == [True, True]
+
+
+def test_segments_that_were_lost_are_noted_but_for_those_kept_or_read_again() -> None:
+    part = read(
+        heard(t(0), *words("1"), t(2), t(2), *words("2"), t(4), t(4), *words("3"), t(6)), chunk(start_s=30)
+    )
+    cut = msgspec.structs.replace(part, spans=part.spans[:1], tail_s=4.0)
+    noted = segments.with_dropped(cut, part.spans, "echo", TOKENIZER)
+    assert noted.dropped == (DroppedSegment(32.0, 34.0, " two", "echo"),)
+    again = segments.with_dropped(
+        msgspec.structs.replace(noted, tail_s=None), part.spans[2:], "no_voice", TOKENIZER
+    )
+    assert [(each.start_s, each.reason) for each in again.dropped] == [(32.0, "echo"), (34.0, "no_voice")]
+    assert segments.ending_at(again, 1, 3.0).dropped == again.dropped[:1], "what is read again is not lost"
