@@ -29,7 +29,8 @@ from tests.transcription.pipeline import Pipeline, running_pipeline
 WORDS = DecodingOptions(language="en", word_timestamps=True, temperatures=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 IN_MODULE = pytest.mark.asyncio(loop_scope="module")
 NEAR_S = 0.1
-KNOWN_NEAR_S = 0.15  # of 95 % of the starts that are known
+KNOWN_NEAR_S = 0.15  # of the known starts nearly all lie so near
+NEAR_SHARE, NEAR_SHARE_IN_NOISE = 0.95, 0.8  # noise covers a faint first consonant
 NEAR_IN_NOISE_S = 0.2  # of a word's end, which noise that varies covers
 
 
@@ -116,7 +117,9 @@ def placed(words: list[Word], spoken: list[tuple[list[str], float, float]]) -> d
     }
 
 
-def check_places(found: Joined, transcript: Transcript, near_end_s: float = NEAR_S) -> None:
+def check_places(
+    found: Joined, transcript: Transcript, near_end_s: float = NEAR_S, near_share: float = NEAR_SHARE
+) -> None:
     """Every word lies in its own recording, nearly all first words where it begins."""
     check_order(transcript)
     words = placed(words_of(transcript), found.spoken)
@@ -128,7 +131,7 @@ def check_places(found: Joined, transcript: Transcript, near_end_s: float = NEAR
         if place == 0:
             starts_s.append(word.start_s - start_s)
     assert np.median(starts_s) <= NEAR_S
-    assert np.mean(np.abs(starts_s) <= KNOWN_NEAR_S) >= 0.95
+    assert np.mean(np.abs(starts_s) <= KNOWN_NEAR_S) >= near_share
 
 
 @IN_MODULE
@@ -208,7 +211,7 @@ async def test_words_lie_in_their_own_recording_whatever_the_pauses(base: Pipeli
     noise = pink_noise(len(said.samples) / SAMPLE_RATE, -70.0 + 10 * (seed % 4))
     noisy = np.asarray(said.samples + noise, np.float32)
     transcript = await base.transcribe(noisy, WORDS)
-    check_places(said, transcript, NEAR_IN_NOISE_S)
+    check_places(said, transcript, NEAR_IN_NOISE_S, NEAR_SHARE_IN_NOISE)
 
 
 def off_speech_s(speech: Speech, time_s: float) -> float:
