@@ -9,9 +9,12 @@ import pytest
 
 from asr_server.api.keys import Key
 from asr_server.api.limits import Account
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.core import ChunkId, ChunkResult
+from asr_server.dispatch.key_queue import KeyQueue
 from asr_server.dispatch.queue import RequestHandle
 from tests.dispatch.scripted import RunningDispatcher, until
+from tests.dispatch.test_queue_order import pending, request
 
 
 @pytest.fixture
@@ -109,3 +112,47 @@ async def test_a_request_that_is_cancelled_leaves_its_keys_queue(app: RunningDis
     await served_in_order(app, 2)
     await asyncio.gather(blocker, *tasks, return_exceptions=True)
     assert ChunkId("leaves", 0) not in app.replica.submitted
+
+
+async def test_chunks_of_a_request_that_leaves_are_sent_to_nobody(app: RunningDispatcher) -> None:
+    first, leaves, stays = (
+        open_for(app, key, name) for key, name in (("web", "a"), ("web", "b"), ("shop", "c"))
+    )
+    tasks = [app.send(handle, index) for handle in (first, leaves, stays) for index in range(2)]
+    await until(lambda: app.dispatcher.num_chunks == 6)
+    leaves.cancel()
+    assert app.dispatcher.num_chunks == 4
+    assert await served_in_order(app, 4) == ["a", "c", "a", "c"]
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert len(app.replica.submitted) == 4
+
+
+async def test_a_queue_without_a_dispatcher_keeps_no_chunk_that_it_was_told_to_drop() -> None:
+    """A dispatcher would pass over those whose answer nobody waits for."""
+    queue = KeyQueue(AudioWindow(1500))
+    handles = [request("a"), request("b")]
+
+    def push_both() -> None:
+        for handle in handles:
+            chunk = pending(handle)
+            queue.set_finish_tag(chunk)
+            queue.push(chunk)
+
+    push_both()
+    queue.remove(handles[0])
+    assert [chunk.request for chunk in iter(lambda: queue.pop(9), None)] == [handles[1]]
+    push_both()
+    queue.clear()
+    assert queue.pop(9) is None
+    for in_order in (False, True):
+        if in_order:
+            queue.serve_in_order()
+        handles[0].num_in_flight = 1
+        push_both()
+        found = [chunk.request for chunk in iter(lambda: queue.pop(1), None)]
+        assert found == (handles if in_order else handles[1:])
+        queue.release(handles[0])
+        handles[0].num_in_flight = 0
+        assert [chunk.request for chunk in iter(lambda: queue.pop(1), None)] == (
+            [] if in_order else handles[:1]
+        )
