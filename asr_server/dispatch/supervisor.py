@@ -223,7 +223,7 @@ class Supervisor:
 
     async def _supervise(self, index: int) -> None:
         """Relaunch a replica for ever; give up only before any was ready."""
-        failed_starts = early_ends = 0
+        num_starts = early_ends = 0
         patience = Patience()
         while True:
             try:
@@ -233,9 +233,9 @@ class Supervisor:
                 if not self.was_ready:
                     break
                 state = None
-            failed_starts = 0 if state and state.ready else failed_starts + 1
-            if failed_starts >= MAX_FAILED_STARTS and not self.was_ready:
-                logger.error("replica %d failed to start %d times: given up", index, failed_starts)
+            num_starts += 1
+            if num_starts >= MAX_FAILED_STARTS and not self.was_ready:  # so all of them have failed
+                logger.error("replica %d failed to start %d times: given up", index, num_starts)
                 break
             early_ends = _early_ends(early_ends, state)
             await asyncio.sleep(min(self.limits.pause_s, 2.0 ** min(early_ends, MAX_DOUBLINGS) - 1.0))
