@@ -62,6 +62,7 @@ async def test_text_is_the_output_where_none_is_named_and_an_encoded_file_is_exp
     two: RunningApp,
 ) -> None:
     assert (await post(two)).text == (await post(two, encode="true")).text == "one two"
+    assert [len(submit.samples) for submit in two.replica.submits] == [16_000] * 2
     raw = await post(two, SECOND[44:], encode="false")
     assert raw.text == "one two"
     assert len(two.replica.submits[-1].samples) == 16_000
@@ -157,9 +158,18 @@ async def test_a_language_is_detected_with_its_confidence(two: RunningApp) -> No
     reply = await post(two, path="/detect-language")
     confidence = pytest.approx(0.75)
     assert reply.json() == {"detected_language": "german", "language_code": "de", "confidence": confidence}
+    assert len(two.replica.submits[-1].samples) == 16_000  # a file's header is none of its samples
     raw = await post(two, wav(noise(2.0))[44:], path="/detect-language", encode="false")
     assert raw.json()["language_code"] == "de"
     assert len(two.replica.submits[-1].samples) == 32_000
+
+
+async def test_sound_in_which_nobody_speaks_has_no_language() -> None:
+    async with run_app(answer=lambda _: say(), languages=LANGUAGES) as app:
+        app.replica.probabilities = {"de": 0.75, "en": 0.25}
+        reply = await post(app, path="/detect-language")
+        assert app.replica.languages_set == ["de"]
+    assert reply.json()["language_code"] == ""
 
 
 async def test_a_model_of_one_language_is_sure_of_it(app: RunningApp) -> None:
