@@ -64,15 +64,15 @@ def test_an_odd_byte_ends_with_its_turn() -> None:
 
 def test_each_format_has_its_rate_and_scale() -> None:
     for format, data in (
-        (PcmFormat(), np.full(2400, 2**14, "<i2").tobytes()),
-        (UlawFormat(), bytes([0x8F]) * 800),
-        (AlawFormat(), bytes([0xA5]) * 800),
+        (PcmFormat(), np.repeat([2**14, -(2**14)], 1200).astype("<i2").tobytes()),
+        (UlawFormat(), bytes([0x8F] * 400 + [0x0F] * 400)),
+        (AlawFormat(), bytes([0xA5] * 400 + [0x25] * 400)),
     ):
         audio = AudioInput(format)
         heard = np.concatenate([audio.push(data), audio.flush()])
         assert len(heard) == 1600
         assert heard.dtype == np.float32
-        assert heard[800] == pytest.approx(0.5, abs=0.02)
+        assert heard[[400, 1200]] == pytest.approx([0.5, -0.5], abs=0.02)
     assert len(AudioInput(PcmFormat()).push(b"")) == 0
     assert len(AudioInput(PcmFormat()).push(b"x")) == 0
 
