@@ -29,7 +29,8 @@ if "PYTEST_XDIST_WORKER" in os.environ or not any("numprocesses" in argument for
     import asr_server.audio.voice  # before any test imports onnxruntime: turns its reports to Microsoft off
     import asr_server.engine  # noqa: F401  before any test imports torch: settles how OpenMP's threads wait
 
-from asr_server.telemetry import JsonFormatter, TextFormatter
+from asr_server.metrics import _current_request_stats
+from asr_server.telemetry import JsonFormatter, TextFormatter, current_request_id
 
 # Where there is no GPU, Triton's kernels are tested on CPU tensors by its interpreter.
 if not os.path.exists("/dev/nvidiactl"):
@@ -95,6 +96,16 @@ def freeze_what_stays() -> None:
 def asked_for(item: pytest.Item) -> set[str]:
     """Return the names of its fixtures and of all that its module has."""
     return {*getattr(item, "fixturenames", ()), *vars(getattr(item, "module", None) or object)}
+
+
+@pytest.fixture(autouse=True)
+def a_request_that_a_test_begins_ends_with_it() -> Iterator[None]:
+    """Keep its figures and id from the next test of the process."""
+    figures = _current_request_stats.set(None)  # type: ignore[arg-type]  # as where none has begun
+    request_id = current_request_id.set("")
+    yield
+    _current_request_stats.reset(figures)
+    current_request_id.reset(request_id)
 
 
 @pytest.fixture(autouse=True, scope="module")
