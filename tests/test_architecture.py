@@ -121,6 +121,7 @@ def test_no_import_runs_in_a_circle() -> None:
         pytest.fail(" imports ".join(error.args[1]))
 
 
+@pytest.mark.slow
 def test_what_the_api_process_runs_imports_no_torch() -> None:
     modules = [module for module in MODULES if "." in module and folder_of(module) in API_PROCESS]
     imports = "".join(f"import {module}\n" for module in sorted({*modules} - {INLINE}))

@@ -242,6 +242,7 @@ def test_each_replica_sees_its_own_gpu_and_knows_how_many_share_it(set_gpus: Cal
     assert on_cpu.num_on_device(1) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "start",
     [

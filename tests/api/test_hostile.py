@@ -17,6 +17,7 @@ from tests.audio.test_wav import raw_wav
 from tests.embedded import embedded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make_upload", "limits"),
     [

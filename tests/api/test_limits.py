@@ -160,6 +160,7 @@ async def test_a_key_over_its_requests_gets_429_with_openais_headers_and_no_othe
         assert app.app.state.server.admission.num_rejected == 0
 
 
+@pytest.mark.slow
 async def test_the_official_client_comes_back_when_it_may(tmp_path: Path) -> None:
     web = entry("web", WEB, requests_per_minute=60)
     async with run_app(settings_with(tmp_path / "keys", web)) as app:

@@ -33,6 +33,7 @@ def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]
     ]
 
 
+@pytest.mark.slow
 async def test_it_is_a_valid_document_of_its_version(tmp_path: Path) -> None:
     path = tmp_path / "openapi.json"
     async with run_app(embedded()) as app:

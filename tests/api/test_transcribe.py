@@ -304,6 +304,7 @@ async def test_a_client_that_leaves_during_its_upload_leaves_nothing_behind(app:
     assert await app.still_works()
 
 
+@pytest.mark.slow
 async def test_a_request_that_the_servers_end_cuts_off_is_told_to_come_back() -> None:
     async with run_app() as app:
         app.replica.holding = True
@@ -315,6 +316,7 @@ async def test_a_request_that_the_servers_end_cuts_off_is_told_to_come_back() ->
         assert 5 <= int(reply.headers["retry-after"]) <= 7
 
 
+@pytest.mark.slow
 async def test_a_stream_that_the_servers_end_cuts_off_says_so() -> None:
     async with run_app() as app:
         app.replica.holding = True
@@ -483,6 +485,7 @@ async def test_a_model_that_cannot_translate_says_so(app: RunningApp) -> None:
     assert "cannot translate" in str(error_of(reply)["message"])
 
 
+@pytest.mark.slow
 async def test_many_requests_at_once_each_get_their_own_answer() -> None:
     def length(submit: Submit) -> ChunkResult:
         return say(*words(str(round(len(submit.samples) / 16_000))))

@@ -62,6 +62,7 @@ async def test_frames_without_end_are_parsed_for_a_moment_only(frames: bytes) ->
         assert (await app.client.get("/health")).status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_session_may_send_what_clients_send() -> None:
     """Small messages in a row, pings beside them, and a large message in many pieces."""
     async with (

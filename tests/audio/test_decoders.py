@@ -58,6 +58,7 @@ def rms(frames: Frames) -> float:
     return float(np.sqrt(np.mean(np.square(frames, dtype=np.float64))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_samples_are_those_of_ffmpeg(tmp_path: Path, name: str) -> None:
     path = make(tmp_path, name, voice(), 48_000)

@@ -47,6 +47,7 @@ FEW_PAGES = ("flac.oga", "a.ogg", "a.oga")  # what is left of them is half a pag
 TALK_S = len(spoken()) / 16_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_gives_the_same_speech(tmp_path: Path, name: str) -> None:
     path = make(tmp_path, name, np.repeat(spoken(), 3, axis=0), 48_000)
@@ -61,6 +62,7 @@ def test_every_format_gives_the_same_speech(tmp_path: Path, name: str) -> None:
     assert np.corrcoef(samples[lag : lag + length], expected[:length])[0, 1] > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.mp3", "a.m4a", "a.webm", "a.ogg", "browser.webm"])
 def test_the_length_is_known_from_the_first_slice_on_where_the_header_tells_it(
     tmp_path: Path, name: str
@@ -119,6 +121,7 @@ def filled(kind: str, data: bytes) -> BinaryIO:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("share", [0.9, 0.5, 0.1])
 def test_a_file_cut_short_gives_what_can_be_read_or_says_why_not(
@@ -212,6 +215,7 @@ def test_each_limit_is_named_with_its_setting(
     assert len(pieces_of(path)[0]) == 1
 
 
+@pytest.mark.slow
 def test_a_busy_machine_makes_no_file_too_much_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     push = Splitter.push
 
@@ -310,6 +314,7 @@ def test_the_first_chunk_leaves_before_the_rest_is_read(tmp_path: Path) -> None:
     assert recording.held_bytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("filled_s", "num_chunks"), [(60.0, 4), (0.0, 1)])
 def test_a_slice_gives_several_chunks_where_they_come_fast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filled_s: float, num_chunks: int
@@ -329,6 +334,7 @@ def test_a_closed_recording_gives_no_more_slices(tmp_path: Path) -> None:
         recording.next_slice()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.mp3", "a.m4a"])
 def test_a_closed_recording_leaves_nothing_to_the_garbage_collector(tmp_path: Path, name: str) -> None:
     gc.collect()
@@ -372,6 +378,7 @@ def test_every_chunk_keeps_its_place_in_the_file(tmp_path: Path) -> None:
             assert np.array_equal(piece.samples, samples[piece.start_sample : end, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.mp3", "a.m4a", "a.ogg", "a.webm"])
 def test_channels_kept_apart_are_cut_from_one_pass(tmp_path: Path, name: str) -> None:
     """Each channel's chunks are those of a file that holds nothing else."""
@@ -404,6 +411,7 @@ def test_channels_kept_apart_are_cut_from_one_pass(tmp_path: Path, name: str) ->
             assert [chunk.start_sample for chunk in alone] == [chunk.start_sample for chunk in expected]
 
 
+@pytest.mark.slow
 def test_no_chunk_comes_before_what_is_settled(tmp_path: Path) -> None:
     frames = np.hstack([voice(16_000, 1, 200.0), np.zeros((200 * 16_000, 1), np.float32)])
     recording = Recording(make(tmp_path, "a.wav", frames, 16_000), AudioLimits(), split_channels=True)

@@ -126,6 +126,7 @@ def test_no_noise_is_certain_to_be_speech(kind: str) -> None:
     assert [next_speech_s(make_noise(kind, -30, 10.0, seed)) for seed in range(3)] == [None] * 3
 
 
+@pytest.mark.slow
 def test_where_frames_begin_in_a_word_seldom_decides_whether_it_is_heard() -> None:
     """Of 40 words as faint as the babble around them. Heard in one phase alone, it decides for 16."""
     undecided = 0

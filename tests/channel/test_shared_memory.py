@@ -110,6 +110,7 @@ def test_released_memory_goes_back_to_the_system() -> None:
     writer.close()
 
 
+@pytest.mark.slow
 def test_after_a_large_array_as_much_is_kept_as_ever() -> None:
     writer = SharedMemoryWriter(512 * MIB)
     for size in (300 * MIB, MIB):
@@ -197,6 +198,7 @@ async def test_what_finds_no_room_goes_along_with_its_message() -> None:
     client.close()
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_the_writing_process_is_killed() -> None:
     code = (
         "import sys, time, numpy as np\n"

@@ -92,6 +92,7 @@ def stranger(client: TcpEngineClient, which: str) -> Iterator[tuple[zmq.Socket[b
         context.destroy(linger=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["no keys", "another server's keys", "keys of his own"])
 async def test_a_stranger_gets_nothing_reaches_nobody_and_is_logged_once(
     client: TcpEngineClient, which: str, caplog: pytest.LogCaptureFixture

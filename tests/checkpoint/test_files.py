@@ -73,6 +73,7 @@ def test_features_that_the_encoder_was_not_made_for_are_an_error(
         AudioWindow.from_directory(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_embedded_model_in_another_folder_hears_the_same(tmp_path: Path) -> None:
     copy = shutil.copytree(EMBEDDED_MODEL, tmp_path / "another-name")
     recording = tmp_path / "digits.flac"

@@ -310,6 +310,7 @@ OPENAI = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", OPENAI.values(), ids=OPENAI.keys())
 def test_a_file_of_openai_whisper_that_lies_is_refused(
     refusal: Refuse, tmp_path: Path, content: Callable[[], bytes]

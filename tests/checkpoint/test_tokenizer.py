@@ -119,6 +119,7 @@ def test_an_english_only_checkpoint_says_so(tmp_path: Path) -> None:
     assert not Tokenizer.from_directory(directory).specials.is_multilingual
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token", [None, "x", 0.5, -1, True])
 def test_an_added_token_whose_id_is_no_number_is_refused(token: object, tmp_path: Path) -> None:
     path = copy_of(["tokenizer.json"], tmp_path) / "tokenizer.json"

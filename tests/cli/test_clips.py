@@ -49,6 +49,7 @@ def test_a_clip_that_is_none_is_refused(arguments: list[str], message: str) -> N
     assert message in result.output
 
 
+@pytest.mark.slow
 def test_a_clip_is_transcribed_with_the_times_of_the_file(tmp_path: Path) -> None:
     said = say("31415926")
     soundfile.write(tmp_path / "a.wav", said.samples, SAMPLE_RATE)

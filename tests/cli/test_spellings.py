@@ -41,6 +41,7 @@ def test_formats_may_have_whispers_names(given: str, formats: tuple[str, ...]) -
     assert context.params["formats"] == formats
 
 
+@pytest.mark.slow
 def test_a_whole_command_line_of_whisper_writes_all_its_files(tmp_path: Path) -> None:
     recording, out = record(tmp_path / "a.wav"), tmp_path / "out"
     theirs: list[str | Path] = [

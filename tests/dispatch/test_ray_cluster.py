@@ -234,6 +234,7 @@ def test_why_one_does_not_start_is_said(line: str, reason: str, monkeypatch: pyt
         LocalCluster()
 
 
+@pytest.mark.slow
 def test_its_process_starts_ray_for_this_machine_and_ends_it_with_its_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,6 +158,7 @@ def test_texts_keep_their_slots_while_many_others_are_laid_along_their_audio(
     assert engine.slots_in_use == 0
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_closed_leaves_no_thread(pocket: Checkpoint) -> None:
     before = set(threading.enumerate())
     engine = pocket.engine()
@@ -197,6 +198,7 @@ def with_heads(target: Path, heads: list[list[int]]) -> Path:
     return target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 3, 4, 7, 50])
 def test_smoothing_takes_the_median_of_seven(length: int) -> None:
     x = torch.from_numpy(np.random.default_rng(1).normal(size=(2, 3, length)))

@@ -69,6 +69,7 @@ def test_unlikely_hypotheses_are_dropped_but_for_the_greedy_one() -> None:
     assert read_on(beam, followed, {7: 0.9}) == [(1, 3, 5), (1, 4, 7)], "greedy decoding went there"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("audio_end", [math.inf, END + 3])
 def test_a_sure_search_appends_what_comparing_all_candidates_would_keep(audio_end: float) -> None:
     """On random searches, sure and in doubt by turns, with timestamps (after `END`) and impossible tokens."""

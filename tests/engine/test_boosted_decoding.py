@@ -192,6 +192,7 @@ def search(own: KeywordBoost | None, seed: int) -> tuple[Hypothesis, set[str]]:
     return beam.best(), seen
 
 
+@pytest.mark.slow
 def test_until_a_keyword_is_complete_a_narrow_search_is_the_one_without_keywords() -> None:
     num_unfinished = num_complete = 0
     for seed in range(300):
@@ -214,6 +215,7 @@ def test_the_model_s_own_log_probabilities_are_reported(seed: int) -> None:
     assert best.logprobs == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_sure_search_with_keywords_appends_what_comparing_all_tokens_would_keep() -> None:
     num_sure = 0
     for seed in range(200):
@@ -259,6 +261,7 @@ def tokens_of(found: list[ChunkResult]) -> list[tuple[int, ...]]:
     return [result.tokens for result in found]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("strong")
 @pytest.mark.parametrize("beam_size", [1, WIDTH])
 def test_keywords_change_their_own_text_alone_and_the_same_in_any_company(
@@ -279,6 +282,7 @@ def test_keywords_change_their_own_text_alone_and_the_same_in_any_company(
         assert [result.avg_logprob for result in found] == pytest.approx(averages, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("strong")
 def test_with_lookahead_the_bonus_is_that_of_the_text_so_far(pocket: Checkpoint) -> None:
     options = msgspec.structs.replace(MIXED[1], keywords=KEYWORDS)
@@ -315,6 +319,7 @@ def test_a_guess_that_adds_the_same_is_not_wrong() -> None:
         assert chunk.has_guessed_wrong() == is_wrong
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("strong")
 def test_keywords_are_the_same_on_a_device_that_is_late(
     pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch

@@ -97,6 +97,7 @@ print(float((int8.Int8Weight(weight).product(x) - expected).norm() / expected.no
 """
 
 
+@pytest.mark.slow
 def test_sums_do_not_overflow_where_pairs_are_added_in_16_bits() -> None:
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
     command = [sys.executable, "-c", _WITHOUT_VNNI]

@@ -136,6 +136,7 @@ print((psutil.Process().memory_info().rss - before) // 2**20)
 """
 
 
+@pytest.mark.slow
 def test_no_memory_is_kept_for_each_number_of_rows_and_positions_of_text() -> None:
     command = [sys.executable, "-c", _MANY_SHAPES]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -66,6 +66,7 @@ def their_logits() -> Tensor:
     return logits
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_the_encoder_gives_transformers_numbers() -> None:
     mel = ours().log_mel(CLIPS)
@@ -73,6 +74,7 @@ def test_the_encoder_gives_transformers_numbers() -> None:
     torch.testing.assert_close(ours().encoder(mel), expected, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_the_decoder_gives_transformers_numbers(one_by_one: bool, scattered: bool) -> None:
@@ -80,6 +82,7 @@ def test_the_decoder_gives_transformers_numbers(one_by_one: bool, scattered: boo
     torch.testing.assert_close(found, their_logits(), atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_close_to_float32(dtype: torch.dtype) -> None:
     model = load_whisper(pocket_directory(), "cpu", dtype)
@@ -114,6 +117,7 @@ def pickled(directory: Path) -> None:
     torch.save(weights(), directory / "pytorch_model.bin")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("written", [sharded, pickled])
 def test_weights_in_shards_or_pickled_are_the_same_weights(tmp_path: Path, written: Any) -> None:
     written(described(tmp_path))

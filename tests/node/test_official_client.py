@@ -103,6 +103,7 @@ def second(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 async def test_each_refusal_is_of_its_class_and_is_not_sent_again(second: Path, tmp_path: Path) -> None:
     letter = tmp_path / "letter.wav"
     letter.write_bytes(b"no audio")
@@ -129,6 +130,7 @@ async def test_each_refusal_is_of_its_class_and_is_not_sent_again(second: Path, 
         assert refused["numSent"] == 1
 
 
+@pytest.mark.slow
 async def test_a_429_is_sent_again_when_the_server_said(second: Path) -> None:
     async with one_place() as app:
         app.replica.holding = True

@@ -80,6 +80,7 @@ def test_a_model_of_one_language_does_not_translate() -> None:
         LocalTranscriber(settings, TranscribeJob(("a.wav",), task="translate"))
 
 
+@pytest.mark.slow
 async def test_files_are_finished_in_order_with_most_of_the_machine_for_the_oldest(tmp_path: Path) -> None:
     """Side by side, all of them would be nearly done when the first one is."""
     files = [tmp_path / f"{index}.wav" for index in range(4)]
@@ -106,6 +107,7 @@ async def test_files_are_finished_in_order_with_most_of_the_machine_for_the_olde
     assert max(most_of_others_s) <= soundfile.info(files[0]).duration / 2
 
 
+@pytest.mark.slow
 async def test_an_engine_that_cannot_start_is_the_reason_of_every_failure(tmp_path: Path) -> None:
     model, recording = tmp_path / "model", tmp_path / "a.wav"
     shutil.copytree(EMBEDDED_MODEL, model)

@@ -120,6 +120,7 @@ async def test_a_result_that_cannot_be_written_whole_is_not_there_at_all(
     assert os.listdir(tmp_path / "sub") == []
 
 
+@pytest.mark.slow
 def test_runs_whose_processes_have_one_number_never_share_a_file(tmp_path: Path) -> None:
     """As in two containers that write to one folder: each numbers its processes and its files anew."""
     script = (

@@ -123,6 +123,7 @@ async def test_a_server_on_this_machine_is_asked_without_a_proxy(
     assert transcript.text == "one"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "header"), [(429, "retry-after"), (503, "retry-after-ms")])
 async def test_a_server_that_is_busy_is_asked_again_when_it_said(
     recording: Path, status: int, header: str
@@ -135,6 +136,7 @@ async def test_a_server_that_is_busy_is_asked_again_when_it_said(
     assert second_at - first_at >= (1.0 if header == "retry-after" else 0.6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
     [error(500), error(502), error(408), stream(broken_error("service_unavailable_error")), stream(DELTA)],
@@ -172,6 +174,7 @@ async def test_a_refusal_is_not_tried_again(recording: Path, answer: Response, k
     assert len(scripted.uploads) == 1
 
 
+@pytest.mark.slow
 async def test_patience_has_an_end_with_a_server_that_is_always_busy(
     recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +187,7 @@ async def test_patience_has_an_end_with_a_server_that_is_always_busy(
     assert scripted.uploads[-1][1] - scripted.uploads[0][1] >= 0.4
 
 
+@pytest.mark.slow
 async def test_what_fails_again_and_again_without_a_word_is_given_up(
     recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,7 @@ async def test_the_secret_that_the_official_client_is_given_opens_a_session(clie
         assert created["session"]["audio"]["input"]["turn_detection"] is None
 
 
+@pytest.mark.slow
 async def test_the_client_connects_again_where_the_close_code_says_so_and_not_where_it_is_refused() -> None:
     """It goes by a list of its own of codes after which a session is worth another try."""
     codes: list[int] = []

@@ -386,6 +386,7 @@ async def test_an_idle_session_ends_normally() -> None:
         assert await client.closed() == 1000
 
 
+@pytest.mark.slow
 async def test_a_session_that_reaches_its_longest_duration_still_gives_its_last_text() -> None:
     async with (
         run_app(embedded(max_realtime_session_s=1.0), one) as app,
@@ -422,6 +423,7 @@ async def test_a_client_that_leaves_frees_its_place_and_cancels_its_work(app: Ru
     await until(lambda: app.replica.cancelled and not app.dispatcher.num_chunks)
 
 
+@pytest.mark.slow
 async def test_an_engine_that_does_not_keep_up_holds_the_client_back() -> None:
     """Not more than a few chunks and messages are held, however much is sent."""
     async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(url(app)) as client:
@@ -441,6 +443,7 @@ async def test_an_engine_that_does_not_keep_up_holds_the_client_back() -> None:
         assert len((await client.until(".completed"))[-1]["transcript"].split()) >= 40
 
 
+@pytest.mark.slow
 async def test_a_client_that_does_not_read_is_held_back_and_then_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -572,6 +575,7 @@ async def test_a_client_that_leaves_while_its_session_is_closed_is_no_fault_of_t
     assert "has failed" not in caplog.text
 
 
+@pytest.mark.slow
 async def test_an_append_of_15_mib_is_taken(app: RunningApp) -> None:
     async with open_session(url(app)) as client:
         await client.update(**MANUAL)

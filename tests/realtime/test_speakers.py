@@ -37,6 +37,7 @@ async def labels(sounds: Sequence[Samples]) -> list[str | None]:
     return found
 
 
+@pytest.mark.slow
 async def test_a_voice_keeps_its_letter_in_later_turns() -> None:
     assert await labels([join([said])[0] for _, said in TALK]) == [label for label, _ in TALK]
 

@@ -82,6 +82,7 @@ def test_a_frame_is_nobodys_one_persons_or_two_peoples() -> None:
     assert CLASSES.tolist() == [[float(person in who) for person in range(3)] for who in speaking]
 
 
+@pytest.mark.slow
 def test_windows_heard_together_are_what_the_published_network_says_of_each(talk: Samples) -> None:
     found = segment(talk)
     assert found.shape == (NUM_WINDOWS, NUM_FRAMES, 7)
@@ -90,6 +91,7 @@ def test_windows_heard_together_are_what_the_published_network_says_of_each(talk
     assert differs(found, expected) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "added"), [(0.02, 0.0), (1.0, 0.3)])
 def test_neither_loudness_nor_a_constant_offset_changes_who_speaks(
     talk: Samples, factor: float, added: float
@@ -100,6 +102,7 @@ def test_neither_loudness_nor_a_constant_offset_changes_who_speaks(
     assert differs(segment(changed), segment(talk)) < 0.05
 
 
+@pytest.mark.slow
 def test_a_part_of_a_window_is_filled_up_with_silence(talk: Samples) -> None:
     shorter = talk[: WINDOW + SAMPLE_RATE]
     found = segment(shorter)

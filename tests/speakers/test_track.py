@@ -92,6 +92,7 @@ async def test_a_reference_names_who_says_a_word_among_another_s_sentences() -> 
     assert [speakers.of(*place) for place in places] == ["ann", "bob", "ann", "bob"]
 
 
+@pytest.mark.slow
 async def test_a_long_turn_does_not_keep_the_name_of_who_spoke_before_it() -> None:
     samples, spoken = field_recording("e3_two_women_45s.opus")
     turns = await turns_of(samples)

@@ -46,6 +46,7 @@ def t(time_s: float) -> int:
 # -- With a real engine --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_deltas_joined_are_the_text_whatever_the_ladder_rejects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -88,6 +89,7 @@ async def test_deltas_joined_are_the_text_whatever_the_ladder_rejects(
     assert len(temperatures) > 1, "some parts must have climbed the ladder"
 
 
+@pytest.mark.slow
 async def test_where_nothing_is_rejected_early_results_change_nothing() -> None:
     texts = []
     async with RealTranscriber() as transcriber:
@@ -101,6 +103,7 @@ async def test_where_nothing_is_rejected_early_results_change_nothing() -> None:
     assert num_deltas > num_chunks
 
 
+@pytest.mark.slow
 async def test_a_request_that_streams_says_what_one_that_does_not_says_whatever_the_ladder_rejects() -> None:
     async with RealTranscriber() as transcriber:
         for threshold in (-4.9, -4.3):

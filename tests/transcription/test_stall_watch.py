@@ -90,6 +90,7 @@ async def test_tasks_that_wait_for_each_other_end_the_request(
     assert "the request is ended: nothing of it has moved" in caplog.text
 
 
+@pytest.mark.slow
 async def test_a_chunk_that_its_replica_never_finishes_ends_the_request() -> None:
     async with transcriber(BusyReplica(lambda submit: say()), StallLimits()) as app, asyncio.timeout(60):
         with pytest.raises(RequestStalled, match="steps without finishing"):

@@ -241,6 +241,7 @@ def wyoming_requests(status: int) -> str:
     return f'asr_requests_total{{route="wyoming",status="{status}"}}'
 
 
+@pytest.mark.slow
 async def test_what_the_servers_end_cuts_off_is_told_so_and_no_reader_holds_it_up() -> None:
     async with run_app(replace(embedded(), wyoming_port=0)) as app:
         server = WyomingServer(app.app.state.server)
@@ -308,6 +309,7 @@ async def test_without_a_place_it_is_refused_as_by_http() -> None:
         assert (await first).status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_client_that_says_nothing_is_closed() -> None:
     async with door(keep_alive_s=1) as (_, port):
         started_at = time.monotonic()
