@@ -7,18 +7,19 @@ each shape. The CPU needs none of it. Knows no Whisper.
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import math
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from asr_server.machine import gc_paused
 
 DEFAULT_PRIORITY = 0
 # The lower goes first: a step's small kernels do not queue behind an encode's large ones.
@@ -105,7 +106,7 @@ class Graphs:
         try:
             with (
                 _CAPTURE_LOCK,
-                _without_garbage_collection(),
+                gc_paused(),  # to collect an earlier graph spoils a recording (torch pull request 161037)
                 torch.cuda.graph(
                     graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
                 ),
@@ -133,18 +134,6 @@ class Graphs:
         graph, output = self._graphs[smallest(self._sizes, least)]
         graph.replay()
         return output
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Collecting an earlier engine's graph spoils a recording (torch pull request 161037)."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def sizes_of(shapes: Collection[Shape]) -> list[list[int]]:

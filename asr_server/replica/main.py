@@ -21,7 +21,7 @@ from asr_server.channel.tcp import TcpEngineServer
 from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineServer
 from asr_server.checkpoint.find import resolve_checkpoint
 from asr_server.errors import CheckpointError
-from asr_server.machine import gc_paused, lower_priority, never_interrupt_others, pin_to
+from asr_server.machine import freeze_gc, gc_paused, lower_priority, never_interrupt_others, pin_to
 from asr_server.process import be_killed_with_the_parent, end_with_the_parent, leave_stopping_to_the_parent
 from asr_server.replica.loop import CannotStart, load_engine, run
 from asr_server.replica.ranks import Ranks
@@ -74,7 +74,9 @@ def main() -> None:
 def create_engine(spec: ReplicaSpec) -> Engine:
     start_ranks = partial(Ranks, spec.index, spec.settings, spec.num_on_device)
     with gc_paused():
-        return load_engine(spec.settings, spec.num_on_device, start_ranks)
+        engine = load_engine(spec.settings, spec.num_on_device, start_ranks)
+        freeze_gc()
+    return engine
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from setproctitle import setproctitle
 from asr_server.channel.messages import FROZEN_AFTER_S, HEARTBEAT_S, SILENT_STARTUP_LIMIT_S
 from asr_server.channel.zeromq import ChildSpec
 from asr_server.config import Settings
-from asr_server.machine import gc_paused
+from asr_server.machine import freeze_gc, gc_paused
 from asr_server.process import (
     be_killed_with_the_parent,
     child_environment,
@@ -168,6 +168,7 @@ def run(spec: RankSpec) -> None:
         config = EngineConfig.from_settings(spec.settings, spec.num_on_device)
         shard = join(config, spec.rank, store_path(spec.store_fd), [socket.socket(fileno=spec.link_fd)])
         loaded = load(config, shard)
+        freeze_gc()
     _tell(READY)
     decoder = msgspec.msgpack.Decoder(Operation)
     with os.fdopen(spec.operations_fd, "rb") as pipe:
