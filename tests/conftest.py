@@ -29,6 +29,7 @@ if "PYTEST_XDIST_WORKER" in os.environ or not any("numprocesses" in argument for
     import asr_server.audio.voice  # before any test imports onnxruntime: turns its reports to Microsoft off
     import asr_server.engine  # noqa: F401  before any test imports torch: settles how OpenMP's threads wait
 
+from asr_server.machine import freeze_gc
 from asr_server.metrics import _current_request_stats
 from asr_server.telemetry import JsonFormatter, TextFormatter, current_request_id
 
@@ -83,14 +84,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    freeze_what_stays()
+    freeze_gc()  # later collections of what was imported took two fifths of the suite's time
     gc.enable()
-
-
-def freeze_what_stays() -> None:
-    """Spare later collections of garbage what was imported: they took two fifths of the suite's time."""
-    gc.collect()
-    gc.freeze()
 
 
 def asked_for(item: pytest.Item) -> set[str]:
@@ -111,7 +106,7 @@ def a_request_that_a_test_begins_ends_with_it() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def imports_of_tests_are_frozen() -> Iterator[None]:
     yield
-    freeze_what_stays()
+    freeze_gc()
 
 
 @pytest.fixture(autouse=True)
