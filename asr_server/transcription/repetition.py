@@ -37,7 +37,7 @@ def until_repetition(
     part: DecodedPart, prompt: Collection[str], tokenizer: Tokenizer, num_sent: int = 0
 ) -> DecodedPart | None:
     """Return the part up to the first segment that repeats its prompt; None if none does."""
-    for number in range(num_sent, len(part.spans)) if prompt else ():
+    for number in range(num_sent, len(part.spans)):
         if letters_of(part.spans[number], tokenizer) in prompt:
             tail_s = part.spans[number - 1].end_s if number else 0.0
             cut = ending_at(part, number, tail_s)
