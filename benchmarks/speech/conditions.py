@@ -16,7 +16,8 @@ from scipy.signal import lfilter
 
 from asr_server.core import SAMPLE_RATE, Samples
 from benchmarks.speech.corpora import corpus
-from benchmarks.speech.noises import make_noise
+from benchmarks.speech.digits import silence
+from benchmarks.speech.noises import make_noise, with_sound_at
 from benchmarks.speech.synthesis import SaidSentence, Speech, say, sentences
 
 Random = np.random.Generator
@@ -55,16 +56,6 @@ def _joined(said: list[tuple[str, Samples]], rng: Random) -> Speech:
     return Speech(np.concatenate(parts), tuple(placed))
 
 
-def silence(duration_s: float) -> Samples:
-    return np.zeros(round(duration_s * SAMPLE_RATE), np.float32)
-
-
-def at_level(samples: Samples, level_db: float) -> Samples:
-    """Scale the sounding part to the level."""
-    sounding = samples[np.abs(samples) > 1e-4]
-    return np.asarray(samples * (10 ** (level_db / 20) / np.sqrt(np.mean(sounding**2))), np.float32)
-
-
 def unchanged(speech: Speech, rng: Random) -> Sound:
     return speech.samples
 
@@ -94,25 +85,25 @@ def _other_language(number: int, rng: Random) -> Samples:
 
 
 def louder(speech: Speech, rng: Random, *, level_db: float, offset: float = 0.0) -> Sound:
-    return at_level(speech.samples, level_db) + np.float32(offset)
+    return with_sound_at(speech.samples, level_db) + np.float32(offset)
 
 
 def under(speech: Speech, rng: Random, *, kind: str, relative_db: float) -> Sound:
     """Add a noise of a level relative to the speech."""
     duration_s = len(speech.samples) / SAMPLE_RATE
     noise = make_noise(kind, LEVEL_DB + relative_db, duration_s, int(rng.integers(1 << 30)))
-    return at_level(speech.samples, LEVEL_DB) + noise[: len(speech.samples)]
+    return with_sound_at(speech.samples, LEVEL_DB) + noise[: len(speech.samples)]
 
 
 def clicks(speech: Speech, rng: Random) -> Sound:
-    sound = at_level(speech.samples, -57.0)
+    sound = with_sound_at(speech.samples, -57.0)
     for at in _moments(sound, rng):
         sound[at : at + 4] += np.array([1, -1, 0.5, -0.5], np.float32)[: len(sound) - at]
     return sound
 
 
 def thumps(speech: Speech, rng: Random) -> Sound:
-    sound = at_level(speech.samples, -50.0)
+    sound = with_sound_at(speech.samples, -50.0)
     times_s = np.arange(SAMPLE_RATE // 4, dtype=np.float32) / SAMPLE_RATE
     thump = np.sin(2 * np.pi * 70 * times_s) * np.exp(-20 * times_s)
     for at in _moments(sound, rng):
@@ -139,7 +130,7 @@ def whispered(speech: Speech, rng: Random) -> Sound:
         left = max(0.0, float(powers[0] - weights @ powers[1:])) / WHISPER_FRAME
         noise = rng.standard_normal(WHISPER_FRAME) * np.sqrt(left)
         sound[at : at + WHISPER_FRAME] += lfilter([1], [1, *-weights], noise) * window
-    return at_level(sound[: len(samples)], LEVEL_DB)
+    return with_sound_at(sound[: len(samples)], LEVEL_DB)
 
 
 def surround(speech: Speech, rng: Random) -> Sound:
@@ -150,7 +141,7 @@ def surround(speech: Speech, rng: Random) -> Sound:
         make_noise(kind, LEVEL_DB, duration_s, int(rng.integers(1 << 30)))[:count] for kind in kinds
     )
     rumble = np.asarray(0.5 * np.sin(2 * np.pi * 40 * np.arange(count) / SAMPLE_RATE), np.float32)
-    centre = at_level(speech.samples, LEVEL_DB)
+    centre = with_sound_at(speech.samples, LEVEL_DB)
     return np.stack([left, right, centre, rumble, behind, beside], axis=1)
 
 

@@ -17,6 +17,7 @@ import soxr
 from scipy.signal import fftconvolve
 
 from asr_server.core import SAMPLE_RATE, Samples
+from benchmarks.speech.digits import silence
 from benchmarks.speech.noises import make_noise
 from benchmarks.speech.synthesis import SaidSentence, Speech, say, sentences, word_times_s
 from benchmarks.speech.telephone import by_telephone
@@ -56,10 +57,6 @@ def between(kind: str, number: int, rng: Random) -> Iterator[Samples]:
     if kind == "foreign" and number % 3 == 0 and shutil.which("espeak-ng"):
         yield at_level(foreign(*FOREIGN[number // 3 % len(FOREIGN)]), -25)
         yield silence(rng.uniform(0.3, 1.5))
-
-
-def silence(duration_s: float) -> Samples:
-    return np.zeros(round(duration_s * SAMPLE_RATE), np.float32)
 
 
 def at_level(samples: Samples, level_db: float) -> Samples:

@@ -200,8 +200,13 @@ KINDS: dict[str, Maker] = {
 
 def make_noise(kind: str, level_db: float, duration_s: float, seed: int = 0) -> Samples:
     sound = KINDS[kind](round(duration_s * SAMPLE_RATE), np.random.default_rng([seed, *kind.encode()]))
-    sounding = sound[np.abs(sound) > 1e-4]
+    return np.clip(with_sound_at(sound, level_db), -1, 1)
+
+
+def with_sound_at(samples: Samples, level_db: float) -> Samples:
+    """Scale samples so that what sounds of them has this level; silence stays what it is."""
+    sounding = samples[np.abs(samples) > 1e-4]
     if not len(sounding):
-        return sound
+        return samples
     level = float(np.sqrt(np.mean(np.square(sounding))))
-    return np.asarray(np.clip(sound * (10 ** (level_db / 20) / level), -1, 1), np.float32)
+    return np.asarray(samples * (10 ** (level_db / 20) / level), np.float32)

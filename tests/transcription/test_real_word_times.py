@@ -23,7 +23,7 @@ from benchmarks.speech import Clip, corpus
 from benchmarks.speech.synthesis import Speech, is_installed, read_for
 from tests.noises import make_noise
 from tests.real_weights import real_checkpoint
-from tests.speech import audible
+from tests.speech import audible, silence
 from tests.transcription.pipeline import Pipeline, running_pipeline
 
 WORDS = DecodingOptions(language="en", word_timestamps=True, temperatures=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
@@ -74,10 +74,6 @@ def joined(clips: list[Clip], pauses_s: list[float], lead: Samples) -> Joined:
         parts += [samples, silence(pause_s)]
         at += len(samples) + len(parts[-1])
     return Joined(np.concatenate(parts), spoken)
-
-
-def silence(duration_s: float) -> Samples:
-    return np.zeros(round(duration_s * SAMPLE_RATE), np.float32)
 
 
 def pink_noise(duration_s: float, level_db: float) -> Samples:
