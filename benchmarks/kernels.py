@@ -19,9 +19,9 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ from asr_server.model.whisper import padded_vocabulary
 
 HEADS, DEPTH, POSITIONS, CONTEXT = 20, 64, 1500, 128
 WIDTH, HIDDEN, VOCABULARY = 1280, 5120, 51866
+HALVES = [torch.bfloat16, torch.float16, torch.float32]
 OTHER_WIDTHS = {"base": 512, "tiny": 384}
 SLOTS, BEAM = 768, 5  # texts of the default's 256 chunks; its beam
 LINES = 2 * num_candidates(BEAM)
@@ -202,41 +203,58 @@ def products_of_one_row(dtype: torch.dtype, width: int = WIDTH) -> None:
 Case = tuple[str, Callable[[], None]]
 
 
-def cases(arch: int) -> list[Case]:
-    halves = [torch.bfloat16, torch.float16, torch.float32]
-    found: list[Case] = []
-    for dtype in halves + [torch.float8_e4m3fn] * (arch >= 89):
-        name = str(dtype).removeprefix("torch.")
+def attention_cases(arch: int) -> Iterator[Case]:
+    for dtype in HALVES + [torch.float8_e4m3fn] * (arch >= 89):
         for count in NUM_WARPS if dtype == torch.bfloat16 or dtype.itemsize == 1 else NUM_WARPS[:1]:
-            what = f"audio, {name}, 128 rows, {count} warps"
-            found.append((what, partial(attention, dtype, 128, True, count)))
-    found.append(("audio, bfloat16, 1 row, in parts", lambda: attention(torch.bfloat16, 1, True)))
-    found.append(("text, bfloat16, 128 rows", lambda: attention(torch.bfloat16, 128, False)))
+            what = f"audio, {_name(dtype)}, 128 rows, {count} warps"
+            yield what, partial(attention, dtype, 128, True, count)
+    yield "audio, bfloat16, 1 row, in parts", lambda: attention(torch.bfloat16, 1, True)
+    yield "text, bfloat16, 128 rows", lambda: attention(torch.bfloat16, 128, False)
+
+
+def step_cases(_: int) -> Iterator[Case]:
     for lines, reported, name in ((LINES, REPORTED_LINES, "beams"), (0, 0, "greedy")):
-        found.append((f"end of a step, 128 rows, {name}", partial(token_choice, lines)))
-        found.append((f"end of a step, 1 row, in parts, {name}", partial(token_choice, lines, 1)))
-        found.append((f"change of state, 128 rows, {name}", partial(state_change, lines=reported)))
-    found.append(("lengths of 128 rows", lengths_of_rows))
-    for dtype in halves:
-        name = str(dtype).removeprefix("torch.")
-        found.append((f"products of one row, {name}", partial(products_of_one_row, dtype)))
+        yield f"end of a step, 128 rows, {name}", partial(token_choice, lines)
+        yield f"end of a step, 1 row, in parts, {name}", partial(token_choice, lines, 1)
+        yield f"change of state, 128 rows, {name}", partial(state_change, lines=reported)
+    yield "lengths of 128 rows", lengths_of_rows
+
+
+def product_cases(_: int) -> Iterator[Case]:
+    for dtype in HALVES:
+        yield f"products of one row, {_name(dtype)}", partial(products_of_one_row, dtype)
     for name, width in OTHER_WIDTHS.items():
-        compute = partial(products_of_one_row, torch.bfloat16, width)
-        found.append((f"products of one row, bfloat16, {name}", compute))
-    found.append(("encoder, addition and norm, bfloat16", lambda: addition_and_norm(torch.bfloat16)))
-    found.append(("encoder, addition and norm, float16", lambda: addition_and_norm(torch.float16)))
-    if arch >= 89:
-        found.append(("encoder, 1280 numbers in 8 bits", lambda: rows_in_8_bits(WIDTH)))
-        found.append(("encoder, 5120 numbers in 8 bits", lambda: rows_in_8_bits(HIDDEN)))
-    return found
+        yield (
+            f"products of one row, bfloat16, {name}",
+            partial(products_of_one_row, torch.bfloat16, width),
+        )
 
 
-def compile_all(arch: int) -> list[tuple[str, Compiled]]:
-    """Every case's kernels. Each case is launched twice, and must launch the same: graphs replay it."""
+def encoder_cases(arch: int) -> Iterator[Case]:
+    for dtype in (torch.bfloat16, torch.float16):
+        yield f"encoder, addition and norm, {_name(dtype)}", partial(addition_and_norm, dtype)
+    for width in (WIDTH, HIDDEN) if arch >= 89 else ():
+        yield f"encoder, {width} numbers in 8 bits", partial(rows_in_8_bits, width)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+CASES: dict[str, Callable[[int], Iterator[Case]]] = {
+    "attention": attention_cases,
+    "step": step_cases,
+    "products": product_cases,
+    "encoder": encoder_cases,
+}
+
+
+def compile_all(arch: int, parts: Iterable[str] = CASES) -> list[tuple[str, Compiled]]:
+    """The kernels of these cases. Each case is launched twice, and must launch the same: graphs replay it."""
     device = CompilingDriver(arch)
     driver.set_active(device)
     results: list[tuple[str, Compiled]] = []
-    for name, launch in cases(arch):
+    for name, launch in chain.from_iterable(CASES[part](arch) for part in parts):
         launch()
         compiled, launches = device.take()
         launch()
@@ -276,6 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--start", action="store_true", help="what a start with 128 slots compiles (TRITON_CACHE_DIR: empty)"
     )
+    parser.add_argument("--parts", nargs="+", choices=CASES, default=list(CASES))
     options = parser.parse_args(arguments)
     if options.start:
         started = time.perf_counter()
@@ -285,7 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("| sm | case | kernel | registers | shared, bytes | spilled, bytes | 16-byte loads |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for arch in options.arch:
-        for case, each in compile_all(arch):
+        for case, each in compile_all(arch, options.parts):
             wide = "yes" if each.loads_16_bytes else "no"
             print(
                 f"| {arch} | {case} | {each.kernel} | {each.registers} | {each.shared_bytes} | "

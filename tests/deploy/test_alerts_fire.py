@@ -31,7 +31,6 @@ pytestmark = pytest.mark.trial
 
 LIMIT_S = 120.0
 SHORT = sound_file(say("3").samples)
-LONG = m4a(np.tile(say("314").samples, 400))  # decoded by FFmpeg, for longer than a fault takes
 OPTIONS = (
     *("--max-slots", "1", "--max-concurrent-requests", "64", "--max-upload-memory-bytes", "0"),
     *("--max-preprocess-s", "1", "--max-stall-s", "1"),
@@ -39,6 +38,11 @@ OPTIONS = (
 # A minute becomes four seconds in a range and one in `for`, so that a fault of seconds is seen.
 RANGE_S, FOR_S = 4, 1
 MOST_QUEUE_WAIT_S = 0.5  # for 30 s
+
+
+def long_file() -> bytes:
+    """Return what FFmpeg decodes for longer than a fault takes."""
+    return m4a(np.tile(say("314").samples, 400))
 
 
 def quick_rules() -> str:
@@ -168,11 +172,12 @@ async def test_every_alert_fires_by_its_fault(tmp_path: Path) -> None:
             await freeze_a_replica(patient)
 
         names = ("AsrRequestsRejected", "AsrQueueGrows", "AsrQueueWait", "AsrSlowerThanSpeech")
+        long = long_file()
         async with asked_by(96, server, SHORT):
             await until_fired(found, names, nothing)
-        async with asked_by(4, server, LONG):
+        async with asked_by(4, server, long):
             await until_fired(found, ("AsrDecodeProcessDeaths",), kill_the_decoders)
-        async with asked_by(4, server, LONG):
+        async with asked_by(4, server, long):
             await until_fired(found, ("AsrRequestsStalled",), freeze_the_decoders)
         for decoder in frozen:  # a stopped process would not notice that its server has ended
             send(decoder, signal.SIGCONT)
