@@ -15,7 +15,7 @@ from asr_server.audio.recording import Recording
 from asr_server.audio.tracks import TrackChoice
 from asr_server.core import Chunk
 from asr_server.errors import AudioTooLong, NoSuchTrack, NotStereo
-from tests.audio.audio_files import Frames, Sound, opened, slices, voice, write_film
+from tests.audio.audio_files import Frames, Sound, opened, slices, voice, write_ffmpeg, write_film
 from tests.audio.test_decoders import all_of
 
 
@@ -114,6 +114,39 @@ def test_a_film_that_is_cut_short_is_said_to_be(tmp_path: Path) -> None:
     decoder = FfmpegDecoder(opened(path))
     assert 1 < len(all_of(decoder)) / 48_000 < 7
     assert decoder.truncated
+
+
+@pytest.mark.parametrize("container", ["matroska", "mp4"])
+def test_a_packet_that_cannot_be_decoded_counts_as_cut_short_and_the_rest_is_read(
+    tmp_path: Path, container: str
+) -> None:
+    path = write_film(tmp_path / "a", container, [Sound(voice(48_000, 1, 4.0))])
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 40] = b"\xff" * 40
+    path.write_bytes(data)
+    decoder = FfmpegDecoder(opened(path))
+    assert len(all_of(decoder)) / 48_000 == pytest.approx(4.0, abs=0.1)
+    assert decoder.truncated
+
+
+@pytest.mark.parametrize(
+    ("between", "is_damage"),
+    [
+        (b"", False),
+        (b"TAG" + bytes(125), False),
+        (b"APETAGEX" + bytes(24), False),
+        (b"XYZ" + bytes(125), True),
+        (b"XYZ" + bytes(125) + b"TAG" + bytes(125), True),
+    ],
+)
+def test_tags_between_joined_mp3s_are_no_damage(tmp_path: Path, between: bytes, is_damage: bool) -> None:
+    path = tmp_path / "a.mp3"
+    write_ffmpeg(str(path), voice(48_000, 1, 1.0), 48_000, "libmp3lame", "mp3")
+    one = path.read_bytes()
+    path.write_bytes(one + between + one)
+    decoder = FfmpegDecoder(opened(path))
+    assert len(all_of(decoder)) / 48_000 == pytest.approx(2.0, abs=0.1)
+    assert decoder.truncated == is_damage
 
 
 # -- Tracks ------------------------------------------------------------------------------------------------

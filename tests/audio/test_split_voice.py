@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from asr_server.audio.split import VoiceSplitter
+from asr_server.audio.voice import FRAME, Probabilities, VoiceDetector
 from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, VoiceChunking
 from tests.audio.audio_files import pieces_by
 from tests.noises import make_noise
@@ -71,3 +72,39 @@ def test_the_size_of_the_blocks_changes_nothing() -> None:
     talk = np.concatenate([TURNS.samples, make_noise("pink", -30, 5.0), TURNS.samples])
     found = [spans_s(split(talk, VoiceChunking(0.5, 300, 200), block)) for block in (333, 20_000, 10**6)]
     assert found[0] == found[1] == found[2]
+
+
+class ScriptedDetector(VoiceDetector):
+    """Gives each frame the probability from a list, then 0."""
+
+    def __init__(self, probabilities: list[float]) -> None:
+        self.probabilities, self.num_samples = np.array(probabilities, np.float32), 0
+
+    def push(self, samples: Samples) -> Probabilities:
+        first, self.num_samples = self.num_samples // FRAME, self.num_samples + len(samples)
+        found = np.zeros(self.num_samples // FRAME - first, np.float32)
+        scripted = self.probabilities[first:][: len(found)]
+        found[: len(scripted)] = scripted
+        return found
+
+    def finish(self) -> Probabilities:
+        return np.empty(0, np.float32)
+
+
+def scripted_pieces(probabilities: list[float], chunking: VoiceChunking, duration_s: float) -> list[Piece]:
+    splitter = VoiceSplitter(WINDOW, chunking)
+    splitter._detector = ScriptedDetector(probabilities)
+    return pieces_by(splitter, np.zeros(round(duration_s * SAMPLE_RATE), np.float32), 20_000)
+
+
+@pytest.mark.parametrize(("before", "last", "num_frames"), [(0.1, 0.6, 41), (0.6, 0.6, 42), (0.6, 0.1, 1)])
+def test_the_last_frame_of_a_buffer_decides_whether_speech_goes_on_in_the_next(
+    before: float, last: float, num_frames: int
+) -> None:
+    """The detector scores a buffer at a time; speech goes on at a little less than what starts it."""
+    num_scored = (WINDOW + WINDOW // 3) // FRAME
+    probabilities = [0.1] * (num_scored - 2) + [before, last] + [0.4] * 40
+    pieces = scripted_pieces(probabilities, VoiceChunking(0.5, 0, 500), 20.0)
+    (chunk,) = (piece for piece in pieces if isinstance(piece, Chunk))
+    assert len(chunk.samples) == num_frames * FRAME + SAMPLE_RATE // 2
+    assert chunk.start_sample == (num_scored - 2 + (before < 0.5)) * FRAME

@@ -23,6 +23,7 @@ class ScriptedReplica:
         self.name = name
         self.commands: list[Command] = []
         self.closed = False
+        self.drained_s: float | None = None  # how long it might leave by itself, once it is closed
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
         if credit:
             self.say(Credit(credit))
@@ -61,7 +62,7 @@ class ScriptedReplica:
         return [event]
 
     async def close(self, drain_s: float = 0.0) -> None:
-        self.closed = True
+        self.closed, self.drained_s = True, drain_s
 
 
 class ScriptedExecutor:

@@ -4,6 +4,7 @@ import logging
 import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,10 +19,14 @@ from asr_server.channel.messages import (
 )
 from asr_server.config import Settings
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions
-from asr_server.dispatch.dispatcher import MIN_ATTEMPTS, describe
+from asr_server.dispatch.dispatcher import MIN_ATTEMPTS, create_executor, describe
+from asr_server.dispatch.inline import InlineExecutor
+from asr_server.dispatch.processes import MultiprocessExecutor
+from asr_server.dispatch.ray import RayExecutor
 from asr_server.dispatch.supervisor import MAX_FAILED_STARTS
 from asr_server.errors import ChunkFailed, EngineUnavailable, ShuttingDown
 from tests.dispatch.scripted import OPTIONS, RunningDispatcher, chunk, result, until
+from tests.embedded import embedded
 
 
 @pytest.fixture
@@ -90,6 +95,14 @@ def test_the_start_line_has_each_choice_with_its_setting_or_its_reason(
         "the audio's keys and values fp8 (--cache-dtype), encoder fp8 (--encoder-dtype), "
         "threads 2 (--cpu-threads), replicas 1, kernels: all"
     )
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind"),
+    [("inline", InlineExecutor), ("multiprocess", MultiprocessExecutor), ("ray", RayExecutor)],
+)
+def test_a_setting_decides_where_replicas_run(setting: Any, kind: type) -> None:
+    assert type(create_executor(embedded(executor=setting))) is kind
 
 
 async def test_no_more_is_sent_than_credit_allows(app: RunningDispatcher) -> None:

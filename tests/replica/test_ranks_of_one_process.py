@@ -15,6 +15,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from asr_server.engine import config as engine_config
+from asr_server.engine import ranks as engine_ranks
+from asr_server.engine.config import EngineConfig
+from asr_server.engine.ranks import DetectLanguages, Move, Operation
 from asr_server.replica import ranks
 from asr_server.replica.ranks import Ranks, RankSpec
 from tests.embedded import embedded
@@ -156,3 +160,47 @@ def test_a_rank_settles_itself_and_beats_before_it_loads_anything() -> None:
     assert ended.status == 1
     assert ended.output == ranks.BEAT
     assert "replica 4 rank 2" in ended.errors
+
+
+def test_a_rank_says_that_it_is_ready_once_it_is_loaded_and_follows_until_rank_0_ends() -> None:
+    """From then on silence means that it hangs."""
+    operations_fd, write_fd = os.pipe()
+    link, other = socket.socketpair()
+    spec = RankSpec(4, 1, embedded(tensor_parallel_size=2), 3, 9, operations_fd, link.detach())
+    done: list[Any] = []
+
+    def join(config: EngineConfig, rank: int, store: str, links: list[socket.socket]) -> str:
+        done.append([config.num_ranks, rank, store, [each.fileno() for each in links]])
+        return "a share"
+
+    def load(config: EngineConfig, shard: str) -> str:
+        os.write(1, b"loads ")
+        done.append([config.num_ranks, shard])
+        return "a model"
+
+    def follow(loaded: str, receive: Callable[[], Operation | None]) -> None:
+        os.write(1, b" follows")
+        done.append([loaded, *map(repr, iter(receive, None))])
+
+    def work(tell: Callable[[Any], None]) -> None:
+        os.close(write_fd)
+        vars(engine_config)["load"] = load
+        vars(engine_ranks).update(join=join, follow=follow)
+        ranks.run(spec)
+        tell(done)
+
+    operations = [DetectLanguages((2, 0)), Move(((3, 1),), 5)]
+    process = Fork(work)
+    with os.fdopen(write_fd, "wb") as pipe:
+        for message in map(msgspec.msgpack.encode, operations):
+            pipe.write(len(message).to_bytes(ranks.LENGTH_BYTES, "little") + message)
+    ended = process.end()
+    assert ended.output == b"loads " + ranks.READY + b" follows"
+    assert ended.told == [
+        [2, 1, "/proc/self/fd/9", [spec.link_fd]],
+        [2, "a share"],
+        ["a model", *map(repr, operations)],
+    ]
+    other.close()
+    os.close(operations_fd)
+    os.close(spec.link_fd)

@@ -44,6 +44,30 @@ async def test_an_unread_tail_is_sent_again_as_the_next_part(app: RunningApp) ->
     assert transcript.segments[1].seek == 400
 
 
+@pytest.mark.parametrize(
+    ("given", "found", "detected", "asked"),
+    [
+        ("en", None, None, ["en", "en"]),
+        ("en", "de", None, ["en", "en"]),
+        (None, "de", "en", [None, "de"]),
+        (None, None, "de", [None, "de"]),
+        (None, None, None, [None, None]),
+    ],
+)
+async def test_the_rest_of_a_chunk_is_asked_for_in_the_language_of_its_beginning(
+    app: RunningApp, given: str | None, found: str | None, detected: str | None, asked: list[str | None]
+) -> None:
+    def answer(submit: Submit) -> ChunkResult:
+        beginning = say(t(0), *words("1"), t(4), t(4.5), *words("9"))
+        result = say(t(0.5), *words("2"), t(3)) if submit.id.part else beginning
+        return msgspec.structs.replace(result, language=submit.options.language or found)
+
+    app.answer = answer
+    app.replica.probabilities = {detected: 1.0} if detected else None
+    await app.transcribe(wav(noise(12)), DecodingOptions(language=given))
+    assert [submit.options.language for submit in app.replica.submits] == asked
+
+
 async def test_the_parts_of_a_chunk_are_bounded(app: RunningApp) -> None:
     app.answer = lambda submit: say(t(0), *words("1"), t(0.5), t(0.5), *words("2"))
     _, transcript = await app.transcribe(wav(noise(20)), ENGLISH)

@@ -253,6 +253,17 @@ def test_two_words_without_length_keep_their_times() -> None:
     assert (apart[0], apart[-1]) == ((0, 0.75), (1.5, 2.0)), "a neighbour that they do not touch"
 
 
+@pytest.mark.parametrize(("gap_s", "is_shared"), [(0.0625, True), (0.09, True), (0.11, False)])
+def test_hurried_words_share_the_time_of_a_neighbour_less_than_a_tenth_away(
+    gap_s: float, is_shared: bool
+) -> None:
+    hurried = [word(1 + 0.02 * n, 1 + 0.02 * (n + 1), 1 + 0.02 * n) for n in range(3)]
+    behind = word(1.06 + gap_s, 2.0, 1.75)
+    assert (timed([word(0, 0.75, 0.5), *hurried, behind], [], 2.0)[1][1] > 1.1) == is_shared
+    before = word(0, 1 - gap_s, 0.5)
+    assert (timed([before, *hurried, word(1.5, 2.0, 1.75)], [], 2.0)[3][0] < 0.9) == is_shared
+
+
 def test_words_share_a_time_by_their_letters() -> None:
     assert edges_by_letters([" a", " bcd", " "], 1.0, 3.5) == [(1.0, 1.5), (1.5, 3.0), (3.0, 3.5)]
     assert edges_by_letters([], 1.0, 2.0) == []
