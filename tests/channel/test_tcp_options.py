@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
 import zmq
 
 from asr_server.channel.messages import Credit, LogLine
-from asr_server.channel.tcp import TcpEngineClient, TcpEngineServer, make_curve_keys
+from asr_server.channel.tcp import LogHandler, TcpEngineClient, TcpEngineServer, make_curve_keys
 from tests.channel.test_tcp import Lost
 
 # A host that is gone is noticed by its kernel's silence: 4 s, then 3 times 2 s.
@@ -72,6 +73,27 @@ async def test_lines_of_the_log_reach_the_server_cut_and_end_with_the_replica(
     server.close()
     assert handler not in logging.root.handlers
     handler.emit(logging.makeLogRecord({"msg": "too late"}))  # loses the line, and harms nobody
+
+
+def test_a_log_is_closed_between_two_lines_of_other_threads() -> None:
+    """A ZeroMQ socket that two threads use at once aborts the process."""
+    could_write: list[bool] = []
+
+    def write() -> None:
+        assert handler.lock is not None
+        could_write.append(handler.lock.acquire(blocking=False))
+        if could_write[0]:
+            handler.lock.release()
+
+    class Socket:
+        def close(self, linger: int) -> None:
+            other = threading.Thread(target=write)
+            other.start()
+            other.join()
+
+    handler = LogHandler(Socket())  # type: ignore[arg-type]
+    handler.close()
+    assert could_write == [False]
 
 
 async def test_a_replica_that_ends_in_order_has_lost_no_connection() -> None:

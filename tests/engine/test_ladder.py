@@ -10,7 +10,6 @@ import pytest
 
 from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.engine.ladder import (
-    LOOP_COMPRESSION_RATIO,
     compression_ratio,
     is_broken,
     needs_fallback,
@@ -46,8 +45,10 @@ def test_a_text_is_tried_again_that_is_unlikely_or_repetitive_and_no_silence(
 
 
 def test_a_sentence_that_is_said_twice_is_no_loop() -> None:
-    assert repeats_a_little(result(ratio=LOOP_COMPRESSION_RATIO))
-    assert not repeats_a_little(result(ratio=LOOP_COMPRESSION_RATIO + 0.01))
+    sentence = " I would like to thank the chairman for his very kind words."
+    twice, thrice, five_times = (result(ratio=compression_ratio(sentence * count)) for count in (2, 3, 5))
+    assert [repeats_a_little(each) for each in (twice, thrice, five_times)] == [True, True, False]
+    assert [repeats_a_little(result(ratio=ratio)) for ratio in (3.5, 3.51)] == [True, False]
     assert not repeats_a_little(result(ratio=2.5, finish_reason="length"))
 
 
