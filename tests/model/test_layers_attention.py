@@ -19,6 +19,7 @@ from asr_server.model.layers import (
     attend_cached_audio,
     cudnn_attention,
 )
+from asr_server.model.packed import can_pack
 from tests.model.test_whisper import LargestOf
 
 
@@ -57,6 +58,26 @@ def test_in_bfloat16_a_cpus_encoder_attends_nearly_as_in_float32(
     found = attend_audio(qkv, 2, behind)
     assert found.shape == (2, num_positions, 128)
     assert (found - expected).norm() / expected.norm() < (0.01 if has_amx else 0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_bfloat16_a_cpu_without_amx_attends_in_onednn_for_500_positions_at_a_time(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where oneDNN is not used, torch's product of a head is."""
+    lengths: list[int] = []
+
+    def attend(query: torch.Tensor, *others: Any) -> torch.Tensor:
+        lengths.append(len(query))
+        return attend_in_onednn(query, *others)
+
+    attend_in_onednn = layers._attend_in_onednn
+    monkeypatch.setattr(layers, "_attend_in_onednn", attend)
+    monkeypatch.setattr(layers, "HAS_AMX", False)
+    qkv = torch.zeros(1, 1100, 3 * 2 * 8, dtype=dtype)
+    attend_audio(qkv, 2)
+    is_for_onednn = dtype == torch.bfloat16 and layers._IS_X86 and can_pack(qkv)
+    assert lengths == ([500, 500, 100] * 2 if is_for_onednn else [])
 
 
 def test_cudnns_attention_is_that_of_torch_and_is_for_whole_windows_alone(

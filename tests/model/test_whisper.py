@@ -234,6 +234,24 @@ def test_a_gpus_scores_are_never_rounded_to_bfloat16() -> None:
     assert "aten.mm.dtype" in made.names
 
 
+class AsOnGpu(torch.Tensor):
+    """A tensor of a CPU that says it is on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("length", [8, 1499, 1500])
+def test_a_gpus_audio_keys_begin_at_multiples_of_16_bytes(length: int) -> None:
+    """Else their product takes four times as long."""
+    audio, weight = torch.randn(2, length, 24), torch.randn(16, 24)
+    layer: Any = SimpleNamespace(cross_key=weight)
+    keys = DecoderLayer.keys_of(layer, audio.as_subclass(AsOnGpu))
+    torch.testing.assert_close(keys.as_subclass(torch.Tensor), DecoderLayer.keys_of(layer, audio))
+    assert keys.stride() == (16 * keys.stride(1), keys.stride(1), 1)
+    assert keys.stride(1) % 8 == 0, "numbers of two bytes each"
+    assert keys.stride(1) - length < 8
+
+
 @torch.inference_mode()
 def test_gelu_within_the_product_is_gelu_within_the_rounding_of_16_bits() -> None:
     """On a GPU cuBLAS takes its approximation by tanh; on CPU torch takes the exact one."""

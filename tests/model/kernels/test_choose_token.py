@@ -20,6 +20,7 @@ from asr_server.model.kernels.candidates import choose_kernels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCABULARY, END_OF_TEXT, FIRST_TIME = 60, 30, 36
+BLOCK = 16
 SPECIALS: Any = SimpleNamespace(end_of_text=END_OF_TEXT, no_timestamps=35, timestamp_begin=FIRST_TIME)
 TRITON = choose_kernels("triton", None, DEVICE, torch.float32).kernels  # type: ignore[arg-type]
 FORMS = [replace(TORCH, choose_token=form) for form in (TRITON.choose_token, TRITON.choose_token_few)]
@@ -30,8 +31,8 @@ COUNT = 2  # candidates
 @pytest.fixture(autouse=True)
 def several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which the last one is not full. Few parts: the interpreter takes its time for each."""
-    monkeypatch.setattr(choose_token, "_BLOCK", 16)
-    monkeypatch.setattr(choose_token, "_PART_BLOCK", 16)
+    monkeypatch.setattr(choose_token, "_BLOCK", BLOCK)
+    monkeypatch.setattr(choose_token, "_PART_BLOCK", BLOCK)
     monkeypatch.setattr(choose_token, "_PARTS", 2)
 
 
@@ -59,6 +60,9 @@ ROWS = {
     "a time alone begins a segment": Row({T + 5: 9.0, 6: 1.0}, (T + 3,), T + 3),
     "times go on": Row({T + 3: 9.0, T + 2: 8.5, T + 4: 8.0, 7: -1.0}, (T + 3, 6), T + 3),
     "equal ones": Row({17: 5.0, 4: 5.0, 16: 5.0}),
+    "two of one lane, blocks apart": Row({2: 9.0, 2 + 2 * BLOCK: 8.0}),
+    "two times of one lane": Row({T + 3: 9.0, T + 3 + BLOCK: 8.5}),
+    "the second of a lane before the first": Row({14 + BLOCK: 9.0, 14: 8.0}),
 }
 
 
