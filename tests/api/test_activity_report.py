@@ -45,6 +45,28 @@ async def test_requests_are_told_by_status_and_the_last_ones_with_id_length_and_
     assert told["models"][0] == {"name": "whisper-digits", "state": "ready", "device": None, "dtype": None}
 
 
+async def test_times_are_told_as_the_median_and_what_19_of_20_and_99_of_100_stay_below(
+    app: RunningApp,
+) -> None:
+    figures = {"route": ROUTE, "status": 200, "chunks": 2}
+    for seconds in range(101):
+        stages_s = {"chunks_queued": 20.0 * seconds}
+        app.app.state.server.activity.add_answer(
+            "a", figures | {"seconds": seconds, "audio_s": 1.0, "first_text_s": seconds / 10}
+        )
+        app.app.state.server.activity.add_answer("b", figures | {"seconds": 1000, "stages_s": stages_s})
+    told = await activity_of(app)
+    assert told["latency"] == {"p50": 50, "p95": 95, "p99": 99}  # of those with a transcript
+    assert told["first_text"] == {"p50": 5, "p95": 9.5, "p99": 9.9}
+    assert told["queue"] == {"p50": 500, "p95": 950, "p99": 990}
+
+
+async def test_where_nothing_was_answered_no_time_is_told(app: RunningApp) -> None:
+    told = await activity_of(app)
+    assert (told["latency"], told["first_text"], told["queue"]) == (None, None, None)
+    assert (told["last"], told["statuses"]) == ([], {})
+
+
 async def test_no_more_than_twenty_requests_are_listed(app: RunningApp) -> None:
     for _ in range(22):
         await app.post(SECOND)

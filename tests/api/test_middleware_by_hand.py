@@ -29,6 +29,7 @@ from asr_server.config import Settings
 from asr_server.core import DroppedSegment, Track, Transcript
 from asr_server.telemetry import FIGURES, current_request_id
 from tests.embedded import embedded
+from tests.loop_clock import loop_clock
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 ROUTE = "/v1/audio/transcriptions"
@@ -428,6 +429,16 @@ async def test_no_more_than_the_limit_is_discarded(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(middleware, "MAX_DISCARDED_BYTES", 6)
     wire = await discarded({"content-length": "99"}, *[part(b"abc")] * 5)
     assert len(wire.messages) == 3
+
+
+async def test_the_rest_of_a_body_is_waited_for_half_a_minute() -> None:
+    with loop_clock() as clock:
+        waiting = asyncio.create_task(discarded({"content-length": "9"}, part(b"abc")))
+        await clock.advance(29.9)
+        assert not waiting.done()
+        await clock.advance(0.2)
+        assert waiting.done()
+    assert shape(await waiting)[-1] == (b"", False)
 
 
 # -- Headers of answers --

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -55,6 +57,18 @@ def test_where_nothing_can_be_kept_a_folder_of_this_process_serves(
     assert folder.is_dir()
     assert folder == writable("readings")
     assert not folder.is_relative_to(home)
+
+
+def test_the_folder_of_a_process_goes_with_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code = (
+        "from asr_server.checkpoint.fetch import writable; folder = writable('readings')\n"
+        "(folder / 'reading').touch(); print(folder)"
+    )
+    environment = os.environ | {"HF_HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}
+    folder = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+    assert Path(folder.strip()).parent == tmp_path
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_whole_model_goes_before_its_texts_and_none_is_taken_before_it_is_whole(home: Path) -> None:

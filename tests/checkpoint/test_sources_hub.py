@@ -183,6 +183,16 @@ def test_nobody_is_asked_offline(fake: FakeHub, monkeypatch: pytest.MonkeyPatch)
     assert fake.requests == []
 
 
+def changed_listing(fake: FakeHub, name: str, **changes: object) -> dict[str, object]:
+    """What the hub lists, with other values of one file."""
+    listing = fake.listing()
+    siblings = listing["siblings"]
+    assert isinstance(siblings, list)
+    (about,) = [each for each in siblings if each["rfilename"] == name]
+    about |= changes
+    return listing
+
+
 def test_what_answers_in_the_hub_s_place_is_told_apart(fake: FakeHub) -> None:
     fake.says = ["a login page"]
     assert "what answers as the Hugging Face hub is something else" in refusal()
@@ -194,6 +204,13 @@ def test_a_file_that_is_longer_than_it_states_is_not_taken_to_its_end(fake: Fake
     assert "added_tokens.json on the hub is larger than the " in refusal()
     kept = [path.stat().st_size for path in (own_cache() / "models").rglob("*") if path.is_file()]
     assert sum(kept) == 0
+
+
+def test_nothing_is_kept_of_a_file_that_turns_out_longer_than_it_states(fake: FakeHub) -> None:
+    fake.says = changed_listing(fake, WEIGHTS, size=3 * BLOCK_BYTES)
+    assert f"{WEIGHTS} on the hub is larger than the {3 * BLOCK_BYTES} bytes that it states" in refusal()
+    kept = {path.name: path.stat().st_size for path in (own_cache() / "models").glob(f"*/{WEIGHTS}*")}
+    assert [*kept.values()] == [0]
 
 
 def test_a_list_without_end_is_not_read_to_its_end(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,13 +246,21 @@ def test_a_commit_that_is_none_becomes_no_path(fake: FakeHub, home: Path, commit
 def test_a_list_that_lies_is_refused_before_anything_is_fetched(
     fake: FakeHub, change: dict[str, object]
 ) -> None:
-    listing = fake.listing()
-    siblings = listing["siblings"]
-    assert isinstance(siblings, list)
-    siblings[0] |= change
-    fake.says = listing
+    fake.says = changed_listing(fake, "added_tokens.json", **change)
     assert "what answers as the Hugging Face hub is something else" in refusal()
     assert len(fake.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"rfilename": "x" * 201}, f"'{'x' * 80}' is not of the form"),
+        ({"size": "9" * 200}, f"a size that is none: {'9' * 80}')"),
+    ],
+)
+def test_what_is_wrong_in_a_list_is_told_in_part(fake: FakeHub, change: dict[str, object], told: str) -> None:
+    fake.says = changed_listing(fake, WEIGHTS, **change)
+    assert told in refusal()
 
 
 def test_a_download_of_a_byte_at_a_time_ends(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,6 +176,25 @@ async def test_the_first_signal_lets_requests_finish_while_probes_are_answered(
     assert caplog.messages[-1].endswith(" s: no request is left")
 
 
+class Session:
+    def end(self, code: int, reason: str) -> None:
+        pass
+
+
+async def test_a_request_and_a_session_in_flight_are_two(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="asr_server.server")
+    async with serving_app(embedded(drain_s=0.05)) as app:
+        app.replica.holding = True
+        request = app.transcription()
+        await until(lambda: app.replica.held)
+        with app.server.config.app.state.server.realtime.enter(Session()):  # type: ignore[union-attr]
+            app.signal()
+            await app.serving
+        assert (await request).status_code == 503
+    assert "draining: 2 requests in flight have 0.05 s to finish" in caplog.text
+    assert caplog.messages[-1].endswith(" s: 2 requests unfinished")
+
+
 @pytest.mark.parametrize(("drain_s", "num_signals"), [(0.05, 1), (3600.0, 2)])
 async def test_at_the_limit_or_a_second_signal_what_is_left_is_refused(
     drain_s: float, num_signals: int, caplog: pytest.LogCaptureFixture

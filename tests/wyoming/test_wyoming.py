@@ -144,6 +144,12 @@ async def test_what_is_no_event_is_told_and_the_connection_ends(events: bytes, c
         assert await app.still_works()
 
 
+async def test_the_end_follows_an_error_at_once_though_the_client_keeps_its_side_open() -> None:
+    async with door(client_grace_s=3600.0) as (_, port):
+        (error,) = await answers_to(port, b"junk\n")
+        assert error.data["code"] == "invalid_value"
+
+
 async def test_no_bytes_end_more_than_their_connection() -> None:
     rng = random.Random(0)
     async with door() as (app, port):

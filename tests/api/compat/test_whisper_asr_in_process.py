@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from msgspec.structs import replace
 
 from asr_server.api.compat.whisper_asr import router
 from asr_server.api.request import parse_transcription_request
@@ -111,6 +112,18 @@ async def test_word_times_are_asked_for_where_json_shows_them(
     assert (await post(two, **query)).status_code == 200
     granularities = [value for name, value in asked[0] if name == "timestamp_granularities"]
     assert granularities == ["segment", "word"] * has_words
+
+
+async def test_json_has_each_word_with_its_times() -> None:
+    def with_times(submit: Submit) -> ChunkResult:
+        return replace(one_two(submit), token_times_s=(0.0, 0.4, 1.0), token_peaks_s=(0.2, 0.7))
+
+    async with run_app(answer=with_times, languages=LANGUAGES) as app:
+        body = (await post(app, output="json", word_timestamps="true")).json()
+    (one,), (two,) = [segment["words"] for segment in body["segments"]]
+    assert (one["word"], one["start"], two["word"], two["end"]) == (" one", 0.0, " two", 1.0)
+    assert 0.4 <= one["end"] <= two["start"] < 0.6
+    assert set(one) == {"word", "start", "end"}
 
 
 async def test_a_prompt_and_a_language_reach_the_decoder(two: RunningApp) -> None:
