@@ -205,6 +205,19 @@ async def test_a_body_at_the_least_rate_is_read_and_a_silence_uses_the_grace_up(
     assert b"grown with what uploads hold" not in wire.written
 
 
+async def test_a_body_that_is_refused_behind_a_request_is_never_answered_as_one() -> None:
+    here = line()
+    here.app.may_answer.clear()
+    protocol, wire = here.connect()
+    protocol.data_received(GET + CHUNKED + b"no number\r\n")
+    assert wire.statuses == []
+    here.app.may_answer.set()
+    await settle()
+    assert wire.statuses == [200, 400]
+    assert wire.was_closed
+    assert [scope["method"] for scope in here.app.scopes] == ["GET"]
+
+
 @pytest.mark.parametrize(("waits_s", "statuses"), [(1.9, []), (2.1, [408])])
 async def test_what_comes_fast_is_no_credit_beyond_the_grace(waits_s: float, statuses: list[int]) -> None:
     here = line()

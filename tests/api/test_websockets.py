@@ -173,3 +173,29 @@ async def test_a_message_over_half_a_mebibyte_comes_in_parts(
         await socket.send("small")
         await socket.wait_closed()
     assert came == [*shapes, (5, None)]
+
+
+async def test_who_reads_late_is_told_how_the_client_closed_and_nothing_of_what_it_sent(
+    app: RunningApp,
+) -> None:
+    came: list[dict[str, object]] = []
+    may_read = asyncio.Event()
+
+    @app.app.websocket("/late")
+    async def late(socket: WebSocket) -> None:
+        await socket.accept()
+        await may_read.wait()
+        came.append(dict(await socket.receive()))
+
+    async with connect(f"ws://{app.host}:{app.port}/late", compression=None) as socket:
+        (connection,) = (
+            each for each in app.server.server_state.connections if isinstance(each, BoundedWebSocketProtocol)
+        )
+        await socket.send("unread")
+        await until(lambda: connection.queue.qsize())
+        connection.transport.resume_reading()
+        await socket.close(4001, "enough")
+    await until(lambda: connection not in app.server.server_state.connections)
+    may_read.set()
+    await until(lambda: came)
+    assert came == [{"type": "websocket.disconnect", "code": 4001, "reason": "enough"}]

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from asr_server.checkpoint.find import resolve_checkpoint
+from asr_server.checkpoint.find import (
+    cached,
+    checkpoint_on_disk,
+    name_elsewhere,
+    resolve_checkpoint,
+    revision_of,
+    tokenizer_of,
+)
+from asr_server.checkpoint.names import Published
+from asr_server.checkpoint.tensors import write_stored
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
 
@@ -162,3 +172,97 @@ def test_a_file_that_is_no_model_is_told_what_one_is(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert refusal(tmp_path / "base.pt") == f"there is no file {tmp_path / 'base.pt'}"
     assert refusal(Path("base.pt")) == "there is no file base.pt"
+
+
+# -- Names, and copies in the caches -------------------------------------------------------------------------
+
+MODEL = Published("small", "someone/small", 1000, revision="published", cached=("other/small",))
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the Hugging Face cache, empty."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.delenv("HUGGINGFACE_HUB_CACHE", raising=False)
+    return tmp_path / "home" / "hub"
+
+
+def snapshot(hub: Path, commit: str, modified_s: int = 1000, repository: str = "someone--small") -> Path:
+    folder = hub / f"models--{repository}" / "snapshots" / commit
+    shutil.copytree(EMBEDDED_MODEL, folder)
+    os.utime(folder, (modified_s, modified_s))
+    return folder
+
+
+def test_a_checkpoint_of_a_cache_has_its_name_and_commit_and_another_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = tmp_path / "models--someone--my--small" / "snapshots"
+    places = {
+        EMBEDDED_MODEL: ("whisper-digits", ""),
+        snapshots / "abc": ("someone/my/small", "abc"),
+        snapshots.with_name("blobs") / "abc": (str(snapshots.with_name("blobs") / "abc"), ""),
+        tmp_path / "mine" / "snapshots" / "abc": (str(tmp_path / "mine" / "snapshots" / "abc"), "abc"),
+        tmp_path / "models" / "someone--small@abc": ("someone/small", "abc"),
+        tmp_path / "mine": (str(tmp_path / "mine"), ""),
+    }
+    assert {place: (name_elsewhere(place), revision_of(place)) for place in places} == places
+    monkeypatch.chdir(tmp_path)
+    assert name_elsewhere(Path("mine")) == str(tmp_path / "mine")
+
+
+def test_a_directory_made_of_another_file_has_the_revision_noted_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "model.bin"
+    file.touch()
+    write_stored(tmp_path, file, {}, revision="abc")
+    assert revision_of(tmp_path) == "abc"
+
+
+def test_the_published_commit_serves_before_the_newest_and_of_others_the_newest(hub: Path) -> None:
+    old = snapshot(hub, "old")
+    assert cached(MODEL) == old
+    new = snapshot(hub, "new", 2000)
+    (hub / "models--someone--small" / "snapshots" / "zzz").touch()
+    assert cached(MODEL) == new
+    (hub / "models--someone--small" / "refs").mkdir()
+    (hub / "models--someone--small" / "refs" / "main").write_text("old\n")
+    assert cached(MODEL) == old
+    own = snapshot(hub, "published", 1500)
+    assert cached(MODEL) == own
+
+
+def test_what_is_not_whole_is_passed_over_for_the_next_repository(hub: Path) -> None:
+    assert cached(MODEL) is None
+    other = snapshot(hub, "abc", repository="other--small")
+    assert cached(MODEL) == other
+    own = snapshot(hub, "def")
+    assert cached(MODEL) == own
+    (own / "config.json").unlink()
+    assert cached(MODEL) == other
+
+
+def test_what_was_fetched_serves_before_the_cache_of_others(hub: Path) -> None:
+    snapshot(hub, "published")
+    own = hub.parent / "asr-server" / "models" / "someone--small@published"
+    shutil.copytree(EMBEDDED_MODEL, own)
+    assert cached(MODEL) == own
+
+
+def test_a_folder_is_a_model_even_with_a_short_name_if_it_has_a_configuration(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny").mkdir()
+    Path("mine").mkdir()
+    assert checkpoint_on_disk("tiny") is None
+    with pytest.raises(CheckpointError, match="has no config"):
+        checkpoint_on_disk("mine")
+    Path("tiny/config.json").touch()
+    with pytest.raises(CheckpointError, match=r"tiny/config\.json"):
+        checkpoint_on_disk("tiny")
+    assert checkpoint_on_disk("whisper-digits") == tokenizer_of("whisper-digits") == EMBEDDED_MODEL
+    shutil.copytree(EMBEDDED_MODEL, tmp_path / "whisper-digits")
+    assert checkpoint_on_disk("whisper-digits") == Path("whisper-digits")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert checkpoint_on_disk("~/whisper-digits") == tmp_path / "whisper-digits"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import pytest
 
@@ -12,8 +14,8 @@ TIMED = DecodingOptions()
 TAIL = (at(TOKENIZER, 0), *words("1"), at(TOKENIZER, 2), at(TOKENIZER, 2.5), *words("23"))
 
 
-def result(*tokens: int) -> ChunkResult:
-    return ChunkResult(tokens, (0.0,) * len(tokens), -0.1, 0.0, 1.0, 0.0, "en", "stop")
+def result(*tokens: int, finish_reason: Literal["stop", "length"] = "stop") -> ChunkResult:
+    return ChunkResult(tokens, (0.0,) * len(tokens), -0.1, 0.0, 1.0, 0.0, "en", finish_reason)
 
 
 def test_the_text_behind_the_last_closed_time_is_unread() -> None:
@@ -24,6 +26,47 @@ def test_the_text_behind_the_last_closed_time_is_unread() -> None:
 def test_where_nothing_can_be_read_again_all_is_read(change: dict[str, bool | int]) -> None:
     options = msgspec.structs.replace(TIMED, **change)
     assert Timestamps(TOKENIZER, 6.0).tail(result(*TAIL), options) == (len(TAIL), None)
+
+
+def one_and_two(closed_s: float, *behind: int) -> ChunkResult:
+    """ "one" up to a time, "two" from there on, and more behind it."""
+    border = at(TOKENIZER, closed_s)
+    return result(at(TOKENIZER, 0), *words("1"), border, border, *words("2"), *behind)
+
+
+@pytest.mark.parametrize(
+    ("closed_s", "tail_s"), [(0.0, None), (0.02, 0.02), (0.8, 0.8), (5.8, 5.8), (5.82, None), (9.0, None)]
+)
+def test_a_tail_is_read_again_from_within_the_audio_to_a_fifth_of_a_second_before_its_end(
+    closed_s: float, tail_s: float | None
+) -> None:
+    num_read, found_s = Timestamps(TOKENIZER, 6.0).tail(one_and_two(closed_s), TIMED)
+    assert found_s == (None if tail_s is None else pytest.approx(tail_s))
+    assert num_read == (5 if tail_s is None else 3)
+
+
+def test_where_no_text_is_closed_all_is_read() -> None:
+    times = Timestamps(TOKENIZER, 6.0)
+    for tokens in ((), words("12"), (at(TOKENIZER, 1),), (at(TOKENIZER, 0), *words("12"))):
+        assert times.tail(result(*tokens), TIMED) == (len(tokens), None)
+
+
+def test_a_text_that_ends_with_a_time_is_whole_unless_it_was_cut_off_there() -> None:
+    times, end = Timestamps(TOKENIZER, 6.0), at(TOKENIZER, 3)
+    tokens = one_and_two(1.0, end).tokens
+    assert times.tail(result(*tokens), TIMED) == (len(tokens), None)
+    assert times.tail(result(*tokens, finish_reason="length"), TIMED) == (len(tokens), 3.0)
+    begun = (*tokens, end)  # the next text begins there, and nothing of it was read
+    assert times.tail(result(*begun), TIMED) == (len(tokens), 3.0)
+    assert times.tail(result(*begun, finish_reason="length"), TIMED) == (len(tokens), 3.0)
+
+
+def test_a_border_is_two_times_in_a_row() -> None:
+    times = Timestamps(TOKENIZER, 6.0)
+    assert times.borders(TAIL) == [3]
+    assert times.borders((at(TOKENIZER, 0), *words("1"), at(TOKENIZER, 1), *words("2"))) == []
+    assert times.is_time(at(TOKENIZER, 0))
+    assert not times.is_time(at(TOKENIZER, 0) - 1)
 
 
 def test_no_time_lies_behind_the_audio() -> None:
