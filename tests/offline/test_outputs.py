@@ -58,6 +58,40 @@ async def test_a_terminal_s_commands_in_a_text_are_printed_escaped(
         assert json.loads(written)["text"] == "grüße\x1b]0;owned\x07\x9b2J\x7f"
 
 
+async def test_a_result_is_printed_as_soon_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = StandardOutput([Input("a.wav", Path("a.wav"), (PurePath("a"),))], TranscribeJob(("a.wav",)))
+    printed.begin([0])
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    with os.fdopen(writing, "w", encoding="utf-8") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        await printed.write(0, WORDS)
+        assert os.read(reading, 100) == "grüße 你好\n".encode()
+    os.close(reading)
+
+
+async def test_an_output_that_is_closed_or_that_nobody_reads_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def write() -> None:
+        inputs = [Input("a.wav", Path("a.wav"), (PurePath("a"),))]
+        printed = StandardOutput(inputs, TranscribeJob(("a.wav",)))
+        printed.begin([0])
+        await printed.write(0, WORDS)
+
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(OutputError, match="cannot write to standard output: it is closed"):
+        await write()
+    reading, writing = os.pipe()
+    os.close(reading)
+    pipe = os.fdopen(writing, "w", encoding="utf-8")
+    monkeypatch.setattr(sys, "stdout", pipe)
+    with pytest.raises(OutputError, match="cannot write to standard output: Broken pipe"):
+        await write()
+    with pytest.raises(BrokenPipeError):
+        pipe.close()
+
+
 async def test_what_exists_is_refused_skipped_or_replaced_as_asked(tmp_path: Path) -> None:
     await outputs(tmp_path).write(0, WORDS)
     (tmp_path / "sub/a.txt").write_text("edited")

@@ -24,6 +24,7 @@ import uvicorn
 import tests.wyoming.wyoming_client  # noqa: F401  before a test imports the package, which warns
 from asr_server.api.models import ModelRegistry
 from asr_server.api.served_model import ServedModel
+from asr_server.api.state import RealtimeSessions
 from asr_server.audio.pool import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import EMBEDDED_MODEL, Settings
@@ -177,8 +178,25 @@ async def test_the_first_signal_lets_requests_finish_while_probes_are_answered(
 
 
 class Session:
+    """Leaves when it has been asked to so many times."""
+
+    def __init__(self, leaves_at: int) -> None:
+        self.left = asyncio.Event()
+        self._asked_for = leaves_at
+
     def end(self, code: int, reason: str) -> None:
-        pass
+        self._asked_for -= 1
+        if self._asked_for == 0:
+            self.left.set()
+
+    async def stay_in(self, sessions: RealtimeSessions) -> None:
+        with sessions.enter(self):
+            await self.left.wait()
+
+
+def sessions_of(app: Running) -> RealtimeSessions:
+    sessions: RealtimeSessions = app.server.config.app.state.server.realtime  # type: ignore[union-attr]
+    return sessions
 
 
 async def test_a_request_and_a_session_in_flight_are_two(caplog: pytest.LogCaptureFixture) -> None:
@@ -187,12 +205,34 @@ async def test_a_request_and_a_session_in_flight_are_two(caplog: pytest.LogCaptu
         app.replica.holding = True
         request = app.transcription()
         await until(lambda: app.replica.held)
-        with app.server.config.app.state.server.realtime.enter(Session()):  # type: ignore[union-attr]
+        with sessions_of(app).enter(Session(99)):
             app.signal()
             await app.serving
         assert (await request).status_code == 503
     assert "draining: 2 requests in flight have 0.05 s to finish" in caplog.text
     assert caplog.messages[-1].endswith(" s: 2 requests unfinished")
+
+
+async def test_a_session_that_is_left_at_the_limit_is_asked_to_end_once_more_and_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_left: list[int] = []
+    shutdown = uvicorn.Server.shutdown
+
+    async def noted(server: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:
+        num_left.append(sessions_of(app).num_active)
+        await shutdown(server, sockets)
+
+    monkeypatch.setattr(uvicorn.Server, "shutdown", noted)
+    async with serving_app(embedded(drain_s=0.05)) as app:
+        session = Session(leaves_at=2)
+        staying = asyncio.create_task(session.stay_in(sessions_of(app)))
+        await until(lambda: sessions_of(app).num_active)
+        app.signal()
+        await app.serving
+        session.left.set()
+        await staying
+    assert num_left == [0]
 
 
 @pytest.mark.parametrize(("drain_s", "num_signals"), [(0.05, 1), (3600.0, 2)])

@@ -1,0 +1,185 @@
+"""Recordings read on this machine, in front of a replica that says what the test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import soundfile
+
+from asr_server.channel.messages import Submit
+from asr_server.checkpoint.tokenizer import Tokenizer
+from asr_server.config import Settings
+from asr_server.core import SAMPLE_RATE, ChunkResult, Clip, Samples, Transcript
+from asr_server.dispatch.dispatcher import Dispatcher
+from asr_server.dispatch.supervisor import ReplicaLimits, StartImpossible
+from asr_server.errors import CheckpointError, ChunkFailed, EngineUnavailable, SpeakersUnavailable
+from asr_server.offline import local
+from asr_server.offline.local import LocalTranscriber, TranscribeJob
+from asr_server.speakers.clustering import SpeakerCount
+from tests.checkpoints import kept_tokenizer
+from tests.embedded import embedded
+from tests.fake_replica import FakeReplica, noise, say
+
+Make = Callable[..., LocalTranscriber]
+
+
+def digits_of_the_model(submit: Submit) -> ChunkResult:
+    tokenizer = kept_tokenizer(Path(embedded().model))
+    return say(*tokenizer.encode(" one" if submit.id.chunk else " zero"))
+
+
+@pytest.fixture
+def replica() -> FakeReplica:
+    return FakeReplica(digits_of_the_model)
+
+
+@pytest.fixture
+def make(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> Make:
+    monkeypatch.setattr(Tokenizer, "from_directory", kept_tokenizer)
+
+    def dispatcher(settings: Settings, window: Any) -> Dispatcher:
+        return Dispatcher(settings, replica, window, limits=ReplicaLimits(pause_s=0.01))
+
+    monkeypatch.setattr(local, "Dispatcher", dispatcher)
+
+    def made(settings: Settings | None = None, **job: Any) -> LocalTranscriber:
+        return LocalTranscriber(settings or embedded(), TranscribeJob(("a.wav",), **job))
+
+    return made
+
+
+def file_of(folder: Path, samples: Samples) -> Path:
+    path = folder / "a.wav"
+    soundfile.write(path, samples, SAMPLE_RATE)
+    return path
+
+
+async def transcript_of(
+    transcriber: LocalTranscriber, path: Path, on_progress: Callable[..., None] = lambda *_: None
+) -> Transcript:
+    async with transcriber.running() as running:
+        assert running is transcriber
+        return await transcriber.transcribe(path, on_progress)
+
+
+async def test_progress_goes_from_chunk_to_chunk_up_to_the_whole(
+    make: Make, replica: FakeReplica, tmp_path: Path
+) -> None:
+    reached: list[tuple[float, float | None]] = []
+    transcriber = make()
+    path = file_of(tmp_path, noise(75.0))
+    transcript = await transcript_of(transcriber, path, lambda *done: reached.append(done))
+    assert transcript.text.split() == ["zero", *["one"] * (len(reached) - 1)]
+    ends_s = [end_s for end_s, _ in reached]
+    assert ends_s == sorted(ends_s)
+    assert (ends_s[-1], {whole_s for _, whole_s in reached}) == (75.0, {75.0})
+    assert transcriber.model == "whisper-digits"
+    with pytest.raises(RuntimeError, match="shutdown"):
+        await transcriber.transcribe(path, lambda *_: None)
+
+
+async def test_the_jobs_clips_and_channels_are_what_is_read(
+    make: Make, replica: FakeReplica, tmp_path: Path
+) -> None:
+    path = file_of(tmp_path, noise(10.0))
+    await transcript_of(make(clips=(Clip(2.0, 5.0),)), path)
+    assert sum(len(submit.samples) for submit in replica.submits) == pytest.approx(3 * SAMPLE_RATE, rel=0.1)
+    replica.submits.clear()
+    path = file_of(tmp_path, np.stack([noise(2.0), noise(2.0)[::-1]], 1))
+    await transcript_of(make(speakers=("Ann", "Zoe"), formats=("srt",)), path)
+    assert {submit.id.chunk for submit in replica.submits} == {0, 1}
+    replica.submits.clear()
+    await transcript_of(make(), path)
+    assert [submit.id.chunk for submit in replica.submits] == [0]
+
+
+async def test_one_recording_may_have_a_language_and_a_prompt_of_its_own(
+    make: Make, replica: FakeReplica, tmp_path: Path
+) -> None:
+    transcriber, path = make(prompt="one"), file_of(tmp_path, noise(1.0))
+    async with transcriber.running():
+        await transcriber.transcribe(path, lambda *_: None)
+        own = transcriber.options_for(None, "")
+        await transcriber.transcribe(path, lambda *_: None, own)
+    assert [bool(submit.options.prompt_tokens) for submit in replica.submits] == [True, False]
+    assert transcriber.options_for(None, None) == transcriber.options
+
+
+async def test_a_model_that_nobody_chose_and_that_recognises_nothing_is_a_failure(
+    make: Make, tmp_path: Path, replica: FakeReplica
+) -> None:
+    stands_in, path = embedded(why_embedded="no network"), file_of(tmp_path, noise(1.0))
+    assert (await transcript_of(make(stands_in), path)).text == "zero"
+    replica._answer = lambda _: say()
+    assert (await transcript_of(make(), path)).text == ""
+    with pytest.raises(ChunkFailed, match="whisper-digits, in the place of base, hears English digits only"):
+        await transcript_of(make(stands_in), path)
+
+
+async def test_the_reason_of_an_engine_that_cannot_start_is_told_for_each_recording(
+    make: Make, tmp_path: Path, replica: FakeReplica
+) -> None:
+    async def impossible() -> None:
+        raise StartImpossible("no such device")
+
+    replica.before_launch = impossible
+    with pytest.raises(EngineUnavailable, match=r"the engine could not be started: .*no such device"):
+        await transcript_of(make(), file_of(tmp_path, noise(1.0)))
+
+
+# -- Voices --------------------------------------------------------------------------------------------------
+
+
+class Track:
+    """Labels every text with the number of samples that it got."""
+
+    made: list[Track]
+
+    def __init__(self, count: SpeakerCount | None) -> None:
+        self.count, self.num_samples, self.was_closed = count, 0, False
+        Track.made.append(self)
+
+    def push(self, samples: Samples) -> None:
+        self.num_samples += len(samples)
+
+    async def wait_for_room(self) -> None:
+        pass
+
+    async def label(self, transcript: Transcript, tokenizer: Tokenizer) -> Transcript:
+        assert tokenizer.decode(tokenizer.encode(" one")) == " one"
+        return msgspec.structs.replace(transcript, text=f"{transcript.text} of {self.num_samples}")
+
+    def close(self) -> None:
+        self.was_closed = True
+
+
+async def test_voices_are_told_apart_where_the_job_asks_for_it(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Track.made = []
+    monkeypatch.setattr(local, "SpeakerTrack", Track)
+    monkeypatch.setattr(local, "require_speaker_models", lambda: None)
+    path, two = file_of(tmp_path, noise(1.0)), SpeakerCount(2, 2)
+    assert (await transcript_of(make(voices=two), path)).text == "zero of 16000"
+    assert (await transcript_of(make(), path)).text == "zero"
+    assert [(track.count, track.num_samples, track.was_closed) for track in Track.made] == [
+        (two, 16_000, True),
+        (None, 0, True),
+    ]
+
+
+def test_without_the_models_of_voices_the_job_ends_before_the_first_recording(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise SpeakersUnavailable("no voices")
+
+    monkeypatch.setattr(local, "require_speaker_models", missing)
+    make()
+    with pytest.raises(CheckpointError, match="no voices"):
+        make(voices=SpeakerCount())
