@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from asr_server.api.connections import BoundedHttpProtocol
@@ -131,17 +131,18 @@ class App:
 class Line:
     """One server's connections."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, app: ASGIApp | None = None, **config: Any) -> None:
         self.settings, self.app, self.loop = settings, App(), HandLoop()
         self.uploads = UploadStore(MIB, 4 * MIB)
         self.server = ServerState()
         self._config = uvicorn.Config(
-            self.app,
+            app or self.app,
             ws=BoundedWebSocketProtocol,
             log_config=None,
             timeout_keep_alive=1000,
             lifespan="off",
             access_log=False,
+            **config,
         )
 
     def connect(self, address: str = "10.0.0.1") -> tuple[BoundedHttpProtocol, Wire]:

@@ -59,15 +59,16 @@ def test_where_nothing_can_be_kept_a_folder_of_this_process_serves(
     assert not folder.is_relative_to(home)
 
 
-def test_the_folder_of_a_process_goes_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", ["(folder / 'reading').touch()", "folder.rmdir()"])
+def test_the_folder_of_a_process_goes_with_it(tmp_path: Path, last: str) -> None:
     (tmp_path / "file").touch()
-    code = (
-        "from asr_server.checkpoint.fetch import writable; folder = writable('readings')\n"
-        "(folder / 'reading').touch(); print(folder)"
-    )
+    code = f"from asr_server.checkpoint.fetch import writable; folder = writable('a'); print(folder); {last}"
     environment = os.environ | {"HF_HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}
-    folder = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
-    assert Path(folder.strip()).parent == tmp_path
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment, text=True, capture_output=True, check=True
+    )
+    assert Path(ended.stdout.strip()).parent == tmp_path
+    assert ended.stderr == ""
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

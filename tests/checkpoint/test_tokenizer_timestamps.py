@@ -64,6 +64,7 @@ def test_a_text_that_ends_with_a_time_is_whole_unless_it_was_cut_off_there() -> 
 def test_a_border_is_two_times_in_a_row() -> None:
     times = Timestamps(TOKENIZER, 6.0)
     assert times.borders(TAIL) == [3]
+    assert times.borders((at(TOKENIZER, 0), at(TOKENIZER, 0), *words("1"))) == [1]
     assert times.borders((at(TOKENIZER, 0), *words("1"), at(TOKENIZER, 1), *words("2"))) == []
     assert times.is_time(at(TOKENIZER, 0))
     assert not times.is_time(at(TOKENIZER, 0) - 1)
