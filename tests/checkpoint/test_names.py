@@ -46,6 +46,19 @@ def test_every_published_model_has_one_name_and_sums_of_sha256() -> None:
         assert model.wheels is None or set(model.wheels.members) == set(model.sha256)
 
 
+@pytest.mark.parametrize(
+    ("name", "copies"),
+    [
+        ("small.en", ("Systran/faster-whisper-small.en",)),
+        ("distil-small.en", ("Systran/faster-distil-whisper-small.en",)),
+        ("base", ("openai/whisper-base",)),
+    ],
+)
+def test_a_copy_that_other_programs_fetched_is_the_same_model(name: str, copies: tuple[str, ...]) -> None:
+    assert published(name).cached == copies
+    assert all(model.cached for model in SHORT_NAMES.values())
+
+
 def test_a_repository_of_somebody_else_is_taken_as_it_is() -> None:
     model = published("Systran/faster-whisper-small")
     assert (model.repository, model.revision, model.sha256) == ("Systran/faster-whisper-small", "main", {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_server.checkpoint.pickled import check_pickled, read_openai
+from asr_server.checkpoint.pickled import check_pickled, read_openai, read_torch
 from asr_server.errors import CheckpointError
 
 DIMS = {"n_audio_head": 2, "n_text_head": 3, "n_audio_layer": 4, "n_text_layer": 5, "n_mels": 80}
@@ -117,3 +118,53 @@ def test_a_file_that_is_cut_short_is_damaged(tmp_path: Path) -> None:
     for read in (read_openai, check_pickled):
         with pytest.raises(CheckpointError, match=DAMAGED):
             read(path)
+
+
+def with_pickle(path: Path, pickled: bytes) -> Path:
+    """Write an archive as of `torch.save`, with a description of the test's own."""
+    with zipfile.ZipFile(path, "w") as written:
+        written.writestr("x/data.pkl", pickled)
+        written.writestr("x/data/0", bytes(96))
+    return path
+
+
+@pytest.mark.parametrize(
+    "asked_for", [b"os\nFloatStorage", b"torch\nload", b"builtins\neval", b"torch._utils\n_rebuild_tensor"]
+)
+def test_a_file_that_asks_for_anything_else_is_refused(tmp_path: Path, asked_for: bytes) -> None:
+    # {"model_state_dict": {}, "dims": {...}, "more": what is asked for}
+    known = pickle.dumps({"model_state_dict": {}, "dims": DIMS}, 2)[2:-1]
+    content = b"\x80\x02" + known + b"X\x04\0\0\0more%ss."
+    read_openai(with_pickle(tmp_path / "right.pt", content % b"N"))
+    with pytest.raises(CheckpointError, match=NO_CHECKPOINT):
+        read_openai(with_pickle(tmp_path / "x.pt", content % (b"c" + asked_for + b"\n")))
+
+
+# -- Files of torch whose tensors alone are wanted --
+
+
+def test_of_any_saved_dictionary_the_tensors_of_32_bits_are_read(tmp_path: Path) -> None:
+    part = LARGE[2:5]
+    state = {"whole": LARGE, "part": part, "half": LARGE.half(), "none": torch.zeros(0, 4)}
+    torch.save(state, tmp_path / "x.pt")
+    found = read_torch(tmp_path / "x.pt")
+    assert {name: values.tolist() for name, values in found.items()} == {
+        "whole": LARGE.tolist(),
+        "part": part.tolist(),
+        "none": [],
+    }
+    assert (found["none"].shape, found["whole"].dtype) == ((0, 4), "float32")
+
+
+class Unknown:
+    def __init__(self) -> None:
+        self.more = [1, 2]
+
+
+def test_objects_beside_an_entry_with_tensors_are_passed_over_and_none_is_made(tmp_path: Path) -> None:
+    beside = {"type": torch.float32, "place": torch.device("cpu"), "own": [Unknown()], "numbers": {1: 2}}
+    torch.save({"beside": beside, "state_dict": {"a": LARGE}}, tmp_path / "x.pt")
+    assert read_torch(tmp_path / "x.pt", "state_dict")["a"].tolist() == LARGE.tolist()
+    for key in ("more", None):
+        with pytest.raises(CheckpointError, match="is no file of torch"):
+            read_torch(tmp_path / "x.pt", key)

