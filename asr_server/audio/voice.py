@@ -51,6 +51,10 @@ MISSED_S: Final = 4.0  # so much, which no time is off by
 EVEN_PEAK: Final = 0.3
 BELOW_CLICKS: Final = 0.999  # of the samples, by their size
 FAINTEST_PEAK: Final = 1e-4
+BURST_BLOCK: Final = SAMPLE_RATE // 100
+BELOW_BURSTS: Final = 0.8  # of the blocks, by their peaks: what the rest is as loud as
+BURST: Final = 20.0  # times as loud as the rest (26 dB)
+FAINTEST_REST: Final = 0.001  # -60 dBFS: what is fainter is the noise of a microphone
 HUM_PERIOD: Final = SAMPLE_RATE // 10  # of the mains' hum, at 50, 60 and 100 Hz alike
 HUM_RESIDUE: Final = 0.1  # of its power, by which a period may differ from the next one; of speech 0.03 % do
 SILENCE: Final = 3 * FRAME  # before them and behind
@@ -184,18 +188,42 @@ def _behind_pause_s(speech_s: Iterable[tuple[float, float]], min_pause_s: float)
 
 
 def _score_isolated(samples: Samples, phase: int = 0) -> Probabilities:
-    """Score evened samples between silences: short words alone are missed otherwise."""
-    before, behind = np.zeros(SILENCE + phase, np.float32), np.zeros(SILENCE, np.float32)
-    return speech_probabilities(np.concatenate([before, _evened(samples), behind]))
+    """Score evened samples between silences: short words alone are missed otherwise.
 
-
-def _evened(samples: Samples) -> Samples:
+    Where bursts drown the rest, score it without them too: the likelier counts.
+    """
     if not len(samples):
-        return samples
+        return speech_probabilities(np.zeros(2 * SILENCE + phase, np.float32))
     centred = _without_hum(samples - np.float32(samples.mean(dtype=np.float64)))
+    heard = _score_evened(centred, phase)
+    calm = _without_bursts(centred)
+    return heard if calm is None else np.maximum(heard, _score_evened(calm, phase))
+
+
+def _score_evened(centred: Samples, phase: int) -> Probabilities:
+    before, behind = np.zeros(SILENCE + phase, np.float32), np.zeros(SILENCE, np.float32)
+    return speech_probabilities(np.concatenate([before, _evened(centred), behind]))
+
+
+def _evened(centred: Samples) -> Samples:
     peak = max(float(np.quantile(np.abs(centred), BELOW_CLICKS)), FAINTEST_PEAK)
     evened: Samples = np.clip(centred * np.float32(EVEN_PEAK / peak), -1, 1)
     return evened
+
+
+def _without_bursts(centred: Samples) -> Samples | None:
+    """Return the samples with bursts, as of thumps, as quiet as the rest; None where there are none."""
+    num_blocks = len(centred) // BURST_BLOCK
+    blocks = centred[: num_blocks * BURST_BLOCK].reshape(num_blocks, BURST_BLOCK)
+    peaks = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
+    rest = float(np.quantile(peaks, BELOW_BURSTS)) if num_blocks else 0.0
+    if rest < FAINTEST_REST or peaks.max() < BURST * rest:
+        return None
+    padded = np.pad(np.minimum(1, rest / np.maximum(peaks, rest)), 1, mode="edge")
+    gains = np.minimum(np.minimum(padded[:-2], padded[1:-1]), padded[2:])  # whole before a burst begins
+    middles = (np.arange(num_blocks) + 0.5) * BURST_BLOCK
+    calm: Samples = centred * np.interp(np.arange(len(centred)), middles, gains).astype(np.float32)
+    return calm
 
 
 def _without_hum(samples: Samples) -> Samples:
