@@ -277,3 +277,45 @@ def test_a_few_processes_wait_for_the_next_file_and_none_outlives_the_forkserver
     processes.give_back(again)
     assert again.connection.fileno() < 0, "nobody would tell how it ends"
     assert not psutil.pid_exists(first)
+
+
+class Forkserver:
+    """Stands for a forkserver's process: it takes no connection, or all."""
+
+    def __init__(self, pass_fds: list[int], is_dead: bool) -> None:
+        self.pid, self.ended = 1000, list[str]()
+        self.connection = None if is_dead else socket.socket(fileno=os.dup(pass_fds[0]))
+
+    def kill(self) -> None:
+        self.ended.append("killed")
+
+    def wait(self) -> None:
+        self.ended.append("waited for")
+
+
+def test_a_forkserver_that_has_died_is_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Forkserver] = []
+
+    def start(*_: object, pass_fds: list[int], **__: object) -> Forkserver:
+        started.append(Forkserver(pass_fds, is_dead=not started))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    processes = DecodeProcesses()
+    with open(os.devnull, "rb") as file:
+        process = processes.take(b"task", file.fileno())
+    first, second = started
+    assert (first.ended, second.ended) == (["killed", "waited for"], [])
+    assert process.forkserver is second  # type: ignore[comparison-overlap]
+    assert second.connection is not None
+    message, fds, _, _ = socket.recv_fds(second.connection, 16, 2)
+    assert message == b"f"
+    with socket.socket(fileno=fds[0]) as theirs:
+        task, files, _, _ = socket.recv_fds(theirs, 16, 2)
+    assert (task, len(files)) == (b"task", 2)
+    for fd in (fds[1], *files):
+        os.close(fd)
+    process.close()
+    processes.shutdown()
+    assert second.ended == ["killed", "waited for"]
+    second.connection.close()

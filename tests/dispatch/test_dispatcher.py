@@ -351,7 +351,9 @@ async def test_before_a_stop_requests_are_finished_in_the_order_in_which_they_ca
     handles = [app.dispatcher.open(name) for name in ("first", "second", "third")]
     tasks = [app.send(handle, index) for index in range(4) for handle in handles]
     await until(lambda: app.dispatcher.num_chunks == 12)
+    assert not app.dispatcher.draining
     app.dispatcher.drain()
+    assert app.dispatcher.draining, "new requests are refused by this"
     order = await served_in_order(app, 12)
     rest = [id.request_id for id in order[2:]]  # two were on their way before
     assert rest == sorted(rest)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ from asr_server.dispatch import ray_cluster as module
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.ray_cluster import LocalCluster, address_to_join, check_answers, cluster_address
 from tests.embedded import embedded
+from tests.forked import Fork
 
 GREETING = bytes(3) + b"\x04" + bytes(5)  # an empty frame of HTTP/2's settings
 
@@ -232,6 +236,38 @@ def test_why_one_does_not_start_is_said(line: str, reason: str, monkeypatch: pyt
     monkeypatch.setattr(subprocess, "Popen", lambda _, **options: popen(command, **options))
     with pytest.raises(OSError, match=f"^no Ray cluster could be started on this machine: {reason}$"):
         LocalCluster()
+
+
+def test_a_signal_is_the_servers_business_while_its_process_starts_ray_and_afterwards(tmp_path: Path) -> None:
+    session = tmp_path / "session"
+    session.mkdir()
+
+    def work(tell: Callable[[Any], None]) -> None:
+        def init(**options: Any) -> SimpleNamespace:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                os.kill(os.getpid(), number)
+                signal.signal(number, signal.SIG_DFL)
+            tell(options)
+            return SimpleNamespace(address_info={"address": "127.0.0.1:4321", "session_dir": str(session)})
+
+        sys.modules["ray"] = SimpleNamespace(init=init, shutdown=session.joinpath("ended").touch)  # type: ignore[assignment]
+        module.main()
+
+    process = Fork(work)
+    assert process.line() == "the cluster's address: 127.0.0.1:4321"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(process.pid, number)
+    process.give_no_more()
+    ended = process.end()
+    assert (ended.status, ended.errors) == (0, "")
+    assert not session.exists()
+    assert ended.told == {
+        "address": "local",
+        "include_dashboard": False,
+        "object_store_memory": 80 << 20,
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+    }
 
 
 @pytest.mark.slow

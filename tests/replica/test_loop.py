@@ -191,6 +191,7 @@ def test_a_replica_closes_its_engine_and_its_end_when_it_is_drained(
     monkeypatch.setattr(engine, "close", lambda: closed.append(True))
     loop.run(server, lambda: engine)
     assert closed == [True]
+    assert server.sent == [engine.initial_credit()], "it has offered its slots until then"
     assert (server.is_closed, server.is_beating) == (True, False)
     assert server.beats
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -105,6 +106,19 @@ def test_torch_is_loaded_once_the_heartbeat_beats() -> None:
     """To import it takes seconds, in which nobody could tell the process from one that hangs."""
     code = "import asr_server.replica.main, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["asr_server.replica.main", "asr_server.replica.ranks"])
+def test_a_process_runs_by_the_name_of_its_module(name: str) -> None:
+    def work(tell: Callable[[Any], None]) -> None:
+        del sys.modules[name]  # as in a process that begins with it
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+    process = Fork(work)
+    process.give(b"no settings\n")
+    ended = process.end()
+    assert ended.status == 99
+    assert "DecodeError: JSON is malformed" in ended.errors
 
 
 # -- On another host --

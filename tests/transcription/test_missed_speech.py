@@ -244,6 +244,10 @@ def test_speech_of_half_a_second_without_a_word_is_left_out() -> None:
     assert left_out((2.0, 2.6), (6.0, 9.0), num_sent=1) is None, "what was sent stands"
 
 
+def test_speech_at_the_very_start_without_a_word_is_left_out() -> None:
+    check(left_out((0.0, 0.6), (2.0, 9.0), words_s=(2.0, 9.0)), 0, 0.0, 1.3)
+
+
 def test_runs_of_speech_without_a_word_are_read_together() -> None:
     check(left_out((1.0, 2.0), (2.5, 3.0), (3.5, 3.6), (6.0, 9.0)), 0, 0.7, 4.1)
 

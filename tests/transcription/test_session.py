@@ -11,6 +11,7 @@ from asr_server.audio.recording import Recording
 from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult, DecodingOptions, TranscriptDelta
 from asr_server.errors import ChunkFailed
+from asr_server.metrics import REGISTRY
 from asr_server.transcription import RequestSession
 from tests.fake_replica import noise, say, wav
 from tests.memory_file import MemoryFile
@@ -46,6 +47,17 @@ async def test_the_first_delta_does_not_wait_for_the_second(app: RunningApp) -> 
         app.replica.release(app.replica.held[0])
         assert (await anext(deltas)).text == "zero"
         await until(lambda: len(app.replica.held) == 2)
+
+
+async def test_how_long_the_first_text_took_is_counted_once(app: RunningApp) -> None:
+    def num_counted() -> float:
+        return REGISTRY.get_sample_value("asr_time_to_first_text_seconds_count") or 0.0
+
+    before = num_counted()
+    async with app.transcriber.transcribe(Recording(MemoryFile(THREE_CHUNKS)), ENGLISH) as session:
+        assert num_counted() == before
+        assert len([delta async for delta in session]) == 3
+    assert num_counted() == before + 1
 
 
 async def test_while_the_language_is_open_no_second_chunk_goes_out(app: RunningApp) -> None:
