@@ -9,6 +9,7 @@ from asr_server.core import ChunkId, DecodingOptions
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.engine.cuda import Transfers
 from asr_server.engine.slots import SlotStart, SlotState, SlotTable, grouped
+from asr_server.model.kernels import TORCH
 
 END, FIRST_TIME = 60, 70
 CPU = torch.device("cpu")
@@ -133,3 +134,24 @@ def test_what_moves_is_active_in_its_new_slot_alone() -> None:
     assert history(state, 0) == (5, 70, 4, 2, 70)
     assert float(state.temperature[0]) == 0.5
     assert state.active.tolist() == [True, False, False]
+
+
+def test_a_step_appends_its_tokens_and_is_reported() -> None:
+    state = SlotState.empty(3, 4, CPU)
+    state.active[:2] = True
+    state.no_speech.copy_(torch.tensor([0.25, 0.5, 0.75]))
+    tokens, logprobs = torch.tensor([5, END, FIRST_TIME + 1]), torch.tensor([-0.5, -1.0, -2.0])
+    report = state.end_step(tokens, logprobs, torch.ones(2, 3), FIRST_TIME, END, TORCH)
+    assert report.dtype == torch.double
+    assert report.tolist() == [
+        [5, END, FIRST_TIME + 1],
+        [-0.5, -1.0, -2.0],
+        [0.25, 0.5, 0.75],
+        [1, 1, 1],
+        [1, 1, 1],
+    ]
+    assert state.active.tolist() == [True, False, False]
+    assert state.token.tolist() == tokens.tolist()
+    assert state.generated[:, 0].tolist() == tokens.tolist()
+    assert state.num_generated.tolist() == state.position.tolist() == [1, 1, 1]
+    assert state.last_time.tolist() == [0, 0, FIRST_TIME + 1]

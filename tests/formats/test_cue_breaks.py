@@ -188,6 +188,14 @@ def test_a_pause_of_a_second_ends_a_cue(pause_s: float, cues: list[list[str]]) -
     assert lines_of(words + spoken("three four", start_s=words[-1].end_s + pause_s)) == cues
 
 
+def test_two_lines_of_42_letters_and_seven_seconds_are_one_cue() -> None:
+    line = f"{'x' * 20} {'y' * 21}"
+    assert lines_of(spoken(f"{line} {line}", 0.05)) == [[line, line]]
+    assert len(lines_of(spoken(f"{line} {line}z", 0.05))) == 2
+    for end_s, num_cues in ((7.0, 1), (7.0625, 2)):
+        assert len(lines_of([Word(" one", 0.0, 3.5), Word(" two", 3.5, end_s)])) == num_cues
+
+
 def test_a_fast_cue_stays_as_long_as_it_takes_to_read_where_a_pause_follows() -> None:
     fast, later = spoken("forty letters are spoken in half a second", 0.012), spoken("later", start_s=10.0)
     first, _ = readable_cues([*fast, *later])

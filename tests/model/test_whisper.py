@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -136,6 +136,25 @@ def test_embeddings_take_half_the_memory_where_float16_has_the_very_numbers(
     decoder = load_whisper(described(tmp_path), "cpu", torch.float32).decoder
     assert torch.equal(decoder.embedding.float(), stored)
     assert decoder.embedding.dtype == (torch.float16 if in_float16 else torch.float32)
+
+
+def test_each_norm_has_the_weights_of_its_place(tmp_path: Path) -> None:
+    norms = {name: torch.rand_like(weights()[name]) for name in weights() if "layer_norm" in name}
+    save_file(weights() | norms, tmp_path / "model.safetensors")
+    model = load_whisper(described(tmp_path), "cpu", torch.float32)
+    for kind, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        found: dict[str, nn.LayerNorm] = {f"model.{kind}.layer_norm": stack.norm}
+        layers: Any = stack.layers
+        for number, layer in enumerate(layers):
+            start = f"model.{kind}.layers.{number}"
+            found |= {f"{start}.self_attn_layer_norm": layer.norm}
+            found |= {f"{start}.final_layer_norm": layer.feed_forward.norm}
+            if kind == "decoder":
+                found |= {f"{start}.encoder_attn_layer_norm": layer.cross_norm}
+        for name, norm in found.items():
+            assert torch.equal(norm.weight, norms.pop(f"{name}.weight")), name
+            assert torch.equal(norm.bias, norms.pop(f"{name}.bias")), name
+    assert not norms
 
 
 def test_a_checkpoint_without_weights_is_refused(tmp_path: Path) -> None:

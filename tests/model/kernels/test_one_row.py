@@ -61,6 +61,17 @@ def test_a_product_without_norm_is_torchs(dtype: torch.dtype) -> None:
 
 
 @torch.inference_mode()
+def test_rows_beside_each_other_have_programs_of_their_own() -> None:
+    norm, product = nn.LayerNorm(40, device=DEVICE), linear(40, 9, torch.float32)
+    x, change = torch.randn(2, 3, 1, 40, device=DEVICE).unbind()
+    weights = norm.weight, norm.bias, norm.eps, None, product.weight, product.bias, False
+    total, found = one_row.norm_product(x, change, *weights)
+    torch.testing.assert_close(total, x + change)
+    torch.testing.assert_close(found, product(norm(x + change)))
+    torch.testing.assert_close(one_row.row_product(x, product.weight, product.bias), product(x))
+
+
+@torch.inference_mode()
 def test_what_leaves_float16_is_kept_within_it() -> None:
     norm = nn.LayerNorm(16, device=DEVICE, dtype=torch.float16)
     large = torch.full((1, 1, 16), 60_000.0, device=DEVICE, dtype=torch.float16)
