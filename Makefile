@@ -26,12 +26,12 @@ serve: .venv/serve.stamp  ## the server, with whisper-base (ARGS='--model turbo 
 transcribe: .venv/serve.stamp  ## a recording as text, without a server (FILE=talk.m4a ARGS='--model turbo ...')
 	@$(BIN)/asr-server transcribe $(ARGS) -- "$(FILE)"
 
-# Three processes for two cores: tests wait a third of their time, for servers and for the clock.
+# Four processes for two cores: tests wait, for servers and for the clock.
 test: .venv/test.stamp  ## the test suite; fetches weights, speech, browsers and the Node client where it can
 	@benchmarks/speech/install.sh
 	@tests/install-browser.sh
 	@tests/node/install.sh
-	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal $(ARGS)
 
 quick: .venv/test.stamp  ## the tests that need no server, browser, Ray, Triton, reference implementation nor seconds
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not trial and not slow" $(ARGS)
