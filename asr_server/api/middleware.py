@@ -93,6 +93,7 @@ UNKNOWN_ROUTE: Final = "other"
 NOT_READY: Final = "not_ready"  # in the place of a status that would count as a fault of the server
 NO_CLOSE_CODE: Final = 1005  # the protocol's number for a close without one
 BROKEN: Final = 1006  # and for a connection that ended without a close
+CLOSED_BY_SERVER: Final = "closed_by_server"  # in a session's state: for a frame that may not come
 LAST_MESSAGES_S: Final = 1.0
 MAX_STANDARD_CODE: Final = 1015  # clients may choose larger ones
 SWITCHED: Final = 101  # HTTP's status of a handshake that opened a session
@@ -170,16 +171,18 @@ class RequestLogMiddleware:
         started_at = time.monotonic()
         stats = metrics.begin_request_stats(lambda: _route_of(scope))
         trace = self._begin_trace(scope, stats)
-        closed_by, code, refusal = "nobody", BROKEN, 0
+        closed_by, code, refusal = "", BROKEN, 0
 
         def note(who: str, message: Message, type: str) -> None:
             nonlocal closed_by, code
-            if message["type"] == type and closed_by == "nobody":
-                closed_by, code = who, message.get("code") or NO_CLOSE_CODE
+            if message["type"] == type and not closed_by:
+                code = message.get("code") or NO_CLOSE_CODE
+                closed_by = "nobody" if code == BROKEN else who
 
         async def receive_and_note_code() -> Message:
             message = await receive()
-            note("the client", message, "websocket.disconnect")
+            who = "the server" if CLOSED_BY_SERVER in scope["state"] else "the client"
+            note(who, message, "websocket.disconnect")
             return message
 
         async def send_and_note_code(message: Message) -> None:
@@ -191,7 +194,7 @@ class RequestLogMiddleware:
 
         try:
             await self._app(scope, receive_and_note_code, send_and_note_code)
-            if closed_by == "nobody" and not refusal:
+            if not closed_by and not refusal:
                 await _read_to_the_end(receive_and_note_code)
         finally:
             route, duration_s = _route_of(scope), time.monotonic() - started_at
@@ -201,7 +204,8 @@ class RequestLogMiddleware:
                 figures = report_request(what, route, refusal, duration_s, stats)
                 self._count(stats, refusal)
             else:
-                figures = report_session(f"{what}: closed by {closed_by}", route, code, duration_s, stats)
+                end = f"{what}: closed by {closed_by or 'nobody'}"
+                figures = report_session(end, route, code, duration_s, stats)
                 self._count(stats, SWITCHED, close_code=code)
             if trace is not None:
                 trace.end(what, figures)

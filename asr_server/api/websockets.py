@@ -13,7 +13,7 @@ from asr_server import metrics
 from asr_server.api.connections import raw_reply
 from asr_server.api.errors import response_to
 from asr_server.api.frames import PIECE_BYTES, FrameCutter
-from asr_server.api.middleware import UNKNOWN_ROUTE, new_request_id
+from asr_server.api.middleware import BROKEN, CLOSED_BY_SERVER, UNKNOWN_ROUTE, new_request_id
 from asr_server.errors import HeadersTooLarge, InvalidValue
 
 MAX_FRAMES_AHEAD: Final = 1024.0  # small frames that may come in a burst
@@ -45,7 +45,8 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         left = [self.queue.get_nowait() for _ in range(self.queue.qsize())]
         for message in left:  # the client's close comes before the end of its connection
             if message["type"] == "websocket.disconnect":
-                self.queue.put_nowait(message)
+                has_closed = self.conn.close_rcvd or self.conn.close_sent
+                self.queue.put_nowait(message if has_closed else message | {"code": BROKEN})
 
     def data_received(self, data: bytes) -> None:
         """Parse in parts: small frames cost more than bytes."""
@@ -78,6 +79,10 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         gained += sum(len(frame.data) / BYTES_PER_FRAME - 1 for frame in frames)
         self._frames_left, self._refilled_at = min(MAX_FRAMES_AHEAD, self._frames_left + gained), now
         super().handle_events()
+
+    def handle_parser_exception(self) -> None:
+        self.scope["state"][CLOSED_BY_SERVER] = True
+        super().handle_parser_exception()
 
     def handle_text(self, event: Frame) -> None:
         self._num_held = len(event.data)

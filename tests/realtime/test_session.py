@@ -190,6 +190,40 @@ async def test_a_close_right_behind_a_commit_is_counted_as_the_clients(
     assert all("closed by the client with 1000" in message for message in sessions_in(caplog))
 
 
+async def test_a_connection_that_breaks_is_not_counted_as_a_close_by_the_client(
+    app: RunningApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="asr_server.api.middleware")
+    before = await read(app)
+    async with open_session(url(app)) as client:
+        client.socket.transport.abort()
+        await until(lambda: len(sessions_in(caplog)) == 1)
+    assert "closed by nobody with 1006" in sessions_in(caplog)[0]
+    async with open_session(url(app)) as client:
+        client.socket.protocol.send_close()  # without a code
+        client.socket.transport.write(b"".join(client.socket.protocol.data_to_send()))
+        await until(lambda: len(sessions_in(caplog)) == 2)
+    assert "closed by the client with 1005" in sessions_in(caplog)[1]
+    after = await read(app)
+    for code in (1005, 1006):
+        assert growth(before, after, f'asr_realtime_sessions_closed_total{{code="{code}"}}') == 1
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"),
+    [(b"\xf1\x80" + bytes(4), 1002), (b"\x81\xff" + (1 << 25).to_bytes(8) + bytes(4), 1009)],
+    ids=["reserved bits", "32 MiB"],
+)
+async def test_a_frame_that_may_not_come_is_counted_as_a_close_by_the_server(
+    app: RunningApp, caplog: pytest.LogCaptureFixture, frame: bytes, code: int
+) -> None:
+    caplog.set_level("INFO", logger="asr_server.api.middleware")
+    async with open_session(url(app)) as client:
+        client.socket.transport.write(frame)
+        await until(lambda: len(sessions_in(caplog)) == 1)
+    assert f"closed by the server with {code}" in sessions_in(caplog)[0]
+
+
 async def test_the_answer_to_the_handshake_has_the_requests_id(app: RunningApp) -> None:
     async with open_session(url(app), additional_headers={"X-Request-Id": "mine"}) as client:
         assert client.socket.response is not None
