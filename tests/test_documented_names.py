@@ -13,9 +13,14 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
+from websockets.http11 import MAX_LINE_LENGTH
 
 from asr_server import errors
+from asr_server.api.connections import MAX_HEADERS, MAX_PIPELINED, MAX_SMALL_CHUNKS, SMALL_CHUNK_BYTES
 from asr_server.api.errors import response_to
+from asr_server.api.form import MAX_DELIMITERS
+from asr_server.api.middleware import MAX_DISCARDED_BYTES
+from asr_server.api.websockets import BYTES_PER_FRAME, FRAMES_PER_S
 from asr_server.cli import main
 from asr_server.config import (
     DEFAULT_MODEL,
@@ -165,6 +170,20 @@ def test_the_bounds_of_clients_have_the_defaults_of_the_settings() -> None:
     for _, setting, default, *_ in rows_of(LIMITS, "bound"):
         if setting != "fixed":
             assert number_of(default) == getattr(Settings(), setting.strip("`")), setting
+
+
+def test_the_fixed_bounds_of_clients_are_those_of_the_code() -> None:
+    bounds = {
+        "one header line of a WebSocket's request": MAX_LINE_LENGTH,
+        "headers of a request, number": MAX_HEADERS,
+        f"WebSocket frames under {BYTES_PER_FRAME} bytes": FRAMES_PER_S,
+        "requests sent ahead of replies": MAX_PIPELINED,
+        f"chunks of a body under {SMALL_CHUNK_BYTES} bytes": MAX_SMALL_CHUNKS,
+        "boundaries in a multipart body": MAX_DELIMITERS,
+        "what is still read after an early refusal": MAX_DISCARDED_BYTES,
+    }
+    rows = rows_of(LIMITS, "bound")
+    assert {what: number_of(default) for what, setting, default, *_ in rows if setting == "fixed"} == bounds
 
 
 def test_settings_have_their_variables_and_defaults() -> None:
