@@ -53,7 +53,7 @@ def _add_norm(  # type: ignore[no-untyped-def]
     y = tl.load(x + place, inside, other=0.0).to(tl.float32)
     y += tl.load(change + of_change, inside, other=0.0).to(tl.float32)
     if IS_LIMITED:
-        y = tl.minimum(tl.maximum(y, -limit), limit)
+        y = tl.clamp(y, -limit, limit, propagate_nan=tl.PropagateNan.ALL)  # it must be seen, not limited
     rounded = y.to(total.dtype.element_ty)
     tl.store(total + place, rounded, inside)
     y = rounded.to(tl.float32)  # the norm is of what is stored, as torch's is

@@ -118,5 +118,5 @@ def _sum(x, change, n, inside, limit, IS_LIMITED: tl.constexpr):  # type: ignore
     y = tl.load(x + n, inside, other=0.0).to(tl.float32)
     y += tl.load(change + n, inside, other=0.0).to(tl.float32)
     if IS_LIMITED:
-        y = tl.minimum(tl.maximum(y, -limit), limit)
+        y = tl.clamp(y, -limit, limit, propagate_nan=tl.PropagateNan.ALL)  # it must be seen, not limited
     return y.to(x.dtype.element_ty)
