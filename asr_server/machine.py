@@ -1,4 +1,4 @@
-"""Find this process's cores, memory, GPUs and files. Imports no torch."""
+"""Find this process's cores, memory and GPUs; set priorities, sockets, limits. Imports no torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def default_preprocess_workers() -> int:
 
 
 def cores_of(index: int, count: int) -> tuple[int, ...]:
-    """Return one process's own cores; none if there are fewer cores than processes.
+    """Return one process's own cores; none if processes outnumber them.
 
     All cores of the affinity mask are dealt out: groups limited by quotas would crowd the first ones.
     """

@@ -187,6 +187,7 @@ _FILE_ENDINGS: Final = (".pt", ".pth", ".bin", ".gguf", ".safetensors")
 def published(name: str) -> Published:
     """Return the model of that name; `large-v3` and `openai/whisper-large-v3` are one."""
     short = SHORT_NAMES.get(name.removeprefix("whisper-"))
+    # Any other name is taken for a repository of somebody else.
     return short or _BY_REPOSITORY.get(name) or Published(name, name, 0, num_languages=0)
 
 

@@ -1,4 +1,4 @@
-"""Judge a try of the temperature ladder: what needs another one, after openai/whisper's rules."""
+"""Judge the temperature ladder's tries: by openai/whisper's rules for another, ours for the best."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_broken(result: ChunkResult) -> bool:
 
 
 def is_no_number(logprob: float) -> bool:
-    return not logprob <= 1.0
+    return not logprob <= 1.0  # NaN, or no logarithm of a probability, whatever the rounding
 
 
 def is_implausible(result: ChunkResult, options: DecodingOptions) -> bool:

@@ -1,4 +1,4 @@
-"""Azure OpenAI's audio routes: the deployment is the model, the key comes in `api-key`."""
+"""Azure OpenAI's audio routes: the deployment is the model, `api-key` may hold the key."""
 
 from __future__ import annotations
 
