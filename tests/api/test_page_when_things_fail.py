@@ -121,9 +121,13 @@ def unlock(page: Page) -> None:
 def test_files_wait_for_a_key_and_go_on_with_it(open_page: OpenPage, path: str) -> None:
     page = open_page(mock=lambda page: page.route(path, refuse_key))
     names = ["1.wav", "2.wav", "3.wav"]
+    choose(page, payload("0.wav"))
+    expect(page.locator("#queue-text")).to_have_text(
+        "The server asks for a key: 1 file will go on by itself."
+    )
     choose(page, *(payload(name) for name in names))
     expect(page.locator("#queue-text")).to_have_text(
-        "The server asks for a key: 3 files will go on by themselves."
+        "The server asks for a key: 4 files will go on by themselves."
     )
     unlock(page)
     for name in names:

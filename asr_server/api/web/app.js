@@ -49,7 +49,8 @@ scheduler.addEventListener("end", ({ detail: { name, state } }) => {
 scheduler.addEventListener("change", () => {
   const again = cards.retriable;
   const isWaiting = scheduler.isHeld && scheduler.size > 0;
-  const held = `${serving.state === "locked" ? "The server asks for a key" : "The server is away"}: ${count(scheduler.size, "file")} will go on by themselves.`;
+  const why = serving.state === "locked" ? "The server asks for a key" : "The server is away";
+  const held = `${why}: ${count(scheduler.size, "file")} will go on by ${scheduler.size === 1 ? "itself" : "themselves"}.`;
   $("queue").hidden = !isWaiting && again.length < 2;
   $("try-all").hidden = again.length < 2;
   const text = isWaiting ? held : `${again.length} files could not be transcribed.`;
