@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from av.stream import Disposition
 
-from asr_server.audio.ffmpeg_decoder import FfmpegDecoder
+from asr_server.audio.ffmpeg_decoder import FfmpegDecoder, _TimeLine
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.recording import Recording
 from asr_server.audio.tracks import TrackChoice
@@ -70,6 +72,31 @@ def test_a_gap_in_the_time_stamps_is_silence(
 def test_a_clock_that_jumps_in_a_transport_stream_is_no_silence(tmp_path: Path) -> None:
     path = write_film(tmp_path / "a.ts", "mpegts", [Sound(tone(440), gap=(1.0, 3600.0))])
     assert len(all_of(FfmpegDecoder(opened(path)))) / 48_000 == pytest.approx(2.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("container", "jump_s", "silence_s", "is_followed"),
+    [
+        ("mpegts", 10.0, 10.0, True),
+        ("mpegts", 10.125, 0.0, True),
+        ("matroska", 10.125, 10.125, True),
+        ("matroska", 0.125, 0.125, True),
+        ("matroska", 0.09375, 0.0, False),
+        ("matroska", -1.0, 0.0, False),
+        ("matroska", -1.03125, 0.0, True),
+    ],
+)
+def test_how_long_a_jump_of_the_time_stamps_is_silence_and_whether_the_time_line_follows_it(
+    container: str, jump_s: float, silence_s: float, is_followed: bool
+) -> None:
+    def frame(start_s: float) -> SimpleNamespace:
+        return SimpleNamespace(pts=round(start_s * 32), samples=8000, sample_rate=16_000)
+
+    file = SimpleNamespace(format=SimpleNamespace(name=container), start_time=0, duration=None)
+    line = _TimeLine(file, SimpleNamespace(time_base=Fraction(1, 32)), frame(0.0))
+    starts_s = (0.0, 0.5, 1.0 + jump_s, 1.5 + jump_s)
+    assert [line.gap_before(frame(start_s)) for start_s in starts_s] == [0.0, 0.0, silence_s, 0.0]
+    assert line.end_s == 2.0 + jump_s * is_followed
 
 
 def test_time_stamps_that_begin_again_do_not_hide_a_later_gap(tmp_path: Path) -> None:

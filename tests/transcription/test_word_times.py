@@ -226,7 +226,7 @@ def test_words_in_a_long_pause_to_the_limit() -> None:
     assert silence == [(1.5, pytest.approx(1.75, abs=0.03)), (pytest.approx(1.75, abs=0.03), 2.0)]
     late = moved(said, word(0.5, 1.25, 1.0), word(1.25, 1.53125, 1.515625))
     assert late[1][0] < 1.5, "there is no room for both behind it"
-    just = moved(said, word(0.5, 1.25, 1.0), word(1.25, 1.5625, 1.53125))
+    just = moved(said, word(0.5, 1.25, 1.0), word(1.25, 1.55, 1.53125))
     assert just[1][0] == 1.5, "two positions are enough for two"
 
 
