@@ -240,7 +240,8 @@ def check(cut: DecodedPart | None, num_kept: int, tail_s: float, split_s: float 
 
 def test_speech_of_half_a_second_without_a_word_is_left_out() -> None:
     check(left_out((2.0, 2.6), (6.0, 9.0)), 0, 1.7, 2.6)
-    assert left_out((2.0, 2.4), (6.0, 9.0)) is None
+    assert left_out((2.0, 2.5), (6.0, 9.0)) is not None
+    assert left_out((2.0, 2.46875), (6.0, 9.0)) is None
     assert left_out((2.0, 2.6), (6.0, 9.0), num_sent=1) is None, "what was sent stands"
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from asr_server.audio.recording import Recording
 from asr_server.core import DecodingOptions
 from asr_server.errors import InvalidAudio
-from tests.transcription.running_app import (
-    THREE_CHUNKS,
-    RunningApp,
-    until,
-)
+from tests.memory_file import MemoryFile
+from tests.transcription.running_app import ENGLISH, THREE_CHUNKS, RunningApp, two_channels, until
 
 
 async def test_what_is_no_audio_raises_what_it_is(app: RunningApp) -> None:
@@ -24,6 +23,48 @@ async def test_detection_stays_among_the_candidates(app: RunningApp) -> None:
     app.replica.probabilities = {"de": 0.9, "en": 0.06, "zh": 0.04}
     _, transcript = await app.transcribe(THREE_CHUNKS, DecodingOptions(candidate_languages=("en", "zh")))
     assert transcript.language == "english"
+
+
+async def test_conditioned_on_previous_text_the_first_chunk_alone_decides_on_the_language(
+    app: RunningApp,
+) -> None:
+    """Its text is the prompt of the next one, so it waits for no other's vote."""
+    app.replica.probabilities = {"de": 0.4, "en": 0.3, "zh": 0.3}
+    await app.transcribe(THREE_CHUNKS, DecodingOptions(condition_on_previous_text=True))
+    assert [submit.options.language for submit in app.replica.submits] == [None, "de", "de"]
+
+
+@pytest.mark.parametrize(
+    ("speakers", "options", "is_early"),
+    [
+        ((), {}, True),
+        ((), {"max_new_tokens": 50}, False),
+        (("ann", "bob"), {}, False),
+    ],
+)
+async def test_segments_are_asked_for_early_unless_channels_or_a_limit_hold_them_back(
+    app: RunningApp, speakers: tuple[str, ...], options: dict[str, Any], is_early: bool
+) -> None:
+    asked = DecodingOptions(language="en", early_results=True, streams=True, **options)
+    await app.transcribe(two_channels((0, 0, 5), (1, 2, 4)), asked, speakers)
+    assert {submit.options.early_results for submit in app.replica.submits} == {is_early}
+
+
+async def test_a_recording_is_decoded_once_its_track_of_speakers_has_room(app: RunningApp) -> None:
+    has_room, asked = asyncio.Event(), list[int]()
+
+    class Track:
+        async def wait_for_room(self) -> None:
+            asked.append(app.pool.stats.slices)
+            await has_room.wait()
+
+    recording = Recording(MemoryFile(THREE_CHUNKS))
+    async with app.transcriber.transcribe(recording, ENGLISH, track=Track()) as session:  # type: ignore[arg-type]
+        await until(lambda: asked)
+        assert app.pool.stats.slices == 0
+        has_room.set()
+        assert len([delta async for delta in session]) == 3
+    assert asked == list(range(app.pool.stats.slices))
 
 
 async def test_cancelling_a_request_cancels_its_chunks_and_closes_its_recording(app: RunningApp) -> None:

@@ -240,6 +240,11 @@ def test_speech_of_more_than_two_seconds_before_a_pause_is_another(sound_s: floa
         assert (start_s == 4.0) == (is_other and has_room), "two positions are enough for two"
 
 
+def test_speech_of_seconds_on_both_sides_of_a_pause_is_not_the_next_words() -> None:
+    aligned = [word(0.5, 6.0, 0.75), word(6.0, 7.0, 6.5)]
+    assert timed(aligned, [(0.0, 0.5), (3.0, 3.6)], 7.0) == [(0.5, 1.75), (6.0, 7.0)]
+
+
 def test_of_two_short_sounds_beside_other_speech_a_word_is_the_one_it_attends_to() -> None:
     pauses_s = [(1.0, 1.5625), (2.0, 3.0)]
     assert timed([word(0, 6, 1.75)], pauses_s, 6.0) == [(1.5625, 2.0)]
