@@ -369,6 +369,20 @@ async def test_chunks_that_come_after_all_have_failed_fail_too(app: RunningDispa
             await task
 
 
+async def test_while_replicas_are_ended_chunks_wait_for_the_next_start(app: RunningDispatcher) -> None:
+    first = app.replica
+    await app.dispatcher.end_replicas()
+    assert (first.closed, app.executor.stopped, app.dispatcher.ready) == (True, True, False)
+    task = app.send(app.dispatcher.open("a"), 0)
+    await until(lambda: app.dispatcher.num_chunks == 1)
+    await app.dispatcher.start()
+    await until(lambda: app.replica is not first and app.replica.submitted)
+    app.replica.answer(ChunkId("a", 0))
+    assert await task == result(0)
+    await app.dispatcher.stop()
+    assert app.replica.closed
+
+
 async def test_a_replica_that_is_lost_during_a_drain_is_replaced(app: RunningDispatcher) -> None:
     task = app.send(app.dispatcher.open("a"), 0)
     first = app.replica

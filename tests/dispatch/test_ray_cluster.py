@@ -144,6 +144,13 @@ def test_a_cluster_that_root_or_this_user_has_begun_is_joined_and_no_others(
         assert address_to_join("auto") == "10.0.0.3:6379"
 
 
+def test_a_cluster_that_does_not_answer_is_not_joined() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    with pytest.raises(ConnectionRefusedError), cluster_address(f"127.0.0.1:{port}"):
+        raise AssertionError
+
+
 def test_an_answer_of_grpc_is_enough_and_the_question_is_http2s() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         heard: list[bytes] = []

@@ -208,40 +208,6 @@ async def test_a_stop_waits_for_a_replica_that_is_being_closed(monkeypatch: pyte
     assert replica.closed
 
 
-@pytest.mark.parametrize(("credit", "drain_s"), [(1, 2.0), (0, 0.0)])
-async def test_at_a_stop_a_replica_may_leave_by_itself_once_it_is_ready(credit: int, drain_s: float) -> None:
-    executor = ScriptedExecutor(credit)
-    keeper = Supervisor(executor, lambda *_: None, lambda state: None, lambda: None, FAST)
-    keeper.start()
-    await until(lambda: keeper.replica_states and keeper.was_ready == bool(credit))
-    await keeper.stop()
-    assert (executor.launched[0].drained_s, executor.stopped) == (drain_s, True)
-
-
-async def test_a_replica_that_has_ended_is_closed_at_once(start: Start) -> None:
-    executor = ScriptedExecutor()
-    start(executor, lambda state, events: None)
-    await until(lambda: executor.launched)
-    executor.launched[0].die()
-    await until(lambda: len(executor.launched) == 2)
-    assert executor.launched[0].drained_s == 0.0
-
-
-async def test_an_end_that_is_expected_is_no_error(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    """A signal to the group reaches a replica that is loading before the server's stop does."""
-    caplog.set_level(logging.INFO, logger="asr_server.dispatch.supervisor")
-    executor = ScriptedExecutor(credit=0)
-    keeper = start(executor, lambda state, events: None)
-    await until(lambda: keeper.replica_states)
-    keeper.expect_ends()
-    for number in range(MAX_FAILED_STARTS):
-        await until(lambda n=number: len(executor.launched) == n + 1 and keeper.replica_states)  # type: ignore[misc]
-        executor.launched[-1].die()
-    await until(lambda: keeper.given_up)
-    assert not keeper.failed_to_start
-    assert "replica 0" not in caplog.messages
-
-
 async def test_the_log_says_when_a_lost_replica_is_back(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -148,6 +148,9 @@ def test_a_first_line_has_room_for_the_speakers_label() -> None:
         assert len(srt([said]).split("\n\n")[0].splitlines()) == 2 + lines
         assert len(vtt([said]).split("\n\n")[1].splitlines()) == 2, "a voice tag takes no room"
     assert srt([said_by("AB", *words)]).splitlines()[2] == "AB: xxxxxxxxx xxxxxxxxx"
+    words[3] = Word(f" {'x' * 12}", 1.5, 2.0)
+    for speaker, lines in (("A", 2), (None, 1)):  # 42 letters
+        assert len(srt([said_by(speaker, *words)]).split("\n\n")[0].splitlines()) == 2 + lines
 
 
 def test_readable_cues_are_highlighted_word_by_word_with_the_pauses_between() -> None:

@@ -41,6 +41,12 @@ def by_head(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
+def test_there_is_a_row_for_each_slot_head_and_position() -> None:
+    """Attention of all slots at once reads as many."""
+    cache = DecoderCache(SIZES, 4, CPU, torch.float32)
+    assert torch.equal(cache.cross_rows, torch.arange(4 * HEADS * WINDOW, dtype=torch.int32))
+
+
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("length", [550, 600, WINDOW])
 def test_silence_follows_each_chunks_audio_to_the_end_of_the_window(is_shared: bool, length: int) -> None:

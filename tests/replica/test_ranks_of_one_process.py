@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import runpy
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import pytest
@@ -60,17 +62,18 @@ def test_an_operation_reaches_every_rank_whole_and_in_order() -> None:
     operations = [{"name": "one"}, {"name": "two", "data": "x" * 100_000}]
 
     def send(started: Ranks, tell: Callable[[Any], None]) -> None:
+        streams = [link.makefile("rb") for link in started.links]
         for operation in operations:
             started.broadcast(operation)  # type: ignore[arg-type]  # any message
-        received = [[msgspec.msgpack.decode(message) for message in messages(link)] for link in started.links]
-        tell(received == [operations] * 2)
+            received = [msgspec.msgpack.decode(message(stream)) for stream in streams]
+            assert received == [operation] * 2, "it has not waited for the next one"
+        tell(True)
 
     assert with_ranks("echo", send).told is True
 
 
-def messages(link: socket.socket) -> list[bytes]:
-    with link.makefile("rb") as stream:
-        return [stream.read(int.from_bytes(stream.read(8), "little")) for _ in range(2)]
+def message(stream: IO[bytes]) -> bytes:
+    return stream.read(int.from_bytes(stream.read(8), "little"))
 
 
 def wait(started: Ranks, tell: Callable[[Any], None]) -> None:
@@ -160,6 +163,18 @@ def test_a_rank_settles_itself_and_beats_before_it_loads_anything() -> None:
     assert ended.status == 1
     assert ended.output == ranks.BEAT
     assert "replica 4 rank 2" in ended.errors
+
+
+def test_a_rank_runs_by_the_name_of_its_module() -> None:
+    def work(tell: Callable[[Any], None]) -> None:
+        del sys.modules[ranks.MODULE]  # as in a process that begins with it
+        runpy.run_module(ranks.MODULE, run_name="__main__", alter_sys=True)
+
+    process = Fork(work)
+    process.give(b"no settings\n")
+    ended = process.end()
+    assert ended.status == 99
+    assert "DecodeError: JSON is malformed" in ended.errors
 
 
 def test_a_rank_says_that_it_is_ready_once_it_is_loaded_and_follows_until_rank_0_ends() -> None:
