@@ -60,6 +60,13 @@ def test_texts_are_the_same_after_it(pocket: Checkpoint, beam_size: int) -> None
     assert found == expected
 
 
+def test_every_part_of_a_request_is_computed(pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = pocket.engine()
+    called = count_calls(monkeypatch)
+    warm_up(made._runner, made.tokenizer)
+    assert called == set(PARTS)
+
+
 def test_a_model_that_produces_nan_ends_the_start(
     pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
