@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from websockets.asyncio.client import connect
 
+from asr_server.api.served_model import ServedModel
+from asr_server.checkpoint.files import AudioWindow
+from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.realtime import session
 from asr_server.telemetry import FIGURES
+from tests.api.named_keys import WEB, bearer, entry, settings_with
 from tests.api.running_app import RunningApp, run_app, until
 from tests.embedded import embedded
-from tests.fake_replica import noise
+from tests.fake_replica import FakeReplica, noise, say
 from tests.realtime.realtime_client import MANUAL, Client, of_type, open_session, pcm24
 from tests.speech import say as say_digits
 from tests.speech import silence
+from tests.vocabulary import make_tokenizer, words
 
 SECOND = pcm24(noise(1.0))
 
@@ -53,6 +59,46 @@ async def test_events_and_items_are_numbered_under_the_sessions_own_letters() ->
         items = [event["item_id"] for event in of_type(events, ".committed")]
         assert items == [f"item_{tag}000000", f"item_{tag}000001"]
         assert now + 990 < created["session"]["expires_at"] <= now + 1000
+
+
+async def test_a_key_whose_audio_is_used_up_ends_its_session_behind_the_turn(tmp_path: Path) -> None:
+    key = entry("web", WEB, audio_seconds_per_minute=1)
+    async with (
+        run_app(settings_with(tmp_path / "keys", key)) as app,
+        open_session(url(app), additional_headers=bearer(WEB)) as client,
+    ):
+        await client.update(**MANUAL)
+        await client.append(SECOND * 3)
+        await client.commit()
+        *_, error = await client.until("error")
+        assert error["error"]["code"] == "rate_limit_exceeded"
+        assert await client.closed() == session.POLICY
+        assert client.socket.close_reason == "The audio of this key is used up for now."
+
+
+async def test_later_turns_are_read_by_the_version_that_took_a_models_place(app: RunningApp) -> None:
+    registry = app.app.state.server.models
+    old = registry.default
+
+    def version(languages: tuple[str, ...], digits: str) -> ServedModel:
+        replica = FakeReplica(lambda _: say(*words(digits)))
+        dispatcher = Dispatcher(old.settings, replica)
+        return ServedModel(old.settings, dispatcher, app.pool, make_tokenizer(languages), AudioWindow())
+
+    new, foreign = version(("en", "de"), "7"), version(("de", "zh"), "8")
+    async with open_session(url(app)) as client:
+        await client.update(**MANUAL, transcription={"model": "whisper-1", "language": "en"})
+        texts = []
+        for model in (old, new, foreign):  # the last one does not know the session's language
+            if model is not old:
+                await model.start()
+                registry._replace(registry.default, model)
+            await client.append(SECOND)
+            await client.commit()
+            texts.append((await client.until(".completed"))[-1]["transcript"])
+    assert texts == ["zero", "seven", "seven"]
+    await new.stop()
+    await foreign.stop()
 
 
 async def test_a_silence_is_committed_with_its_padding_and_timed_from_the_last_turn(app: RunningApp) -> None:

@@ -17,6 +17,7 @@ from asr_server.server.app import FILE_THREADS, OWN_HEADERS, create_metrics_app,
 from tests.api.named_keys import WEB, bearer, entry, rewrite, settings_with
 from tests.api.running_app import MODEL, SECOND, RunningApp, run_app, until
 from tests.embedded import embedded
+from tests.loop_clock import loop_clock
 
 BROWSER = {"origin": "https://a.example"}
 
@@ -185,6 +186,18 @@ class Memory:
         await asyncio.sleep(0.01)
         watching.cancel()
         return self.trims
+
+
+async def test_the_memory_is_looked_at_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[None] = []
+    monkeypatch.setattr(module, "resident_bytes", lambda: looks.append(None) or MIB)
+    with loop_clock() as clock:
+        watching = asyncio.create_task(release_memory_when_idle(lambda: False))
+        await clock.advance(1.9)
+        assert len(looks) == 1  # at the start
+        await clock.advance(0.2)
+        assert len(looks) == 2
+        watching.cancel()
 
 
 async def test_memory_that_grew_by_more_than_4_mib_is_given_back_while_idle(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import io
 import logging
 import os
@@ -10,11 +11,13 @@ import resource
 import shutil
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -30,6 +33,7 @@ from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import EMBEDDED_MODEL, Settings
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import ReplicaLimits, StartImpossible
+from asr_server.server import app as app_module
 from asr_server.server import run as run_module
 from asr_server.server.app import create_app
 from asr_server.server.run import ENGINE_FAILED, PORT_TAKEN, STOPPED, Server, run
@@ -328,6 +332,17 @@ def test_a_server_says_little_of_itself_and_ends_in_order_at_a_signal() -> None:
     assert "drained in" in ended.errors
     assert "Traceback" not in ended.errors
     assert "open files" not in ended.errors
+
+
+@pytest.mark.parametrize("module", [app_module, run_module])
+def test_a_server_needs_none_of_the_packages_of_its_extras(module: ModuleType) -> None:
+    def load(tell: Callable[[Any], None]) -> None:
+        for name in ("opentelemetry", "wyoming", "asr_server.api.traces", "asr_server.wyoming"):
+            vars(sys)["modules"][name] = None  # cannot be imported
+        importlib.reload(module)
+        tell("loaded")
+
+    assert Fork(load).end().told == "loaded"
 
 
 def test_too_few_open_files_are_warned_of_with_what_is_needed() -> None:

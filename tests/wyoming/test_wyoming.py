@@ -291,6 +291,17 @@ async def test_a_recording_over_the_limit_is_refused_while_it_arrives() -> None:
         assert app.app.state.server.uploads.memory_bytes == 0
 
 
+async def test_a_recording_is_on_disk_where_memory_has_no_room_for_it() -> None:
+    async with door(max_upload_memory_bytes=0) as (app, port), client_at(port) as client:
+        uploads = app.app.state.server.uploads
+        await client.write_event(event_of("audio-start", **FORMAT))
+        await client.write_event(event_of("audio-chunk", SECOND, **FORMAT))
+        await until(lambda: uploads.disk_bytes >= len(SECOND) and not uploads.memory_bytes)
+        await client.write_event(event_of("audio-stop"))
+        assert (await heard_by(client)).text == "zero"
+        await until(lambda: uploads.disk_bytes == 0)
+
+
 async def test_who_sends_all_before_reading_still_reads_why_it_was_refused() -> None:
     """More than the system's buffers hold: a server that closes on it resets the connection."""
     async with door(max_upload_bytes=40_000) as (_, port):
