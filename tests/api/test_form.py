@@ -192,6 +192,8 @@ async def test_another_content_type_is_refused(form: Form, content_type: str) ->
 async def test_a_compressed_body_is_refused_as_such(form: Form) -> None:
     with pytest.raises(InvalidValue, match="Content-Encoding 'gzip'"):
         await read_form(Client(body(FILE)).request(content_encoding="gzip"), form, LIMIT, ReadingTurns())
+    with pytest.raises(InvalidValue, match=f"Content-Encoding '{'x' * 80}': send"):
+        await read_form(Client(body(FILE)).request(content_encoding="x" * 81), form, LIMIT, ReadingTurns())
 
 
 async def test_a_boundary_longer_than_any_client_s_is_refused(form: Form) -> None:

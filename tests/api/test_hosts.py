@@ -25,6 +25,14 @@ async def test_a_name_that_a_stranger_resolves_to_this_machine_is_refused(app: R
     assert reply.headers["x-request-id"]
 
 
+async def test_a_long_name_is_repeated_in_part(app: RunningApp) -> None:
+    reply = await app.client.get("/health", headers={"host": "x" * 201})
+    assert f"it does not answer as '{'x' * 200}'. Allow" in reply.json()["error"]["message"]
+    origin = f"https://{'x' * 200}"
+    refusal = await refused(url(app), additional_headers={"origin": origin})
+    assert f"Pages of '{origin[:200]}' may open no session" in refusal.error["message"]
+
+
 async def test_a_handshake_by_a_strangers_name_is_refused(app: RunningApp) -> None:
     refusal = await refused(f"http://evil.example:{app.port}", host=app.host, port=app.port)
     assert (refusal.status, refusal.error["code"]) == (403, "host_not_allowed")

@@ -21,6 +21,8 @@ def test_a_name_or_alias_chooses_its_model_and_no_name_the_first() -> None:
     assert asked == {"": first, "base": first, "whisper-1": first, "turbo": second}
     with pytest.raises(ModelNotFound, match="base, whisper-1, turbo"):
         models.choose("large")
+    with pytest.raises(ModelNotFound, match=f"The model '{'x' * 200}' does not exist"):
+        models.choose("x" * 201)
 
 
 def test_a_star_among_the_aliases_takes_any_name() -> None:

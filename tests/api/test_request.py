@@ -222,8 +222,12 @@ def test_the_model_may_be_left_out() -> None:
 
 
 def test_a_refusal_repeats_no_more_than_a_line_of_what_was_sent() -> None:
-    assert len(refusal(MODEL, ("temperature", "x" * 10_000)).message) < 300
-    assert len(refusal(MODEL, ("x" * 10_000, "1")).message) < 300
+    wrong = refusal(MODEL, ("temperature", "x" * 10_000)).message
+    assert wrong.startswith(f"Invalid value for 'temperature': '{'x' * 80}'. ")
+    assert len(wrong) < 300
+    unknown = refusal(MODEL, ("x" * 10_000, "1")).message
+    assert unknown.startswith(f"Unknown field '{'x' * 80}'. --unknown-fields")
+    assert len(unknown) < 300
 
 
 def test_a_translation_takes_the_language_spoken_and_no_candidates() -> None:

@@ -51,6 +51,12 @@ def test_a_tensor_of_another_make_is_refused_by_its_name(name: str) -> None:
     assert f"{name} is no part of a Whisper model" in refusal(SHAPES | {name: (1,)})
 
 
+def test_long_names_and_sizes_are_told_in_part() -> None:
+    name = f"encoder.{'x' * 200}"
+    assert f": {name[:200]} is no part of a Whisper model" in refusal(SHAPES | {name: (1,)})
+    assert f"is {'9' * 80}: must be" in refusal(SHAPES, decoder_layers="9" * 81)
+
+
 def test_a_tensor_of_another_use_is_left_alone() -> None:
     check_layout(SHAPES | {"classifier.weight": (1,)}, CONFIG, FOLDER)
 

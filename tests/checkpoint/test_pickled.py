@@ -82,6 +82,10 @@ def test_what_is_no_plain_tensor_under_a_plain_name_is_refused(
         read_openai(save(tmp_path / "x.pt", tensors))
 
 
+def test_a_name_may_have_256_letters(tmp_path: Path) -> None:
+    assert list(read_openai(save(tmp_path / "x.pt", {"a" * 256: LARGE})).tensors) == ["a" * 256]
+
+
 def test_another_programs_archive_of_tensors_is_refused(tmp_path: Path) -> None:
     torch.save({"weights": {"a": LARGE}}, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=NO_CHECKPOINT):

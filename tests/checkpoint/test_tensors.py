@@ -48,6 +48,11 @@ def test_what_no_tensor_of_a_file_can_be_is_refused(
         checked(dtype, shape, offset, num_bytes=100)
 
 
+def test_a_kind_of_numbers_that_is_none_is_told_in_part() -> None:
+    with pytest.raises(ValueError, match=f"^numbers of type {'x' * 20} are not read$"):
+        checked("x" * 21, (1,), 0, num_bytes=100)
+
+
 def test_a_tensor_may_reach_to_the_last_byte() -> None:
     assert checked("F32", (25,), 0, num_bytes=100).end == 100
     assert checked("U8", (1,) * 8, 99, num_bytes=100).end == 100
