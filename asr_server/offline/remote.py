@@ -151,7 +151,7 @@ def refusal_in_stream(detail: Mapping[str, Any]) -> Exception:
 
 
 def lost_connection(error: httpx2.TransportError) -> EngineUnavailable:
-    return EngineUnavailable(f"cannot reach {error.request.url}: {error or type(error).__name__}")
+    return EngineUnavailable(f"cannot reach {error.request.url}: {str(error) or type(error).__name__}")
 
 
 def _refusal_of_a_request(detail: Mapping[str, Any], message: str) -> RequestError:

@@ -144,6 +144,36 @@ def test_a_file_that_asks_for_anything_else_is_refused(tmp_path: Path, asked_for
         read_openai(with_pickle(tmp_path / "x.pt", content % (b"c" + asked_for + b"\n")))
 
 
+@pytest.mark.parametrize("dtype", [b"FloatStorage", b"none"])
+def test_a_storage_is_of_known_numbers_in_a_named_member(tmp_path: Path, dtype: bytes) -> None:
+    # {"model_state_dict": {"a": a storage}, "dims": {...}}
+    for member, is_one in ((b"X\x01\0\0\x000", True), (b"K\x00", False)):
+        storage = b"(X\x07\0\0\0storage" + b"ctorch\n" + dtype + b"\n" + member + b"X\x03\0\0\0cpuK\x18tQ"
+        path = with_pickle(tmp_path / "x.pt", b"\x80\x02" + storage + b".")
+        with pytest.raises(CheckpointError, match=NO_CHECKPOINT):
+            read_openai(path)
+        assert is_one or dtype
+
+
+def test_a_description_has_a_mebibyte_at_most(tmp_path: Path) -> None:
+    right = pickle.dumps({"model_state_dict": {}, "dims": DIMS}, 2)
+    check_pickled(with_pickle(tmp_path / "x.pt", right + bytes((1 << 20) - len(right))))
+    path = with_pickle(tmp_path / "x.pt", right + bytes((1 << 20) + 1 - len(right)))
+    for read in (check_pickled, read_openai):
+        with pytest.raises(CheckpointError, match=DAMAGED):
+            read(path)
+
+
+def test_a_list_of_members_longer_than_any_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    with zipfile.ZipFile(path, "w") as written:
+        for number in range(20):
+            written.writestr(f"x/{number}{'y' * 60_000}", b"")
+    for read in (check_pickled, read_openai):
+        with pytest.raises(CheckpointError, match=DAMAGED):
+            read(path)
+
+
 # -- Files of torch whose tensors alone are wanted --
 
 

@@ -109,6 +109,36 @@ def test_a_header_that_contradicts_itself_or_the_file_is_refused(
         find_weights(tmp_path)
 
 
+def test_a_header_has_six_mebibytes_at_most_and_lies_within_the_file(tmp_path: Path) -> None:
+    path, most = tmp_path / "model.safetensors", 6 << 20
+    path.write_bytes(most.to_bytes(8, "little") + b"{}" + b" " * (most - 2))
+    assert find_weights(tmp_path) == [(path, {})]
+    path.write_bytes((most + 1).to_bytes(8, "little") + b"{}" + b" " * (most - 1))
+    with pytest.raises(CheckpointError, match="its header is larger than 6291456 bytes"):
+        find_weights(tmp_path)
+    path.write_bytes((3).to_bytes(8, "little") + b"{}")
+    with pytest.raises(CheckpointError, match="is cut short: fetch it again"):
+        find_weights(tmp_path)
+
+
+def test_a_pointer_of_git_is_no_weights_and_a_pickled_file_is_read_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    path.write_bytes(b"PK")
+    assert find_weights(tmp_path) == [(path, {})]
+    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(CheckpointError, match="only a pointer to the weights: run `git lfs pull` there"):
+        find_weights(tmp_path)
+
+
+def test_an_index_leads_to_each_file_once(tmp_path: Path) -> None:
+    write_safetensors(tmp_path, {"a": entry(0, 8)})
+    for name in ("x-1.safetensors", "x-2.safetensors"):
+        (tmp_path / name).write_bytes((tmp_path / "model.safetensors").read_bytes())
+    places = {"b": "x-2.safetensors", "a": "x-1.safetensors", "c": "x-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert [file.path.name for file in find_weights(tmp_path)] == ["x-1.safetensors", "x-2.safetensors"]
+
+
 def test_without_weights_the_files_that_would_do_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"neither model\.safetensors, .* nor pytorch_model\.bin"):
         find_weights(tmp_path)
@@ -133,6 +163,7 @@ def test_noted_tensors_are_read_again_until_their_file_changes(tmp_path: Path) -
     tensors = {"a": StoredTensor("I8", (4, 5), 20, StoredTensor("F32", (4,), 80))}
     write_stored(tmp_path, file, tensors, revision="abc")
     assert read_stored(tmp_path) == (file, tensors)
+    assert find_weights(tmp_path) == [(file, tensors)]
     file.write_bytes(bytes(101))
     with pytest.raises(CheckpointError, match="has changed since the server was started"):
         read_stored(tmp_path)

