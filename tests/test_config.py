@@ -107,6 +107,13 @@ def test_a_number_is_taken_up_to_its_bounds_and_refused_beyond_them(name: str) -
             settings(**{name: inf})
 
 
+@pytest.mark.parametrize("name", ["model", "host"])
+def test_a_model_and_an_address_are_never_empty(name: str) -> None:
+    assert getattr(settings(**{name: "x"}), name) == "x"
+    with pytest.raises(ValidationError):
+        settings(**{name: ""})
+
+
 def test_a_name_that_is_no_setting_is_refused() -> None:
     with pytest.raises(ValidationError):
         settings(prot=8000)

@@ -210,6 +210,13 @@ def test_help_leaves_out_the_advanced_settings_and_help_all_has_every_flag(comma
     assert flags_listed(command, "--help") == flags_of_options(command) - advanced
 
 
+@pytest.mark.parametrize("help", ["--help", "--help-all"])
+def test_help_is_shown_whatever_else_is_wrong(help: str) -> None:
+    shown = CliRunner().invoke(main, ["transcribe", "--format", "pdf", help])
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.startswith("Usage: ")
+
+
 @pytest.mark.parametrize("command", ["serve", "transcribe"])
 @pytest.mark.parametrize(("shown", "other"), [("--help", "--help-all"), ("--help-all", "--help")])
 def test_help_and_help_all_end_with_the_other_one(command: str, shown: str, other: str) -> None:

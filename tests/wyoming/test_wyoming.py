@@ -30,6 +30,7 @@ from tests.wyoming.wyoming_client import (
     AudioStop,
     Event,
     Transcribe,
+    WyomingConnection,
     WyomingServer,
     answers_to,
     heard_by,
@@ -355,6 +356,17 @@ async def test_idle_connections_make_room_before_the_utterance_that_has_stalled_
         assert (await heard_by(speaking)).text == "zero"
         for _, writer in silent:
             writer.close()
+
+
+async def test_who_has_just_come_is_about_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with door() as (app, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+        connection = WyomingConnection(app.app.state.server, reader, writer)
+        monkeypatch.undo()
+        assert connection.to_leave(100.9) is None
+        assert connection.to_leave(101.0) == (False, 100.0)
+        writer.close()
 
 
 async def test_an_utterance_that_has_stalled_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ with warnings.catch_warnings():  # the package imports audioop, which Python 3.1
     from wyoming.client import AsyncTcpClient
     from wyoming.event import Event, async_read_event
 
-    from asr_server.wyoming import WyomingServer
+    from asr_server.wyoming import WyomingConnection, WyomingServer
 
 from asr_server.core import SAMPLE_RATE, Samples
 from tests.api.running_app import RunningApp
@@ -74,4 +74,13 @@ async def answers_to(port: int, data: bytes, leave: bool = False) -> list[Event]
     return events
 
 
-__all__ = ["AsyncTcpClient", "AudioChunk", "AudioStop", "Event", "Transcribe", "Transcript", "WyomingServer"]
+__all__ = [
+    "AsyncTcpClient",
+    "AudioChunk",
+    "AudioStop",
+    "Event",
+    "Transcribe",
+    "Transcript",
+    "WyomingConnection",
+    "WyomingServer",
+]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import openai
 import pytest
+from fastapi import FastAPI
 from openai import AsyncAzureOpenAI
 
+from asr_server.api.compat.azure import router
 from tests.api.running_app import run_app
 from tests.api.sample_files import sound_file
 from tests.conftest import Server
@@ -30,6 +32,12 @@ async def test_a_deployment_is_a_name_of_the_model(server: Server) -> None:
             await client.audio.transcriptions.create(
                 file=("a.wav", sound_file(SPOKEN.samples)), model="whisper-of-ours"
             )
+
+
+def test_its_routes_are_in_no_document() -> None:
+    document = FastAPI()
+    document.include_router(router)
+    assert document.openapi()["paths"] == {}
 
 
 async def test_the_key_comes_in_a_header_of_its_own() -> None:

@@ -185,6 +185,12 @@ async def test_sound_in_which_nobody_speaks_has_no_language() -> None:
     assert reply.json()["language_code"] == ""
 
 
+async def test_a_model_of_one_language_says_none_where_nobody_speaks() -> None:
+    async with run_app(answer=lambda _: say()) as app:
+        reply = await post(app, path="/detect-language")
+    assert reply.json() == {"detected_language": "unknown", "language_code": "", "confidence": 0.0}
+
+
 async def test_a_model_of_one_language_is_sure_of_it(app: RunningApp) -> None:
     reply = await post(app, path="/detect-language")
     assert reply.json() == {"detected_language": "english", "language_code": "en", "confidence": 1.0}
