@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from asr_server.api import watched_file
-from asr_server.api.auth import KeyFile, read_keys
+from asr_server.api.auth import NOBODY, ApiKeys, KeyFile, read_keys
+from asr_server.errors import AdminOff, InvalidApiKey
+from tests.api.named_keys import SHOP, WEB, entry, settings_with
 from tests.api.running_app import RunningApp, run_app, until
 from tests.cli.test_options import problems
 from tests.embedded import embedded
@@ -105,3 +107,59 @@ def test_a_file_that_cannot_be_read_or_has_no_keys_is_told_at_the_start(tmp_path
     empty.write_text("# none yet\n")
     assert "must have at least one key" in problems(api_key_file=str(empty))[0]
     assert "No such file" in problems(api_key_file=str(tmp_path / "missing"))[0]
+
+
+# -- Who is asking -------------------------------------------------------------------------------------------
+
+ADMIN = "the-key-of-an-administrator"
+
+
+def test_without_keys_nobody_is_asked_and_the_door_to_loading_is_shut() -> None:
+    open_to_all = ApiKeys(embedded())
+    assert (open_to_all.required, open_to_all.files, open_to_all.accounts) == (False, [], ())
+    assert open_to_all.check("") is open_to_all.check("Bearer any") is NOBODY
+    for authorization in ("", f"Bearer {ADMIN}"):
+        with pytest.raises(AdminOff, match="--admin-key"):
+            open_to_all.check_admin(authorization)
+
+
+def test_a_key_is_a_bearers_whatever_case_the_word_has(tmp_path: Path) -> None:
+    settings = settings_with(tmp_path / "keys", entry("web", WEB), api_key="the-key-of-everybody")
+    keys = ApiKeys(settings)
+    assert keys.required
+    assert keys.current == ("the-key-of-everybody",)
+    account = keys.check(f"bearer  {WEB} ").account
+    assert account is not None
+    assert account.name == "web"
+    assert keys.accounts == (account,)
+    assert keys.check("BEARER the-key-of-everybody").account is None
+    for authorization in ("", "Bearer", "Bearer ", f"Basic {WEB}", WEB):
+        with pytest.raises(InvalidApiKey, match="No API key: send it"):
+            keys.check(authorization)
+    with pytest.raises(InvalidApiKey, match="Incorrect API key"):
+        keys.check(f"Bearer {SHOP}")
+
+
+def test_models_are_loaded_by_the_admins_key_or_a_named_one_with_admin(tmp_path: Path) -> None:
+    named = [entry("web", WEB, admin=True), entry("shop", SHOP)]
+    by_name = ApiKeys(settings_with(tmp_path / "keys", *named))
+    account = by_name.check_admin(f"Bearer {WEB}").account
+    assert account is not None
+    assert account.name == "web"
+    with_key = ApiKeys(settings_with(tmp_path / "more", named[1], admin_key=ADMIN, api_key="x" * 20))
+    assert with_key.check_admin(f"Bearer {ADMIN}") is NOBODY
+    for keys, given in ((by_name, SHOP), (by_name, ""), (with_key, SHOP), (with_key, "x" * 20)):
+        with pytest.raises(InvalidApiKey, match="This needs the key of --admin-key"):
+            keys.check_admin(f"Bearer {given}")
+
+
+def test_a_signature_is_its_keys_for_its_message_alone(tmp_path: Path) -> None:
+    keys = ApiKeys(settings_with(tmp_path / "keys", entry("web", WEB), entry("shop", SHOP)))
+    web, shop = (keys.check(f"Bearer {key}") for key in (WEB, SHOP))
+    signature = keys.sign(b"message", web)
+    assert keys.signer_of(b"message", signature) is web
+    assert keys.signer_of(b"message", keys.sign(b"message", shop)) is shop
+    assert keys.signer_of(b"massage", signature) is None
+    assert keys.signer_of(b"message", signature[:-1] + b"?") is None
+    open_to_all = ApiKeys(embedded())
+    assert open_to_all.signer_of(b"message", open_to_all.sign(b"message", NOBODY)) is NOBODY

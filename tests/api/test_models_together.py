@@ -1,0 +1,211 @@
+"""Several models of one server: whether it is well, and how one takes another's place."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from asr_server.api import models as module
+from asr_server.api.models import AllowedModels, ModelRegistry
+from asr_server.api.served_model import ServedModel
+from asr_server.audio.pool import PreprocessPool
+from asr_server.checkpoint.files import AudioWindow
+from asr_server.config import Settings
+from asr_server.dispatch.dispatcher import Dispatcher
+from asr_server.dispatch.supervisor import ReplicaLimits, StartImpossible
+from asr_server.errors import CheckpointError, EngineUnavailable, InvalidValue, ModelNotFound, ShuttingDown
+from tests.api.running_app import number_of_the_chunk, until
+from tests.embedded import embedded
+from tests.fake_replica import FakeReplica
+from tests.vocabulary import make_tokenizer
+
+
+async def impossible() -> None:
+    raise StartImpossible("no such device")
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Callable[..., ServedModel]]:
+    """Makes models, which end with the test. One with `launch` calls that before each launch."""
+    pool, made = PreprocessPool(1), list[ServedModel]()
+
+    def of(name: str, launch: Callable[[], Any] | None = None, **values: Any) -> ServedModel:
+        replica = FakeReplica(number_of_the_chunk)
+        replica.before_launch = launch or replica.before_launch
+        settings = embedded(**{"served_model_name": name, "model_alias": ""} | values)
+        dispatcher = Dispatcher(settings, replica, limits=ReplicaLimits(pause_s=0.01))
+        made.append(ServedModel(settings, dispatcher, pool, make_tokenizer(), AudioWindow()))
+        return made[-1]
+
+    yield of
+    await asyncio.gather(*(model.stop() for model in made))
+    pool.shutdown()
+
+
+def version(monkeypatch: pytest.MonkeyPatch, *models: ServedModel) -> list[Settings]:
+    """Let checkpoints be found, and these models be made of them; return the settings that are asked for."""
+    asked: list[Settings] = []
+    remaining = list(models)
+
+    def from_checkpoint(settings: Settings, pool: PreprocessPool) -> ServedModel:
+        asked.append(settings)
+        return remaining.pop(0)
+
+    monkeypatch.setattr(module, "resolve_checkpoint", lambda name: f"/found/{name}")
+    monkeypatch.setattr(ServedModel, "from_checkpoint", from_checkpoint)
+    return asked
+
+
+# -- Whether it is well --------------------------------------------------------------------------------------
+
+
+async def test_a_server_is_well_while_one_of_its_models_is(make: Callable[..., ServedModel]) -> None:
+    failing, waiting = make("failing", impossible), make("waiting", asyncio.Event().wait)
+    registry = ModelRegistry([failing, waiting])
+    assert registry.failed_to_start is None
+    await registry.start()
+    await until(lambda: failing.failed_to_start)
+    assert registry.failed_to_start is failing
+    registry.check_health()
+    with pytest.raises(EngineUnavailable, match="has failed and is not being restarted"):
+        registry.require_engine()  # the first one's reason
+    with pytest.raises(EngineUnavailable):
+        ModelRegistry([failing]).check_health()
+
+
+async def test_a_server_is_ready_once_all_that_it_loads_at_the_start_have_been(
+    make: Callable[..., ServedModel],
+) -> None:
+    may_launch = asyncio.Event()
+    quick, slow, lazy = make("quick"), make("slow", may_launch.wait), make("lazy", impossible, load="lazy")
+    registry = ModelRegistry([quick, slow, lazy])
+    await registry.start()
+    waiting = asyncio.create_task(registry.until_ready())
+    await until(lambda: quick.state == "ready")
+    registry.require_engine()
+    with pytest.raises(EngineUnavailable, match="The engine is starting"):
+        registry.require_ready()
+    assert not waiting.done()
+    may_launch.set()
+    await waiting
+    registry.require_ready()
+    assert (slow.state, lazy.state) == ("ready", "unloaded")
+    await registry.stop()
+
+
+async def test_the_keys_models_are_those_with_its_names(make: Callable[..., ServedModel]) -> None:
+    one, two = make("one", model_alias="first"), make("two", model_alias="*")
+    registry = ModelRegistry([one, two])
+    allowed = AllowedModels(registry, ["first", "none"])
+    assert (list(allowed), allowed.default, allowed.names) == ([one], one, ("one", "first"))
+    assert (registry.take_any_name, allowed.take_any_name) == (True, False)
+    with pytest.raises(ModelNotFound, match="None of the models of this key is served"):
+        _ = AllowedModels(registry, ["none"]).default
+
+
+async def test_idle_models_are_looked_for_every_second(
+    make: Callable[..., ServedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert module.LOOK_EVERY_S == 1.0
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.001)
+    idle, used = make("idle", idle_unload_s=0.01), make("used")
+    registry = ModelRegistry([idle, used])
+    await registry.start()
+    await registry.until_ready()
+    await until(lambda: idle.state == "unloaded")
+    assert used.state == "ready"
+    await registry.stop()
+
+
+# -- Load and replace ----------------------------------------------------------------------------------------
+
+
+async def test_a_model_is_loaded_by_its_name_unless_the_server_ends_or_it_cannot_be(
+    make: Callable[..., ServedModel],
+) -> None:
+    lazy, broken = make("lazy", load="lazy"), make("broken", impossible, load="lazy")
+    registry = ModelRegistry([lazy, broken])
+    assert await registry.load("lazy") is lazy
+    assert lazy.state == "ready"
+    with pytest.raises(EngineUnavailable):
+        await registry.load("broken")
+    with pytest.raises(ModelNotFound):
+        await registry.load("none")
+    registry.drain()
+    assert lazy.dispatcher.draining
+    with pytest.raises(ShuttingDown):
+        await registry.load("lazy")
+
+
+async def test_another_version_takes_a_models_place_once_it_is_ready(
+    make: Callable[..., ServedModel], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="asr_server.api.models")
+    may_launch = asyncio.Event()
+    old, other, new = make("ears"), make("other"), make("ears", may_launch.wait, load="lazy")
+    registry = ModelRegistry([old, other])
+    await registry.start()
+    await registry.until_ready()
+    asked = version(monkeypatch, new)
+    replacing = asyncio.create_task(registry.load("ears", "turbo"))
+    await until(lambda: asked)
+    assert asked == [replace(old.settings, model="/found/turbo")]
+    assert list(registry) == [old, other]
+    may_launch.set()
+    assert await replacing is new
+    assert (list(registry), registry.default) == ([new, other], new)
+    await until(lambda: old.state == "unloaded")
+    assert caplog.messages[-1] == f"model ears is served from {new.settings.model}"
+
+
+async def test_a_version_that_cannot_be_had_or_loaded_leaves_the_old_one(
+    make: Callable[..., ServedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = make("ears")
+    registry = ModelRegistry([old])
+    await registry.start()
+    await registry.until_ready()
+    version(monkeypatch, make("ears", impossible, load="lazy"))
+    with pytest.raises(EngineUnavailable):
+        await registry.load("ears", "broken")
+    assert (list(registry), old.state) == ([old], "ready")
+
+    def none(name: str) -> None:
+        raise CheckpointError(f"no {name}")
+
+    monkeypatch.setattr(module, "resolve_checkpoint", none)
+    with pytest.raises(InvalidValue, match="no nowhere") as caught:
+        await registry.load("ears", "nowhere")
+    assert caught.value.param == "model"
+
+
+async def test_versions_beside_those_in_use_end_with_the_server(
+    make: Callable[..., ServedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = make("ears"), make("ears", load="lazy")
+    registry = ModelRegistry([old])
+    await registry.start()
+    await registry.until_ready()
+    version(monkeypatch, new)
+    async with old.using():  # a request goes on with the version that it began with
+        await registry.load("ears", "turbo")
+        failed: list[ServedModel] = []
+        expected: list[ServedModel] = []
+        for model in (old, new):
+            monkeypatch.setattr(model.dispatcher, "fail_all", lambda error, model=model: failed.append(model))
+            monkeypatch.setattr(
+                model.dispatcher.supervisor, "expect_ends", lambda model=model: expected.append(model)
+            )
+        registry.expect_ends()
+        registry.fail_all(ShuttingDown)
+        registry.drain()
+        assert failed == expected == [new, old]
+        assert old.dispatcher.draining
+        assert new.dispatcher.draining
+    await registry.stop()
+    assert not old.dispatcher.ready
