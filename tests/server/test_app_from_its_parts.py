@@ -189,8 +189,13 @@ class Memory:
 
 
 async def test_the_memory_is_looked_at_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[None] = []
-    monkeypatch.setattr(module, "resident_bytes", lambda: looks.append(None) or MIB)
+    looks: list[int] = []
+
+    def look() -> int:
+        looks.append(MIB)
+        return MIB
+
+    monkeypatch.setattr(module, "resident_bytes", look)
     with loop_clock() as clock:
         watching = asyncio.create_task(release_memory_when_idle(lambda: False))
         await clock.advance(1.9)
