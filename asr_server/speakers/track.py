@@ -34,7 +34,7 @@ from asr_server.speakers.segmentation import (
     Floats,
     segment,
 )
-from asr_server.speakers.voices import Heard, hear, hear_reference
+from asr_server.speakers.voices import Activity, Heard, Voice, hear, hear_reference, nearest
 
 _NUM_TOGETHER: Final = 4  # windows that are heard at once
 _BATCH: Final = WINDOW + (_NUM_TOGETHER - 1) * STEP  # their samples: 25 s
@@ -47,6 +47,7 @@ _SHORTEST_S: Final = 0.12  # of a turn
 _PAUSE_S: Final = 0.25  # within a turn
 # How much earlier speech begins, and later it ends, than it is likelier than not, by benchmarks/speakers.py.
 _BEFORE_S, _AFTER_S = 0.02, 0.04
+_NEARER: Final = 0.05  # cosine by which a stretch is nearer to another person than to its local speaker's
 
 NICENESS: Final = 5  # of the threads: requests and the engine come first
 
@@ -164,11 +165,14 @@ class SpeakerTrack:
         labels, known = cluster(
             embeddings, clean_s, np.array(apart), self._count, alike, narrow, [*references.values()]
         )
+        of_labels = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
+        means = directions(of_labels, embeddings, clean_s)
         activity: list[dict[int, Floats]] = [{} for _ in windows]
-        for (number, voice), label in zip(voices, labels.tolist(), strict=True):
-            before = activity[number].get(label, np.float32(0))
-            halves = np.pad(voice.activity, (0, 2 * STEP_FRAMES - NUM_FRAMES)).reshape(2, STEP_FRAMES)
-            activity[number][label] = np.maximum(before, halves.astype(np.float32))
+        for (number, voice), own in zip(voices, labels.tolist(), strict=True):
+            for label, likely in _by_stretch(voice, number * STEP, own, means):
+                before = activity[number].get(label, np.float32(0))
+                halves = np.pad(likely, (0, 2 * STEP_FRAMES - NUM_FRAMES)).reshape(2, STEP_FRAMES)
+                activity[number][label] = np.maximum(before, halves.astype(np.float32))
         spoken = _spoken_s(activity)
         turns = {label: turns for label, stretches in spoken.items() if (turns := _turns(stretches))}
         names = names_of_labels(turns, known, [*references])
@@ -184,6 +188,25 @@ class SpeakerTrack:
             for (name, group), mean in zip(groups.items(), means, strict=True)
         }
         return Spoken(ordered, people)
+
+
+def _by_stretch(voice: Voice, start: int, own: int, means: Floats) -> Iterator[tuple[int, Activity]]:
+    """Yield the voice's activity by label: that of a stretch that sounds like another person is theirs.
+
+    Args:
+        start: first sample of its window.
+        own: its label.
+        means: [num_labels, 192].
+    """
+    rest = voice.activity
+    for number, stretch in enumerate(voice.stretches):
+        scores = means @ stretch.embedding
+        best = int(scores.argmax())
+        if scores[best] > scores[own] + _NEARER:
+            is_of_stretch = nearest([[each] for each in voice.stretches], start) == number
+            yield best, voice.activity * is_of_stretch
+            rest = rest * ~is_of_stretch
+    yield own, rest
 
 
 def names_of_labels(

@@ -23,13 +23,16 @@ from asr_server.speakers.segmentation import CLASSES, FIRST_FRAME, FRAME, NUM_FR
 _MIN_FEATURES: Final = 30  # 0.3 s: less says nothing about a voice
 _MIN_STRETCH: Final = 80  # features of a stretch that is heard by itself
 _MAX_FEATURES: Final = 250  # more of one stretch says little more, and costs as much again
-_PAUSE: Final = 25  # features within a stretch in which its speaker may be silent, or not be alone
-# A stretch is cut at the quietest moment near each multiple of 2.5 s, as the segmentation may take the next
+_PAUSE: Final = 25  # features within a passage in which its speaker may be silent, or not be alone
+# A passage is cut at the quietest moment near each multiple of 2.5 s, as the segmentation may take the next
 # person for the last one; both in features of the recording, so that windows cut alike.
 _CUT_EVERY, _CUT_WITHIN = 250, 75
 # A stretch of which the window before has heard so much, or this share, is not heard again.
 _ENOUGH, _ENOUGH_SHARE = 200 * 160, 0.8  # samples
-_SPLIT: Final = 0.35  # mean cosine of two groups of stretches below which they are two people
+_SPLIT: Final = 0.35  # mean cosine of two groups of passages below which they are two people
+# The same for stretches of one passage. One of 2.5 s says less about a voice; `track.py` judges it once more,
+# when it knows the people of the whole recording.
+_SPLIT_WITHIN: Final = 0.15
 # What is 10 to 25 dB quieter than the loud tenth of what its speaker says may be an echo: the logarithm of
 # its odds is so much less for each decibel.
 _FAINT_DB, _FAINTEST_DB, _DOUBT = 10.0, 25.0, 0.3
@@ -39,16 +42,20 @@ _HIGH_BANDS, _LOW_BANDS, _NARROW = slice(64, 80), slice(8, 58), -7.4
 _GATED: Final = 100  # positions that share a gate of CAM++
 
 
+Activity = npt.NDArray[np.float16]
+
+
 class Voice(NamedTuple):
-    activity: npt.NDArray[np.float16]  # [num_frames]: how likely it speaks
+    activity: Activity  # [num_frames]: how likely it speaks
     embedding: Floats  # [192] of length 1; zeros where too little is heard
     clean_s: float  # how much it says alone; of more than 2.5 s, 2.5
     is_narrow: bool = False  # as on a telephone: nothing above 4 kHz
     is_half: bool = False
+    stretches: tuple[Stretch, ...] = ()
 
 
 class Stretch(NamedTuple):
-    """Speech of one person alone, without a pause."""
+    """Speech of one person alone: a passage without a pause, or a few seconds of it."""
 
     start: int  # sample of the recording
     end: int
@@ -83,8 +90,8 @@ def hear(
     for speaker in np.flatnonzero(active.any(axis=0)):
         likely = _without_echo(activity[:, speaker], levels).astype(np.float16)
         frames = _feature_frames(alone[:, speaker], samples)
-        stretches = _stretches(samples, frames, start, before)
-        if not stretches:  # nothing long enough: all together
+        passages = _passages(samples, frames, start, before)
+        if not passages:  # nothing long enough: all together
             if len(frames) < _MIN_FEATURES:
                 frames = _feature_frames(active[:, speaker], samples)
             chosen = _middle(frames)
@@ -93,19 +100,21 @@ def hear(
                 embedding, is_narrow = _heard(samples, chosen)
             heard.voices.append(Voice(likely, embedding, len(chosen) / 100, is_narrow))
             continue
-        heard.stretches.extend(stretches)
-        embeddings = np.stack([each.embedding for each in stretches])
-        weights = np.array([each.num_features for each in stretches], np.float64)
-        groups, alike = _people(embeddings, weights)
+        heard.stretches.extend(stretch for passage in passages for stretch in passage)
+        passages = [part for passage in passages for part in _by_person(passage)]
+        embeddings = np.stack([_mean(passage) for passage in passages])
+        weights = np.array([_num_features(passage) for passage in passages], np.float64)
+        groups, alike = _people(embeddings, weights, _SPLIT)
         heard.alike.extend(alike)
-        people = [[stretches[number] for number in group] for group in groups]
-        whose = _nearest(people, start)
+        people = [[stretch for number in group for stretch in passages[number]] for group in groups]
+        whose = nearest(people, start)
         for number, embedding in enumerate(directions(groups, embeddings, weights)):
             is_own = whose == number
             num_alone = len(_feature_frames(alone[:, speaker] & is_own, samples))
             clean_s = min(num_alone, _MAX_FEATURES) / 100
             is_narrow = bool(np.mean([each.is_narrow for each in people[number]]) > 0.5)
-            voice = Voice(likely * is_own, embedding, clean_s, is_narrow, is_half=len(groups) > 1)
+            is_half, own = len(groups) > 1, tuple(people[number])
+            voice = Voice(likely * is_own, embedding, clean_s, is_narrow, is_half, own)
             heard.voices.append(voice)
     return heard
 
@@ -133,60 +142,89 @@ def _without_echo(likely: Floats, levels: Powers) -> Floats:
     return np.asarray(odds / (1 + odds), np.float32)
 
 
-def _stretches(
-    samples: Samples, frames: npt.NDArray[np.int64], start: int, before: Sequence[Stretch]
-) -> list[Stretch]:
-    found: list[Stretch] = []
-    for part in _parts(frames, samples, start):
-        if len(part) < _MIN_STRETCH:
-            continue
-        first, end = start + int(part[0]) * _STEP, start + (int(part[-1]) + 1) * _STEP
-        enough = min(_ENOUGH, _ENOUGH_SHARE * (end - first))
-        shared = [(min(end, each.end) - max(first, each.start), each) for each in before]
-        num_shared, known = max(shared, key=lambda each: each[0], default=(0, None))
-        chosen = _middle(part)
-        if known is None or num_shared < enough:
-            found.append(Stretch(first, end, len(chosen), *_heard(samples, chosen)))
-        else:
-            found.append(Stretch(first, end, len(chosen), known.embedding, known.is_narrow))
-    return found
+def _passages(samples: Samples, frames: Ints, start: int, before: Sequence[Stretch]) -> list[list[Stretch]]:
+    """Return the stretches of each passage that is long enough."""
+    return [
+        [_stretch(samples, part, start, before) for part in parts]
+        for parts in _parts(frames, samples, start)
+        if len(parts[0]) >= _MIN_STRETCH
+    ]
 
 
-def _parts(frames: npt.NDArray[np.int64], samples: Samples, start: int) -> list[npt.NDArray[np.int64]]:
+def _stretch(samples: Samples, part: Ints, start: int, before: Sequence[Stretch]) -> Stretch:
+    first, end = start + int(part[0]) * _STEP, start + (int(part[-1]) + 1) * _STEP
+    enough = min(_ENOUGH, _ENOUGH_SHARE * (end - first))
+    shared = [(min(end, each.end) - max(first, each.start), each) for each in before]
+    num_shared, known = max(shared, key=lambda each: each[0], default=(0, None))
+    chosen = _middle(part)
+    if known is None or num_shared < enough:
+        return Stretch(first, end, len(chosen), *_heard(samples, chosen))
+    return Stretch(first, end, len(chosen), known.embedding, known.is_narrow)
+
+
+def _parts(frames: Ints, samples: Samples, start: int) -> list[list[Ints]]:
+    """Return the parts of each passage."""
     quietness = -powers(samples)
-    found: list[npt.NDArray[np.int64]] = []
-    for part in np.split(frames, np.flatnonzero(np.diff(frames) > _PAUSE) + 1):
-        rest = part
+    passages: list[list[Ints]] = []
+    for rest in np.split(frames, np.flatnonzero(np.diff(frames) > _PAUSE) + 1):
+        parts: list[Ints] = []
         for middle in range(_CUT_EVERY - start // _STEP % _CUT_EVERY, len(samples) // _STEP, _CUT_EVERY):
             inner = rest[_MIN_STRETCH:-_MIN_STRETCH]
             near = inner[np.abs(inner - middle) <= _CUT_WITHIN]
             if len(near):
                 cut = near[quietness[near * (_STEP // HOP)].argmax()]
-                found.append(rest[rest < cut])
+                parts.append(rest[rest < cut])
                 rest = rest[rest >= cut]
-        found.append(rest)
-    return found
+        passages.append([*parts, rest])
+    return passages
 
 
-def _heard(samples: Samples, chosen: npt.NDArray[np.int64]) -> tuple[Floats, bool]:
+def _heard(samples: Samples, chosen: Ints) -> tuple[Floats, bool]:
     features = fbank(samples, chosen)
     bands = np.stack([features[:, _HIGH_BANDS].mean(axis=1), features[:, _LOW_BANDS].mean(axis=1)])
     high, low = np.percentile(bands, 90, axis=1)
     return embed(features), bool(high - low < _NARROW)
 
 
-def _people(embeddings: Floats, weights: npt.NDArray[np.float64]) -> tuple[list[Ints], list[float]]:
-    """Return the stretches in one group, or two if they sound like two people; and the cosines within."""
+def _by_person(passage: list[Stretch]) -> list[list[Stretch]]:
+    """Return the passage, or each of its stretches by itself if they sound like two people."""
+    groups, _ = _people(*_embeddings(passage), _SPLIT_WITHIN)
+    return [passage] if len(groups) == 1 else [[stretch] for stretch in passage]
+
+
+def _mean(passage: list[Stretch]) -> Floats:
+    return directions([np.arange(len(passage))], *_embeddings(passage))[0]
+
+
+def _embeddings(stretches: list[Stretch]) -> tuple[Floats, npt.NDArray[np.float64]]:
+    """Return [num_stretches, 192], and their weights."""
+    weights = np.array([stretch.num_features for stretch in stretches], np.float64)
+    return np.stack([stretch.embedding for stretch in stretches]), weights
+
+
+def _num_features(passage: list[Stretch]) -> int:
+    return min(sum(stretch.num_features for stretch in passage), _MAX_FEATURES)
+
+
+def _people(
+    embeddings: Floats, weights: npt.NDArray[np.float64], split: float
+) -> tuple[list[Ints], list[float]]:
+    """Return all in one group, or two if they sound like two people; and the cosines within."""
     every = np.arange(len(embeddings))
     groups = merge(np.split(every, every[1:]), embeddings, weights, every, same=-1.0, fewest=2)
     means = [mean(group, embeddings, weights) for group in groups]
-    if len(groups) == 2 and float(means[0] @ means[1]) < _SPLIT:  # the mean cosine of all pairs
+    if len(groups) == 2 and float(means[0] @ means[1]) < split:  # the mean cosine of all pairs
         return groups, []
     cosines = (embeddings @ embeddings.T)[np.triu_indices(len(embeddings), 1)]
     return [every], cosines[cosines < 0.999].tolist()  # two may have taken over the same embedding
 
 
-def _nearest(groups: Sequence[Sequence[Stretch]], start: int) -> npt.NDArray[np.int64]:
+def nearest(groups: Sequence[Sequence[Stretch]], start: int) -> Ints:
+    """Return the number of the group that is nearest to each frame of a window, [num_frames].
+
+    Args:
+        start: the window's first sample in the recording.
+    """
     middles = start + FIRST_FRAME + np.arange(NUM_FRAMES) * FRAME
     away = [
         np.min(
@@ -197,13 +235,13 @@ def _nearest(groups: Sequence[Sequence[Stretch]], start: int) -> npt.NDArray[np.
     return np.asarray(np.argmin(away, axis=0))
 
 
-def _feature_frames(active: Flags, samples: Samples) -> npt.NDArray[np.int64]:
+def _feature_frames(active: Flags, samples: Samples) -> Ints:
     num_features = max(0, (len(samples) - _LENGTH) // _STEP + 1)
     frames = ((np.arange(num_features) * _STEP + _LENGTH // 2 - FIRST_FRAME) / FRAME).round().astype(np.int64)
     return np.flatnonzero(active[np.clip(frames, 0, len(active) - 1)])
 
 
-def _middle(chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _middle(chosen: Ints) -> Ints:
     surplus = max(0, len(chosen) - _MAX_FEATURES) // 2
     return chosen[surplus : surplus + _MAX_FEATURES]
 
@@ -225,7 +263,7 @@ _PREEMPHASIS: Final = 0.97
 _ROWS: Final = 48  # of 256 x 80 products each, fewer in all than the 2^20 from which OpenBLAS uses threads
 
 
-def fbank(samples: Samples, chosen: npt.NDArray[np.int64]) -> Floats:
+def fbank(samples: Samples, chosen: Ints) -> Floats:
     """Return log mel energies [num_chosen, 80], Kaldi's without dither."""
     frames = np.lib.stride_tricks.sliding_window_view(samples, _LENGTH)[::_STEP][chosen]
     frames = frames - frames.mean(axis=1, keepdims=True)
