@@ -31,7 +31,8 @@ CENTRES: Final = 0.62  # cosine of the means of two clusters from which they are
 # most, by a line of 8 kHz and mu-law.
 CENTRES_ACROSS: Final = 0.48
 BLOCK: Final = 600  # voices clustered at once, half an hour or so: the cost grows with the third power
-STRICTER: Final = 0.08  # by which both cosines rise as long as fewer people are found than there are
+# By which both cosines rise as long as fewer people are found than there are.
+_STRICTER: Final = tuple(np.arange(0.08, 1.0 - SAME, 0.08).tolist())
 # What a recording's own cosines change, of which these are usual ones, as if they had been found so often.
 ONE_PERSON, TWO_PEOPLE, USUAL = 0.65, 0.15, 8
 MOVES: Final = 1.4  # SAME and CENTRES for each change of the middle between both
@@ -76,8 +77,12 @@ class _Voices:
     def spoken_s(self, group: Ints) -> float:
         return float(self.clean_s[group].sum())
 
-    def group(self, least_s: float, stricter: float = 0.0) -> list[Ints]:
-        sure = np.flatnonzero(self.clean_s >= min(least_s, float(np.median(self.clean_s))))
+    def smallest_s(self) -> float:
+        return min(max(SMALLEST_S, SMALLEST_SHARE * float(self.clean_s.sum())), LARGE_S)
+
+    def group(self, least_s: float, stricter: float = 0.0, among: Ints | None = None) -> list[Ints]:
+        every = np.arange(len(self.clean_s)) if among is None else among
+        sure = every[self.clean_s[every] >= min(least_s, float(np.median(self.clean_s)))]
         arrays = self.embeddings, self.weights, self.windows, self.narrow
         return sorted(_group(sure, *arrays, self.moved, stricter), key=lambda group: -self.spoken_s(group))
 
@@ -122,7 +127,6 @@ def cluster(
 
 def _people(groups: list[Ints], voices: _Voices) -> list[Ints]:
     total_s = float(voices.clean_s.sum())
-    smallest_s = min(max(SMALLEST_S, SMALLEST_SHARE * total_s), LARGE_S)
     smallest_distinct_s = min(max(DISTINCT_S, DISTINCT_SHARE * total_s), LARGE_S)
     means = voices.means(groups)
     people = [0]
@@ -130,26 +134,52 @@ def _people(groups: list[Ints], voices: _Voices) -> list[Ints]:
         spoken_s = voices.spoken_s(group)
         below = min(DISTINCT + DISTINCT_BY_SHARE * spoken_s / total_s, MOST_DISTINCT) + voices.moved
         is_distinct = float((means[people] @ means[number]).max()) < below
-        if spoken_s >= (smallest_distinct_s if is_distinct else smallest_s):
+        if spoken_s >= (smallest_distinct_s if is_distinct else voices.smallest_s()):
             people.append(number)
     return [groups[number] for number in people]
 
 
 def _more_people(people: list[Ints], groups: list[Ints], least: int, voices: _Voices) -> list[Ints]:
-    """Add unlike voices, even short ones, before anybody is split."""
+    """Add unlike voices, even short ones; then the farthest of other groups and of halves of one person."""
     if len(groups) > BLOCK:
         return groups[:least]
-    with_unlike = _with_unlike(people, least, voices)
-    if len(with_unlike) == least:
-        return with_unlike
-    for stricter in np.arange(STRICTER, 1.0 - SAME, STRICTER):
-        found = voices.group(SURE_S, float(stricter))
-        if len(groups) < least:
-            groups = found
-        people = _people(found, voices)
-        if len(people) >= least or len(found) > BLOCK:
+    people = _with_unlike(people, least, voices)
+    halves = [_halves(person, voices) for person in people] if len(people) < least else []
+
+    def lost(choice: tuple[int, list[Ints]]) -> float:
+        place, new = choice
+        return float(_losses([*people[:place], *people[place + 1 :], *new], voices)[-1].min())
+
+    while len(people) < least:
+        taken = np.concatenate(people)
+        choices = [(len(people), [group]) for group in groups if not np.isin(group, taken).any()]
+        choices += [(place, pair) for place, pair in enumerate(halves) if pair]
+        if not choices:
+            return _largest(groups, least, voices)
+        place, new = max(choices, key=lost)
+        people[place : place + 1] = new
+        halves[place : place + 1] = [_halves(each, voices) for each in new]
+    return people
+
+
+def _halves(person: Ints, voices: _Voices) -> list[Ints]:
+    """Return the two large groups who a person is by a stricter cosine; nothing if there are none."""
+    smallest_s = voices.smallest_s()
+    for stricter in _STRICTER:
+        found = voices.group(SURE_S, stricter, person)
+        if not found or voices.spoken_s(found[0]) < smallest_s:
             break
-    return people if len(people) >= least else groups[:least]
+        if len(found) > 1 and voices.spoken_s(found[1]) >= smallest_s:
+            return found[:2]
+    return []
+
+
+def _largest(groups: list[Ints], least: int, voices: _Voices) -> list[Ints]:
+    for stricter in _STRICTER:
+        if len(groups) >= least:
+            break
+        groups = voices.group(SURE_S, stricter)
+    return groups[:least]
 
 
 def _with_unlike(people: list[Ints], most: int, voices: _Voices) -> list[Ints]:
@@ -167,13 +197,18 @@ def _at_most(people: list[Ints], most: int, voices: _Voices) -> list[Ints]:
     """Join the closest pairs (Ward, 1963) until `most` are left."""
     people = list(people)
     while len(people) > most:
-        means = voices.means(people)
-        spoken_s = np.array([min(voices.spoken_s(group), WARD_S) for group in people])
-        lost = (1 - means @ means.T) * spoken_s * spoken_s[:, None] / (spoken_s + spoken_s[:, None])
-        np.fill_diagonal(lost, np.inf)
-        first, second = sorted(divmod(int(lost.argmin()), len(people)))
+        first, second = sorted(divmod(int(_losses(people, voices).argmin()), len(people)))
         people[first] = np.concatenate([people[first], people.pop(second)])
     return people
+
+
+def _losses(people: list[Ints], voices: _Voices) -> npt.NDArray[np.float64]:
+    """Return what joining each pair loses, [num_people, num_people]; infinity on the diagonal."""
+    means = voices.means(people)
+    spoken_s = np.array([min(voices.spoken_s(group), WARD_S) for group in people])
+    lost = (1 - means @ means.T) * spoken_s * spoken_s[:, None] / (spoken_s + spoken_s[:, None])
+    np.fill_diagonal(lost, np.inf)
+    return np.asarray(lost, np.float64)
 
 
 def _assign(people: list[Ints], means: Floats, voices: _Voices) -> Ints:
@@ -266,16 +301,19 @@ def _join_alike(
         centres_across: the same between telephone and wide band.
     """
     groups = list(groups)
+    means = directions(groups, embeddings, weights) if groups else np.empty((0, 1), np.float32)
+    shares = np.array([np.average(narrow[group], weights=weights[group]) for group in groups])
     while len(groups) > 1:
-        means = directions(groups, embeddings, weights)
-        shares = np.array([np.average(narrow[group], weights=weights[group]) for group in groups])
         is_across = np.abs(shares[:, None] - shares) > 0.5
         above = means @ means.T - np.where(is_across, centres_across, centres)
         np.fill_diagonal(above, -np.inf)
         first, second = sorted(divmod(int(above.argmax()), len(groups)))
         if above[first, second] < 0:
             break
-        groups[first] = np.concatenate([groups[first], groups.pop(second)])
+        joined = groups[first] = np.concatenate([groups[first], groups.pop(second)])
+        means, shares = np.delete(means, second, axis=0), np.delete(shares, second)
+        means[first] = directions([joined], embeddings, weights)[0]
+        shares[first] = np.average(narrow[joined], weights=weights[joined])
     return groups
 
 

@@ -32,7 +32,7 @@ _ENOUGH, _ENOUGH_SHARE = 200 * 160, 0.8  # samples
 _SPLIT: Final = 0.35  # mean cosine of two groups of passages below which they are two people
 # The same for stretches of one passage. One of 2.5 s says less about a voice; `track.py` judges it once more,
 # when it knows the people of the whole recording.
-_SPLIT_WITHIN: Final = 0.15
+_SPLIT_WITHIN: Final = 0.2
 # What is 10 to 25 dB quieter than the loud tenth of what its speaker says may be an echo: the logarithm of
 # its odds is so much less for each decibel.
 _FAINT_DB, _FAINTEST_DB, _DOUBT = 10.0, 25.0, 0.3
@@ -193,7 +193,8 @@ def _by_person(passage: list[Stretch]) -> list[list[Stretch]]:
 
 
 def _mean(passage: list[Stretch]) -> Floats:
-    return directions([np.arange(len(passage))], *_embeddings(passage))[0]
+    (mean,) = directions([np.arange(len(passage))], *_embeddings(passage))
+    return np.asarray(mean, np.float32)
 
 
 def _embeddings(stretches: list[Stretch]) -> tuple[Floats, npt.NDArray[np.float64]]:

@@ -12,11 +12,12 @@ from asr_server.speakers.clustering import Clusters, Floats, SpeakerCount, clust
 SIZE = 192
 
 
-def voices(sizes: list[int], between: float | list[list[float]], within: float = 1.0) -> Floats:
+def voices(sizes: list[int], between: float | list[list[float]], within: float | list[float] = 1.0) -> Floats:
     """Groups of so many voices, with these cosines between groups and within each."""
     cosines = np.full((len(sizes), len(sizes)), between) if isinstance(between, float) else np.array(between)
     people = np.repeat(np.arange(len(sizes)), sizes)
-    gram = np.where(people[:, None] == people, within, cosines[people[:, None], people])
+    of_people = np.broadcast_to(np.asarray(within, np.float64), len(sizes))
+    gram = np.where(people[:, None] == people, of_people[people], cosines[people[:, None], people])
     np.fill_diagonal(gram, 1.0)
     values, vectors = np.linalg.eigh(gram)
     assert values.min() > -1e-6
@@ -196,3 +197,26 @@ def test_as_many_as_are_asked_for_are_joined_by_what_is_lost() -> None:
         voices([20, 20, 20], [[1, 0.45, 0.1], [0.45, 1, 0.15], [0.1, 0.15, 1]]), 2.0, count=SpeakerCount(1, 2)
     )
     assert (much[0] == much[20], much[40] == much[20]) == (True, False)
+
+
+def test_one_more_who_is_asked_for_leaves_all_others_as_they_are() -> None:
+    """Two people sound like one; a third has a voice that changes more."""
+    between = [[1, 0.55, 0.1], [0.55, 1, 0.1], [0.1, 0.1, 1]]
+    made = voices([8, 8, 20], between, [0.75, 0.75, 0.62])
+    assert num_people(made) == 2
+    labels = people_of(made, count=SpeakerCount(3, 3))
+    assert [set(labels[:8]), set(labels[8:16]), set(labels[16:])] == [{labels[0]}, {labels[8]}, {labels[16]}]
+    assert len({labels[0], labels[8], labels[16]}) == 3
+
+
+@pytest.mark.parametrize(("other_s", "is_own"), [(4.0, True), (1.6, False)])
+def test_one_more_is_a_small_group_or_a_half_of_somebody_by_what_joining_loses(
+    other_s: float, is_own: bool
+) -> None:
+    """Twelve seconds are two people's at 0.55; another sound is like them at 0.4."""
+    made = voices([4, 4, 1], [[1, 0.55, 0.4], [0.55, 1, 0.4], [0.4, 0.4, 1]], [0.75, 0.75, 1.0])
+    clean_s = [1.5] * 8 + [other_s]
+    assert num_people(made, clean_s) == 1
+    labels = people_of(made, clean_s, count=SpeakerCount(2, 2))
+    assert (labels.count(labels[8]) == 1) == is_own
+    assert (labels[0] != labels[4]) != is_own

@@ -12,7 +12,7 @@ import pytest
 from asr_server.core import SAMPLE_RATE
 from asr_server.speakers.segmentation import NUM_FRAMES, STEP, STEP_FRAMES, WINDOW, Floats
 from asr_server.speakers.track import Person, SpeakerTrack
-from asr_server.speakers.voices import Heard, Voice
+from asr_server.speakers.voices import Heard, Stretch, Voice
 
 FRAME_S = 270 / SAMPLE_RATE
 ANN, BOB, EVE = np.eye(192, dtype=np.float32)[:3]
@@ -124,6 +124,22 @@ async def test_two_halves_of_a_local_speaker_may_be_one_person() -> None:
     for is_half, num_people in ((False, 2), (True, 1)):
         windows = heard(voice(ANN, (20, 150), is_half=is_half), voice(near, (200, 400), is_half=is_half))
         assert len({turn[2] for turn in await turns_of(windows)}) == num_people
+
+
+@pytest.mark.parametrize(("nearer", "is_other"), [(0.06, True), (0.04, False)])
+async def test_a_stretch_is_said_by_whom_it_sounds_like(nearer: float, is_other: bool) -> None:
+    """In the second window the segmentation takes Ann for three stretches, and for Bob's too."""
+    between = np.asarray(0.5 * ANN + (0.5 + nearer) * BOB, np.float32)
+    own = Stretch(STEP + 13_500, STEP + 54_000, 250, ANN, False)  # frames 48 to 198, and so on
+    middle = Stretch(STEP + 54_000, STEP + 94_500, 250, between, False)
+    last = Stretch(STEP + 94_500, STEP + 135_000, 250, ANN, False)
+    both = heard(voice(ANN, (0, 100)), voice(BOB, (200, 290)))
+    turns = await turns_of(both, heard(voice(ANN, (50, 500), stretches=(own, middle, last))))
+    behind = [turn for turn in turns if turn[0] > second(STEP_FRAMES + 30)]
+    assert [turn[2] for turn in behind] == (["A", "B", "A"] if is_other else ["A"])
+    if is_other:
+        assert behind[1][0] == pytest.approx((STEP + 54_000) / SAMPLE_RATE, abs=0.05)
+        assert behind[1][1] == pytest.approx((STEP + 94_500) / SAMPLE_RATE, abs=0.05)
 
 
 async def test_who_is_known_by_telephone_or_by_what_is_alike_is_told_apart_by_less_or_more() -> None:

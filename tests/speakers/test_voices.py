@@ -265,6 +265,43 @@ def test_a_stretch_is_not_heard_again_if_two_seconds_or_four_fifths_of_it_were()
             assert voice.is_narrow == (num_shared >= enough)
 
 
+def pair(cosine: float) -> tuple[Floats, Floats]:
+    first, second = np.eye(192, dtype=np.float32)[:2]
+    return first, np.asarray(cosine * first + np.sqrt(1 - cosine**2) * second, np.float32)
+
+
+@pytest.mark.parametrize(("cosine", "num_voices"), [(0.19, 2), (0.21, 1)])
+def test_without_a_pause_two_people_are_less_alike(cosine: float, num_voices: int) -> None:
+    """The window before has heard each stretch of ten seconds of speech."""
+    stretches = of_window((0, NUM_FRAMES, 1)).stretches
+    assert len(stretches) >= 3
+    first, second = pair(cosine)
+    before = [stretch._replace(embedding=second) for stretch in stretches]
+    before[0] = stretches[0]._replace(embedding=first)
+    heard = of_window((0, NUM_FRAMES, 1), before=tuple(before))
+    assert len(heard.voices) == num_voices
+    assert [stretch for voice in heard.voices for stretch in voice.stretches] == heard.stretches
+    if num_voices == 1:
+        assert heard.alike == [], "one passage"
+        weights = np.array([stretch.num_features for stretch in stretches], np.float32)
+        mean = weights @ np.stack([stretch.embedding for stretch in before])
+        assert np.allclose(heard.voices[0].embedding, mean / np.linalg.norm(mean), atol=1e-5)
+
+
+@pytest.mark.parametrize(("cosine", "num_voices"), [(0.34, 2), (0.36, 1)])
+def test_two_people_with_a_pause_between_them_may_be_more_alike(cosine: float, num_voices: int) -> None:
+    """Six seconds of one, and two passages of the other."""
+    passages = (0, 355, 1), (375, 455, 1), (475, 555, 1)
+    first, second = pair(cosine)
+    before = [
+        stretch._replace(embedding=first if stretch.start < 360 * FRAME else second)
+        for stretch in of_window(*passages).stretches
+    ]
+    heard = of_window(*passages, before=tuple(before))
+    assert len(heard.voices) == num_voices
+    assert heard.alike == pytest.approx([cosine] * 2 if num_voices == 1 else [], abs=1e-3)
+
+
 @pytest.mark.parametrize("below_db", [5.0, 20.0, 40.0])
 def test_what_is_much_fainter_than_the_rest_is_doubted_as_an_echo(below_db: float) -> None:
     require_models()
