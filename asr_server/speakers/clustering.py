@@ -152,7 +152,8 @@ def _more_people(people: list[Ints], groups: list[Ints], least: int, voices: _Vo
 
     while len(people) < least:
         taken = np.concatenate(people)
-        choices = [(len(people), [group]) for group in groups if not np.isin(group, taken).any()]
+        others = [group for group in groups if not np.isin(group, taken).any()]
+        choices = [(len(people), [group]) for group in others[:least]]
         choices += [(place, pair) for place, pair in enumerate(halves) if pair]
         if not choices:
             return _largest(groups, least, voices)
