@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 import threading
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import zmq
@@ -65,6 +68,8 @@ async def test_lines_of_the_log_reach_the_server_cut_and_end_with_the_replica(
     server.send(Credit(1))
     assert await client.receive() == Credit(1)
     handler = server.log_handler()
+    assert isinstance(handler, LogHandler)
+    assert handler._socket.getsockopt(zmq.SNDHWM) == 1000, "lines are dropped before memory is"
     handler.setFormatter(logging.Formatter("%(message)s"))
     logging.root.addHandler(handler)
     logging.getLogger("a replica").warning("x" * 20_001)
@@ -94,6 +99,71 @@ def test_a_log_is_closed_between_two_lines_of_other_threads() -> None:
     handler = LogHandler(Socket())  # type: ignore[arg-type]
     handler.close()
     assert could_write == [False]
+
+
+def monitored(event: int, endpoint: bytes = b"tcp://host:1") -> list[bytes]:
+    """The frames of an event as ZeroMQ's monitors send them."""
+    return [struct.pack("=hi", event, 0), endpoint]
+
+
+async def test_the_first_refusal_alone_is_logged(
+    ends: tuple[TcpEngineClient, TcpEngineServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    client, _ = ends
+    failed, accepted = zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_ACCEPTED
+    arriving = [monitored(each, b"tcp://%d" % n) for n, each in enumerate((accepted, failed, failed))]
+
+    class Monitor:
+        async def recv_multipart(self) -> list[bytes]:
+            return arriving.pop(0)
+
+    with pytest.raises(IndexError):
+        await client._log_first_refusal(Monitor())  # type: ignore[arg-type]
+    assert caplog.messages == ["refused on tcp://1: somebody without the key of this connection"]
+
+
+def test_a_connection_counts_as_lost_until_the_replica_closes_it_itself() -> None:
+    """And other events never do."""
+    context, lost = zmq.Context(), threading.Event()
+    events, theirs = (context.socket(zmq.PAIR) for _ in range(2))
+    events.bind("inproc://events")
+    theirs.connect("inproc://events")
+    asked: list[bool] = []
+
+    class Server:
+        _monitors: ClassVar = [theirs]
+
+        @property
+        def _closing(self) -> bool:
+            asked.append(not asked)
+            return asked[-1]
+
+    called: list[bool] = []
+
+    def on_lost() -> None:
+        called.append(True)
+        lost.set()
+
+    watch = threading.Thread(target=TcpEngineServer._call_when_lost, args=(Server(), on_lost))
+    watch.start()
+    for event in (zmq.EVENT_CONNECTED, zmq.EVENT_DISCONNECTED, zmq.EVENT_DISCONNECTED):
+        events.send_multipart(monitored(event))
+    assert lost.wait(60)
+    events.close(linger=0)
+    context.term()
+    watch.join()
+    assert (asked, called) == ([True, False], [True])
+
+
+async def test_a_replica_that_closes_its_end_waits_for_its_watch() -> None:
+    client = TcpEngineClient("127.0.0.1")
+    server = TcpEngineServer(client.address, on_lost=Lost())
+    watch, joined = server._watch, list[bool]()
+    server._watch = SimpleNamespace(join=lambda: joined.append(server._context.closed))  # type: ignore[assignment]
+    server.close()
+    assert joined == [True], "which ends with its sockets"
+    watch.join()
+    client.close()
 
 
 async def test_a_replica_that_ends_in_order_has_lost_no_connection() -> None:

@@ -9,6 +9,7 @@ import resource
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -64,6 +65,24 @@ async def test_any_number_of_events_waits_for_a_server_that_is_busy(ends: Ends) 
     for number in range(MANY):
         ends.server.send(Credit(number))
     assert [await ends.client.receive() for _ in range(MANY)] == [Credit(number) for number in range(MANY)]
+
+
+async def test_commands_and_events_have_no_limit_and_heartbeats_one_minute(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ends.server
+    assert server._events.getsockopt(zmq.SNDHWM) == server._commands.getsockopt(zmq.RCVHWM) == 0
+    made: list[int | bytes] = []
+    connect = server._connect
+
+    def noted(*how: Any) -> zmq.Socket[bytes]:
+        socket = connect(*how)
+        made.append(socket.getsockopt(zmq.SNDHWM))
+        return socket
+
+    monkeypatch.setattr(server, "_connect", noted)
+    with server.heartbeats():
+        assert made == [60]
 
 
 async def test_events_that_are_here_are_given_out_without_waiting(ends: Ends) -> None:
