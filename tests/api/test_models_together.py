@@ -163,6 +163,22 @@ async def test_another_version_takes_a_models_place_once_it_is_ready(
     assert caplog.messages[-1] == f"model ears is served from {new.settings.model}"
 
 
+async def test_a_version_that_has_ended_is_forgotten(
+    make: Callable[..., ServedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = make("ears"), make("ears", load="lazy"), make("ears", load="lazy")
+    registry = ModelRegistry([first])
+    await registry.start()
+    await registry.until_ready()
+    version(monkeypatch, second, third)
+    await registry.load("ears", "second")
+    await until(lambda: first.state == "unloaded")
+    async with second.using():
+        await registry.load("ears", "third")
+        registry.drain()
+        assert [model.dispatcher.draining for model in (first, second, third)] == [False, True, True]
+
+
 async def test_a_version_that_cannot_be_had_or_loaded_leaves_the_old_one(
     make: Callable[..., ServedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

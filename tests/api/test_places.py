@@ -63,6 +63,18 @@ async def test_a_free_place_goes_to_the_waiting_key_that_holds_fewest() -> None:
     assert order == ["news", "web", "shop"]
 
 
+async def test_who_leaves_before_a_place_becomes_free_leaves_it_to_the_next() -> None:
+    places = Places(1)
+    places.take("")
+    waiting = asyncio.create_task(places.acquire(""))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    places.release("")  # before it has left the line
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert (places.num_free, places.are_taken("")) == (1, False)
+
+
 async def test_who_leaves_the_line_takes_no_place_even_in_the_moment_that_it_is_given() -> None:
     places = Places(1)
     places.take("")

@@ -106,6 +106,33 @@ def test_of_several_formats_the_first_is_taken_with_the_small_files(
     assert {path.name for path in texts.iterdir()} == small
 
 
+@pytest.mark.parametrize("ignores_ranges", [False, True])
+def test_progress_begins_with_what_is_there_and_ends_with_the_whole(
+    tmp_path: Path, ignores_ranges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository, folder = tmp_path / "repository", tmp_path / "folder"
+    repository.mkdir()
+    folder.mkdir()
+    weights = b"weights of a model"
+    (repository / SINGLE).write_bytes(weights)
+    (repository / "config.json").write_text("{}")
+    (folder / "config.json").write_text("{}")  # whole
+    digest = hashlib.sha256(weights).hexdigest()
+    (folder / f"{SINGLE}.{digest[:12]}.part").write_bytes(weights[:7])
+    reached: list[int] = []
+    monkeypatch.setattr(DownloadProgress, "reached", lambda progress, count: reached.append(count))
+    monkeypatch.setattr(
+        DownloadProgress, "add", lambda progress, count: reached.append(sum(reached[-1:]) + count)
+    )
+    with running_hub(repository) as hub:
+        hub.ignores_ranges = ignores_ranges
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        download_from_hub(MODEL, folder, with_weights=True)
+    again = [2] if ignores_ranges else []
+    assert reached == [2, 9, *again, 2 + len(weights)]
+    assert (folder / SINGLE).read_bytes() == weights
+
+
 def test_nothing_of_http_is_loaded_before_a_download() -> None:
     code = (
         "import sys; from asr_server.checkpoint import sources, wheels\n"
