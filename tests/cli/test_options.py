@@ -220,8 +220,9 @@ def test_help_is_shown_whatever_else_is_wrong(help: str) -> None:
 @pytest.mark.parametrize("command", ["serve", "transcribe"])
 @pytest.mark.parametrize(("shown", "other"), [("--help", "--help-all"), ("--help-all", "--help")])
 def test_help_and_help_all_end_with_the_other_one(command: str, shown: str, other: str) -> None:
-    last_line = CliRunner().invoke(main, [command, shown]).output.splitlines()[-1]
-    assert last_line.endswith(f" {command} {other}")
+    *_, before, empty, last = CliRunner().invoke(main, [command, shown]).output.splitlines()
+    assert last.endswith(f" {command} {other}")
+    assert (bool(before.strip()), empty) == (True, "")
 
 
 def test_an_advanced_setting_is_taken_although_help_leaves_it_out() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +22,9 @@ with warnings.catch_warnings():  # the package imports audioop, which Python 3.1
     from asr_server.wyoming import WyomingConnection, WyomingServer
 
 from asr_server.core import SAMPLE_RATE, Samples
-from tests.api.running_app import RunningApp
+from tests.api.running_app import RunningApp, run_app
+from tests.embedded import embedded
+from tests.fake_replica import noise
 
 FORMAT = {"rate": SAMPLE_RATE, "width": 2, "channels": 1}
 LIMIT_S = 60
@@ -72,6 +77,31 @@ async def answers_to(port: int, data: bytes, leave: bool = False) -> list[Event]
             events.append(event)
     writer.close()
     return events
+
+
+SECOND = pcm16(noise(1.0))
+
+
+@asynccontextmanager
+async def door(**wanted: Any) -> AsyncIterator[tuple[RunningApp, int]]:
+    async with (
+        run_app(replace(embedded(), wyoming_port=0, **wanted)) as app,
+        wyoming_port(app) as port,
+    ):
+        yield app, port
+
+
+def client_at(port: int) -> AsyncTcpClient:
+    return AsyncTcpClient("127.0.0.1", port)
+
+
+def event_of(type: str, payload: bytes | None = None, /, **data: Any) -> Event:
+    return Event(type, data, payload)
+
+
+def wire(type: str, payload: bytes = b"", /, **data: Any) -> bytes:
+    header = {"type": type, "data": data, "payload_length": len(payload)}
+    return json.dumps(header).encode() + b"\n" + payload
 
 
 __all__ = [
