@@ -68,6 +68,7 @@ def command_line_after_hiding(*arguments: str) -> list[str]:
         (["--api-key"], ["--api-key"]),
         (["--admin-key", "s3cret", "--port", "9"], ["--admin-key", "***", "--port", "9"]),
         (["--api-key", "one", "--admin-key=two1"], ["--api-key", "***", "--admin-key=***"]),
+        (["--port=9000", "--api-key=s3cret", "a=b"], ["--port=9000", "--api-key=***", "a=b"]),
         (["--api-key-file", "keys", "--api-key=", "ü"], ["--api-key-file", "keys", "--api-key=", "ü"]),
     ],
 )
