@@ -31,6 +31,25 @@ def test_cuda_without_a_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     )
 
 
+def test_a_gpu_of_amd_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver(name: str) -> None:
+        raise OSError
+
+    monkeypatch.setattr("ctypes.CDLL", no_driver)
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: path == Path("/dev/kfd") or exists(path))
+    assert list(checks.gpu(embedded(device="cuda"))) == []
+
+
+def test_ray_is_asked_for_where_it_is_to_run_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    (line,) = checks.ray_package(embedded(executor="ray"))
+    assert line.endswith("is 'ray': needs Ray, an extra: pip install '.[ray]' in the checkout")
+    assert list(checks.ray_package(embedded())) == []
+    monkeypatch.setattr(checks, "find_spec", lambda name: name)
+    assert list(checks.ray_package(embedded(executor="ray"))) == []
+
+
 def test_a_driver_without_a_gpu_for_this_process_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     class Driver:
         def cuInit(self, flags: int) -> int:  # noqa: N802

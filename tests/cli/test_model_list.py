@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from asr_server.cli import main
 from asr_server.cli.model_list import read_models
-from asr_server.config import EMBEDDED_MODEL
+from asr_server.config import EMBEDDED_MODEL, Settings
 
 
 def refusal(*arguments: str) -> list[str]:
@@ -80,3 +80,41 @@ def test_two_models_cannot_share_a_name() -> None:
 def test_models_cannot_be_combined_with_a_model() -> None:
     (line,) = refusal("whisper-digits", "--models", f"one={EMBEDDED_MODEL}")
     assert "leave out MODEL" in line
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """The settings of the models that a server would be run with."""
+    found: list[Settings] = []
+
+    def run(models: list[Settings]) -> int:
+        found.extend(models)
+        return 0
+
+    monkeypatch.setattr("asr_server.server.run.run", run)
+    return found
+
+
+def test_a_server_has_one_model_or_all_of_the_list_with_its_other_settings(
+    served: list[Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ASR_SERVER_MODEL")
+    one = ["serve", str(EMBEDDED_MODEL), "--port", "0", "--drain-s", "7"]
+    assert CliRunner().invoke(main, one).exit_code == 0
+    assert [(each.model_names[0], each.drain_s) for each in served] == [("whisper-digits", 7)]
+    served.clear()
+    listed = f"a={EMBEDDED_MODEL}, b={EMBEDDED_MODEL}"
+    done = CliRunner().invoke(main, ["serve", "--models", listed, "--port", "0", "--drain-s", "7"])
+    assert done.exit_code == 0, done.output
+    assert [(each.model_names[0], each.drain_s, each.model) for each in served] == [
+        ("a", 7, str(EMBEDDED_MODEL)),
+        ("b", 7, str(EMBEDDED_MODEL)),
+    ]
+    assert "whisper-1" in served[0].model_names
+    assert served[1].model_names == ("b",)
+
+
+@pytest.mark.parametrize("text", ["a=", "", "base,,turbo"])
+def test_an_entry_without_a_model_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"must be name=MODEL,name=MODEL, and '.*' names no model"):
+        list(read_models(text))
