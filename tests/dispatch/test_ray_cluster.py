@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -258,7 +259,8 @@ def test_a_signal_is_the_servers_business_while_its_process_starts_ray_and_after
             return SimpleNamespace(address_info={"address": "127.0.0.1:4321", "session_dir": str(session)})
 
         sys.modules["ray"] = SimpleNamespace(init=init, shutdown=session.joinpath("ended").touch)  # type: ignore[assignment]
-        module.main()
+        del sys.modules[module.__name__]  # as in a process that begins with it
+        runpy.run_module(module.__name__, run_name="__main__", alter_sys=True)
 
     process = Fork(work)
     assert process.line() == "the cluster's address: 127.0.0.1:4321"
