@@ -22,7 +22,7 @@ from asr_server.transcription.missed_speech import (
     until_overlong,
 )
 from asr_server.transcription.segments import DecodedPart, decode_part
-from asr_server.transcription.voice_check import SpokenChunk
+from asr_server.transcription.voice_check import MARGIN_S, SpokenChunk
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, say, wav
 from tests.memory_file import MemoryFile
@@ -348,3 +348,11 @@ async def test_a_gap_shorter_than_a_pause_and_a_word_is_not_listened_to() -> Non
     assert await cut_at_missed_speech(short, chunk) is None
     long = msgspec.structs.replace(part, spans=part.spans[:1], tail_s=4.0)
     assert await cut_at_missed_speech(long, chunk) is not None
+
+
+def test_the_pause_that_parts_a_beginning_may_end_shortly_behind_the_first_segment() -> None:
+    part, chunk = part_of(silence(12.0), (6.0, 9.0, LIKELY))
+    for late_s, is_parted in ((MARGIN_S, True), (MARGIN_S + 1 / 32, False)):
+        spoken_s = [(0.0, 4.5), (6.0 + late_s, 9.0)]
+        cut = until_left_out(part, chunk, SpokenChunk([chunk], spoken_s, spoken_s), TOKENIZER)
+        assert (cut is not None) == is_parted

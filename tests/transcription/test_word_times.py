@@ -193,6 +193,11 @@ def test_how_far_a_word_goes_on_to_the_limit(pauses_s: list[Times], end_s: float
     assert timed([word(0, 0.5, 0.25), LATER], pauses_s, 3.0) == [(0, end_s), (2.0, 3.0)]
 
 
+def test_a_word_goes_on_to_no_pause_that_begins_where_the_text_ends() -> None:
+    assert timed([word(1.0, 2.75, 1.5)], [(3.0, 3.5)], 3.0) == [(1.0, 2.75)]
+    assert timed([word(1.0, 2.75, 1.5)], [(2.9375, 3.5)], 3.0) == [(1.0, 2.9375)]
+
+
 def test_a_click_and_the_pause_behind_it_to_the_limit() -> None:
     def first(*pauses_s: Times) -> Times:
         return timed([word(0, 1.5, 0.03), word(1.5, 2.0, 1.75)], list(pauses_s), 2.0)[0]
