@@ -34,6 +34,18 @@ def test_speech_of_any_level_becomes_about_as_loud(peak_db: float) -> None:
     assert level_db(normalized(at_peak(TALK.samples, peak_db))) == pytest.approx(TARGET_DB, abs=13)
 
 
+@pytest.mark.parametrize(
+    ("before_db", "after_db"), [(-60, -36), (-52, -22), (-45, -20), (-30, -20), (-8, -18)]
+)
+def test_bursts_between_silences_get_the_level_of_speech_within_the_bounds(
+    before_db: float, after_db: float
+) -> None:
+    tone = np.sin(2 * np.pi * 400 * np.arange(SAMPLE_RATE // 2) / SAMPLE_RATE)
+    burst = np.concatenate([tone * 2**0.5 * 10 ** (before_db / 20), np.zeros(SAMPLE_RATE // 2)])
+    found = normalized(np.tile(burst, 6).astype(np.float32))
+    assert level_db(found) == pytest.approx(after_db, abs=0.1)
+
+
 @pytest.mark.parametrize("jump_db", [-20.0, 20.0])
 def test_a_jump_of_20_db_within_a_file_is_gone(jump_db: float) -> None:
     first = at_peak(TALK.samples, -20.0 - jump_db / 2)

@@ -18,9 +18,11 @@ from asr_server.audio.voice import (
     CONTEXT,
     DETECTOR,
     FRAME,
+    HUM_PERIOD,
     PAUSE_S,
     STATE_SHAPE,
     VoiceDetector,
+    _without_hum,
     certain_speech_s,
     first_missed_s,
     holds_speech,
@@ -100,6 +102,17 @@ def test_a_clean_hum_is_no_speech(pitch_hz: float, falloff: float) -> None:
         hum = mains_hum(pitch_hz, falloff, duration_s)
         assert not holds_speech(hum)
         assert possible_and_certain_speech_s(np.round(hum * 32768) / np.float32(32768)) == ([], [])
+
+
+@pytest.mark.parametrize("growth", [1.4, 1 / 1.4])
+def test_a_hum_of_two_periods_is_taken_out_of_the_louder_one(growth: float) -> None:
+    """A tenth of the louder period's power is more than they differ by, of the softer one's it is not."""
+    tone = np.sin(2 * np.pi * 50 * np.arange(HUM_PERIOD) / SAMPLE_RATE).astype(np.float32)
+    first, second = tone, np.float32(growth) * tone
+    rest = _without_hum(np.concatenate([first, second]))
+    change = second - first
+    expected = [first, change] if growth > 1 else [change, second]
+    np.testing.assert_array_equal(rest, np.concatenate(expected))
 
 
 def test_a_hum_does_not_drown_speech() -> None:
