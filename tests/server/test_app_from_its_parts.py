@@ -11,6 +11,7 @@ import pytest
 from anyio.to_thread import current_default_thread_limiter
 
 from asr_server.api import watched_file
+from asr_server.api.usage import UsageLog
 from asr_server.config import MIB
 from asr_server.server import app as module
 from asr_server.server.app import FILE_THREADS, OWN_HEADERS, create_metrics_app, release_memory_when_idle
@@ -186,6 +187,25 @@ class Memory:
         await asyncio.sleep(0.01)
         watching.cancel()
         return self.trims
+
+
+async def test_the_last_lines_of_the_usage_log_are_written_before_the_server_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[UsageLog] = []
+    close = UsageLog.close
+
+    def noted(log: UsageLog) -> None:
+        close(log)
+        closed.append(log)
+
+    monkeypatch.setattr(UsageLog, "close", noted)
+    async with run_app(embedded(usage_log=str(tmp_path / "usage"))) as app:
+        log = app.app.state.server.usage
+        await app.post(SECOND)
+        assert closed == []
+    assert closed == [log]
+    assert len((tmp_path / "usage").read_text().splitlines()) == 1
 
 
 async def test_the_memory_is_looked_at_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
