@@ -263,6 +263,11 @@ def test_what_is_wrong_in_a_list_is_told_in_part(fake: FakeHub, change: dict[str
     assert told in refusal()
 
 
+def test_a_server_that_breaks_off_before_the_first_byte_is_asked_again(fake: FakeHub) -> None:
+    fake.cut_after[WEIGHTS] = [0]
+    assert contents(resolve_checkpoint(NAME)) == contents(EMBEDDED_MODEL)
+
+
 def test_a_download_of_a_byte_at_a_time_ends(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "MAX_TRIES", 5)
     monkeypatch.setattr(sources, "PAUSE_S", 0.0)

@@ -162,6 +162,16 @@ def test_a_tokenizer_of_a_larger_model_is_refused(tmp_path: Path) -> None:
         Tokenizer.from_directory(directory)
 
 
+def test_a_model_holds_its_tokenizers_last_special_token(tmp_path: Path) -> None:
+    directory = copy_of(["tokenizer.json"], tmp_path)
+    last = Tokenizer.from_directory(directory).specials.no_timestamps
+    (directory / "config.json").write_text(json.dumps({"vocab_size": last + 1}))
+    assert Tokenizer.from_directory(directory).specials.no_timestamps == last
+    (directory / "config.json").write_text(json.dumps({"vocab_size": last}))
+    with pytest.raises(CheckpointError, match="belongs to another model"):
+        Tokenizer.from_directory(directory)
+
+
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"neither tokenizer\.json"):
         Tokenizer.from_directory(tmp_path)

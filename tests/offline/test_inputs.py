@@ -156,3 +156,4 @@ def test_a_long_name_is_cut_to_the_byte_and_keeps_whole_characters(num_bytes: in
     cut = cut_name(name, 20, "digest")
     assert cut == (f"{'ü' * 6}-digest" if is_cut else name)
     assert len(os.fsencode(cut)) <= 20
+    assert cut_name("x" * 21, 20, "digest") == f"{'x' * 13}-digest"

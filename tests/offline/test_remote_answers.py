@@ -156,6 +156,12 @@ async def test_tries_are_further_and_further_apart_up_to_half_a_minute(clock: Cl
     assert clock.sleeps == [1.25 * wait_s for wait_s in (0.5, 1, 2, 4, 8, 16, 30)]
 
 
+async def test_no_try_comes_sooner_than_told(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "uniform", lambda least, most: least)
+    assert await failing(*[None] * 3) == "done"
+    assert clock.sleeps == [0.5, 1.0, 2.0]
+
+
 async def test_eight_tries_without_a_word_are_all(clock: Clock) -> None:
     with pytest.raises(ChunkFailed, match="1 left"):
         await failing(*[None] * 8)

@@ -225,6 +225,12 @@ def test_what_makes_a_start_impossible_is_told_in_one_line_that_is_not_too_long(
     assert "  " not in reason
     assert len(reason) <= 400
 
+    def fail() -> Ranks:
+        raise OSError("x" * 401)
+
+    with pytest.raises(CannotStart, match=r"^x{400}$"):
+        load_engine(settings_of(str(pocket_directory()), tensor_parallel_size=2), 1, fail)
+
 
 def test_other_ranks_are_started_only_where_the_model_is_split_and_can_be() -> None:
     started = []
