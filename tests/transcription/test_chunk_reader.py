@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import numpy as np
 import pytest
@@ -92,6 +94,14 @@ async def test_a_chunk_that_was_outvoted_is_read_again_in_the_files_language(app
     assert (transcript.text, transcript.languages) == ("zero one two", ("en",))
 
 
+async def test_a_stream_in_an_unsure_language_is_read_to_its_end(app: RunningApp) -> None:
+    """The first chunk waits for the others' votes, and they wait for its text no longer."""
+    app.replica.probabilities_of = lambda submit: {"de": 0.4, "en": 0.6}
+    async with asyncio.timeout(30):
+        _, transcript = await app.transcribe(THREE_CHUNKS, DecodingOptions(streams=True))
+    assert transcript.text == "zero one two"
+
+
 @pytest.mark.parametrize(
     ("result", "text"),
     [
@@ -107,6 +117,22 @@ async def test_a_doubtful_text_is_dropped_where_nobody_speaks(
     deltas, transcript = await app.transcribe(wav(noise(4)))
     assert transcript.text == "".join(delta.text for delta in deltas) == text
     assert len(transcript.segments) == len(transcript.logprobs) == len(text.split())
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (say(*words("5"), avg_logprob=-0.9), "five"),
+        (say(*words("5"), avg_logprob=-2.0, no_speech_prob=0.9), ""),
+    ],
+)
+async def test_without_the_detector_only_the_model_says_where_nobody_speaks(
+    app: RunningApp, result: ChunkResult, text: str
+) -> None:
+    app.transcriber = Transcriber(app.dispatcher, app.pool, TOKENIZER, check_voice=False)
+    app.answer = lambda submit: result
+    _, transcript = await app.transcribe(wav(noise(4)))
+    assert transcript.text == text
 
 
 async def test_a_doubtful_text_is_kept_where_somebody_speaks(app: RunningApp) -> None:

@@ -182,6 +182,14 @@ def test_no_word_lies_where_the_audio_is_read_again() -> None:
     assert segments.ending_at(silent, 0, 3.0).spans == ()
 
 
+def test_words_that_reach_into_the_next_segment_end_where_it_begins() -> None:
+    part = read(heard(t(0), *words("12"), t(2), t(2), *words("3"), t(4)))
+    said = (Word(" one", 0.5, 1.0), Word(" two", 1.0, 2.5)), (Word(" three", 2.2, 3.0),)
+    spans = tuple(msgspec.structs.replace(s, words=w) for s, w in zip(part.spans, said, strict=True))
+    cut = segments.ending_at(msgspec.structs.replace(part, spans=spans), 2, 3.0).spans
+    assert [(word.start_s, word.end_s) for word in cut[0].words] == [(0.5, 1.0), (1.0, 2.2)]
+
+
 def test_a_segment_lasts_from_its_first_word_to_its_last() -> None:
     part = read(heard(t(0), *words("12"), t(9)), chunk(start_s=30))
     said = (Word(" one", 7.1, 7.5), Word(" two", 7.5, 8.0))
