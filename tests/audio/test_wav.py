@@ -197,6 +197,16 @@ def test_random_bytes_behind_the_samples_are_no_sound_and_are_said_to_be_unread(
     assert decoder.truncated
 
 
+@pytest.mark.parametrize(("num_bytes", "is_read"), [(4096, True), (4094, False)])
+def test_sound_of_four_kilobytes_behind_a_forgotten_size_is_read(
+    tmp_path: Path, num_bytes: int, is_read: bool
+) -> None:
+    sound = pcm(SPEECH)
+    loudest = 2 * int(np.abs(SPEECH[:-3000]).argmax())
+    frames, _ = decoded(written(tmp_path, raw_wav(sound) + sound[loudest : loudest + num_bytes]))
+    assert len(frames) - len(SPEECH) == (num_bytes // 2 if is_read else 0)
+
+
 @pytest.mark.parametrize("bits", [8, 24])
 def test_an_odd_size_needs_no_byte_behind_it(tmp_path: Path, bits: int) -> None:
     data = bytes([128] * 4001) if bits == 8 else bytes(3 * 1333)
