@@ -21,7 +21,7 @@ from asr_server.model.cache import side_by_side
 from asr_server.model.kernels import Kernels
 from asr_server.model.layers import Linear, linear_gelu
 from asr_server.model.rows import rows_of
-from asr_server.model.whisper import Decoder, DecoderLayer, padded_vocabulary
+from asr_server.model.whisper import Convolution, Decoder, DecoderLayer, padded_vocabulary
 from benchmarks.clips import make_clip
 from tests.checkpoints import pocket_directory
 
@@ -136,6 +136,15 @@ def test_embeddings_take_half_the_memory_where_float16_has_the_very_numbers(
     decoder = load_whisper(described(tmp_path), "cpu", torch.float32).decoder
     assert torch.equal(decoder.embedding.float(), stored)
     assert decoder.embedding.dtype == (torch.float16 if in_float16 else torch.float32)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_convolution_is_torchs_with_weights_and_bias(stride: int) -> None:
+    torchs = torch.nn.Conv1d(4, 6, 3, stride, padding=1)
+    ours, x = Convolution(4, 6, stride), torch.randn(2, 10, 4)
+    with torch.no_grad():
+        ours.load({f"conv.{name}": weights for name, weights in torchs.state_dict().items()}, "conv")
+        torch.testing.assert_close(ours(x), torch.nn.functional.gelu(torchs(x.mT)).mT)
 
 
 def test_each_norm_has_the_weights_of_its_place(tmp_path: Path) -> None:
