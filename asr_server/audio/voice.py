@@ -188,15 +188,12 @@ def _behind_pause_s(speech_s: Iterable[tuple[float, float]], min_pause_s: float)
 
 
 def _score_isolated(samples: Samples, phase: int = 0) -> Probabilities:
-    """Score evened samples between silences: short words alone are missed otherwise.
-
-    Where bursts drown the rest, score it without them too: the likelier counts.
-    """
+    """Score evened samples between silences: short words alone are missed otherwise."""
     if not len(samples):
         return speech_probabilities(np.zeros(2 * SILENCE + phase, np.float32))
     centred = _without_hum(samples - np.float32(samples.mean(dtype=np.float64)))
     heard = _score_evened(centred, phase)
-    calm = _without_bursts(centred)
+    calm = _without_bursts(centred)  # bursts drown the rest: with or without them, the likelier counts
     return heard if calm is None else np.maximum(heard, _score_evened(calm, phase))
 
 
@@ -212,7 +209,7 @@ def _evened(centred: Samples) -> Samples:
 
 
 def _without_bursts(centred: Samples) -> Samples | None:
-    """Return the samples with bursts, as of thumps, as quiet as the rest; None where there are none."""
+    """Return the samples with thumps as quiet as the rest; None where there are none."""
     num_blocks = len(centred) // BURST_BLOCK
     blocks = centred[: num_blocks * BURST_BLOCK].reshape(num_blocks, BURST_BLOCK)
     peaks = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))

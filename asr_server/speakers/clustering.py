@@ -140,7 +140,7 @@ def _people(groups: list[Ints], voices: _Voices) -> list[Ints]:
 
 
 def _more_people(people: list[Ints], groups: list[Ints], least: int, voices: _Voices) -> list[Ints]:
-    """Add unlike voices, even short ones; then the farthest of other groups and of halves of one person."""
+    """Add unlike voices, even short ones; then the farthest group or half of a person."""
     if len(groups) > BLOCK:
         return groups[:least]
     people = _with_unlike(people, least, voices)
@@ -164,7 +164,7 @@ def _more_people(people: list[Ints], groups: list[Ints], least: int, voices: _Vo
 
 
 def _halves(person: Ints, voices: _Voices) -> list[Ints]:
-    """Return the two large groups who a person is by a stricter cosine; nothing if there are none."""
+    """Return two large groups of one person by a stricter cosine, or nothing."""
     smallest_s = voices.smallest_s()
     for stricter in _STRICTER:
         found = voices.group(SURE_S, stricter, person)
@@ -204,7 +204,7 @@ def _at_most(people: list[Ints], most: int, voices: _Voices) -> list[Ints]:
 
 
 def _losses(people: list[Ints], voices: _Voices) -> npt.NDArray[np.float64]:
-    """Return what joining each pair loses, [num_people, num_people]; infinity on the diagonal."""
+    """Return what joining each pair loses, [num_people, num_people]."""
     means = voices.means(people)
     spoken_s = np.array([min(voices.spoken_s(group), WARD_S) for group in people])
     lost = (1 - means @ means.T) * spoken_s * spoken_s[:, None] / (spoken_s + spoken_s[:, None])

@@ -191,7 +191,7 @@ class SpeakerTrack:
 
 
 def _by_stretch(voice: Voice, start: int, own: int, means: Floats) -> Iterator[tuple[int, Activity]]:
-    """Yield the voice's activity by label: that of a stretch that sounds like another person is theirs.
+    """Yield the voice's activity by label; a stretch goes to whom it sounds like.
 
     Args:
         start: first sample of its window.

@@ -143,7 +143,7 @@ def _without_echo(likely: Floats, levels: Powers) -> Floats:
 
 
 def _passages(samples: Samples, frames: Ints, start: int, before: Sequence[Stretch]) -> list[list[Stretch]]:
-    """Return the stretches of each passage that is long enough."""
+    """Return the stretches of each long enough passage."""
     return [
         [_stretch(samples, part, start, before) for part in parts]
         for parts in _parts(frames, samples, start)
@@ -163,7 +163,6 @@ def _stretch(samples: Samples, part: Ints, start: int, before: Sequence[Stretch]
 
 
 def _parts(frames: Ints, samples: Samples, start: int) -> list[list[Ints]]:
-    """Return the parts of each passage."""
     quietness = -powers(samples)
     passages: list[list[Ints]] = []
     for rest in np.split(frames, np.flatnonzero(np.diff(frames) > _PAUSE) + 1):
@@ -187,7 +186,7 @@ def _heard(samples: Samples, chosen: Ints) -> tuple[Floats, bool]:
 
 
 def _by_person(passage: list[Stretch]) -> list[list[Stretch]]:
-    """Return the passage, or each of its stretches by itself if they sound like two people."""
+    """Return the passage, or its stretches apart if two people say them."""
     groups, _ = _people(*_embeddings(passage), _SPLIT_WITHIN)
     return [passage] if len(groups) == 1 else [[stretch] for stretch in passage]
 
@@ -210,7 +209,7 @@ def _num_features(passage: list[Stretch]) -> int:
 def _people(
     embeddings: Floats, weights: npt.NDArray[np.float64], split: float
 ) -> tuple[list[Ints], list[float]]:
-    """Return all in one group, or two if they sound like two people; and the cosines within."""
+    """Return one group, or two that sound like two people; and the cosines within."""
     every = np.arange(len(embeddings))
     groups = merge(np.split(every, every[1:]), embeddings, weights, every, same=-1.0, fewest=2)
     means = [mean(group, embeddings, weights) for group in groups]
@@ -221,7 +220,7 @@ def _people(
 
 
 def nearest(groups: Sequence[Sequence[Stretch]], start: int) -> Ints:
-    """Return the number of the group that is nearest to each frame of a window, [num_frames].
+    """Return the nearest group of each frame, [num_frames].
 
     Args:
         start: the window's first sample in the recording.
