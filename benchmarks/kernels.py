@@ -224,10 +224,8 @@ def product_cases(_: int) -> Iterator[Case]:
     for dtype in HALVES:
         yield f"products of one row, {_name(dtype)}", partial(products_of_one_row, dtype)
     for name, width in OTHER_WIDTHS.items():
-        yield (
-            f"products of one row, bfloat16, {name}",
-            partial(products_of_one_row, torch.bfloat16, width),
-        )
+        compute = partial(products_of_one_row, torch.bfloat16, width)
+        yield f"products of one row, bfloat16, {name}", compute
 
 
 def encoder_cases(arch: int) -> Iterator[Case]:

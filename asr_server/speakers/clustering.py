@@ -126,7 +126,7 @@ def cluster(
 
 
 def _people(groups: list[Ints], voices: _Voices) -> list[Ints]:
-    total_s = float(voices.clean_s.sum())
+    total_s, smallest_s = float(voices.clean_s.sum()), voices.smallest_s()
     smallest_distinct_s = min(max(DISTINCT_S, DISTINCT_SHARE * total_s), LARGE_S)
     means = voices.means(groups)
     people = [0]
@@ -134,7 +134,7 @@ def _people(groups: list[Ints], voices: _Voices) -> list[Ints]:
         spoken_s = voices.spoken_s(group)
         below = min(DISTINCT + DISTINCT_BY_SHARE * spoken_s / total_s, MOST_DISTINCT) + voices.moved
         is_distinct = float((means[people] @ means[number]).max()) < below
-        if spoken_s >= (smallest_distinct_s if is_distinct else voices.smallest_s()):
+        if spoken_s >= (smallest_distinct_s if is_distinct else smallest_s):
             people.append(number)
     return [groups[number] for number in people]
 

@@ -17,7 +17,7 @@ from scipy.signal import lfilter
 from asr_server.core import SAMPLE_RATE, Samples
 from benchmarks.speech.corpora import corpus
 from benchmarks.speech.digits import silence
-from benchmarks.speech.noises import make_noise, with_sound_at
+from benchmarks.speech.noises import make_noise, thump, with_sound_at
 from benchmarks.speech.synthesis import SaidSentence, Speech, say, sentences
 
 Random = np.random.Generator
@@ -104,10 +104,9 @@ def clicks(speech: Speech, rng: Random) -> Sound:
 
 def thumps(speech: Speech, rng: Random) -> Sound:
     sound = with_sound_at(speech.samples, -50.0)
-    times_s = np.arange(SAMPLE_RATE // 4, dtype=np.float32) / SAMPLE_RATE
-    thump = np.sin(2 * np.pi * 70 * times_s) * np.exp(-20 * times_s)
+    one = thump()
     for at in _moments(sound, rng):
-        sound[at : at + len(thump)] += thump[: len(sound) - at]
+        sound[at : at + len(one)] += one[: len(sound) - at]
     return sound
 
 

@@ -203,6 +203,12 @@ def make_noise(kind: str, level_db: float, duration_s: float, seed: int = 0) -> 
     return np.clip(with_sound_at(sound, level_db), -1, 1)
 
 
+def thump() -> Samples:
+    """Return a quarter of a second of 70 Hz that dies away, as of a hand on a table."""
+    times_s = np.arange(SAMPLE_RATE // 4, dtype=np.float32) / SAMPLE_RATE
+    return np.asarray(np.sin(2 * np.pi * 70 * times_s) * np.exp(-20 * times_s), np.float32)
+
+
 def with_sound_at(samples: Samples, level_db: float) -> Samples:
     """Scale samples so that what sounds of them has this level; silence stays what it is."""
     sounding = samples[np.abs(samples) > 1e-4]

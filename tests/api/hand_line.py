@@ -14,6 +14,12 @@ from asr_server.api.connections import BoundedHttpProtocol
 from asr_server.api.upload import UploadStore
 from asr_server.api.websockets import BoundedWebSocketProtocol
 from asr_server.config import MIB, Settings
+from tests.embedded import embedded
+
+GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+POST = b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: localhost\r\n"
+UPLOAD = POST + b"content-length: 1000000\r\n\r\n"
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 
 
 class Timer:
@@ -152,3 +158,8 @@ class Line:
         wire = Wire(address)
         protocol.connection_made(wire)
         return protocol, wire
+
+
+def line(**changes: Any) -> Line:
+    values = {"max_header_bytes": 1024, "header_timeout_s": 3.0, "client_grace_s": 2.0}
+    return Line(embedded(**values | {"min_client_bytes_per_s": 100.0} | changes))

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
 
 import pytest
 
 from asr_server import metrics
 from asr_server.api.upload import Upload
 from asr_server.config import MIB
-from tests.api.hand_line import Line, settle
-from tests.embedded import embedded
-
-GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
-POST = b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: localhost\r\n"
-UPLOAD = POST + b"content-length: 1000000\r\n\r\n"
-CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
-
-
-def line(**changes: Any) -> Line:
-    values = {"max_header_bytes": 1024, "header_timeout_s": 3.0, "client_grace_s": 2.0}
-    return Line(embedded(**values | {"min_client_bytes_per_s": 100.0} | changes))
+from tests.api.hand_line import CHUNKED, GET, POST, UPLOAD, line, settle
 
 
 def get_of(num_bytes: int) -> bytes:

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from asr_server.api.connections import BoundedHttpProtocol
 from asr_server.api.websockets import BoundedWebSocketProtocol
-from tests.api.hand_line import Line, Wire, settle
-from tests.embedded import embedded
-
-GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
-POST = b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: localhost\r\n"
-UPLOAD = POST + b"content-length: 1000000\r\n\r\n"
-CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
-
-
-def line(**changes: Any) -> Line:
-    values = {"max_header_bytes": 1024, "header_timeout_s": 3.0, "client_grace_s": 2.0}
-    return Line(embedded(**values | {"min_client_bytes_per_s": 100.0} | changes))
+from tests.api.hand_line import GET, UPLOAD, Line, Wire, line, settle
 
 
 async def replying(here: Line, address: str = "10.0.0.1") -> tuple[BoundedHttpProtocol, Wire]:

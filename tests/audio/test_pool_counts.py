@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,6 +12,7 @@ from asr_server.audio.pool import PreprocessPool, PreprocessStats
 from asr_server.audio.recording import Cancelled, Recording
 from asr_server.core import Chunk
 from asr_server.metrics import REGISTRY
+from tests.api.running_app import until
 from tests.fake_replica import noise, wav
 from tests.memory_file import MemoryFile
 
@@ -21,12 +22,6 @@ def pool() -> Iterator[PreprocessPool]:
     pool = PreprocessPool(num_workers=1, max_queued=1)
     yield pool
     pool.shutdown()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def received_s() -> float:

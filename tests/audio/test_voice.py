@@ -34,7 +34,7 @@ from asr_server.audio.voice import (
     speech_probabilities,
 )
 from asr_server.core import SAMPLE_RATE, Samples
-from tests.noises import KINDS, make_noise
+from tests.noises import KINDS, make_noise, thump
 from tests.speech import VOICES, say
 
 
@@ -73,11 +73,9 @@ def test_thumps_do_not_deafen_the_detector() -> None:
     """They are 50 dB louder than the speech and a twelfth of its time."""
     spoken = say("8305", gap_s=0.2).samples
     faint = np.tile(spoken * np.float32(10 ** (-30 / 20)), 4)
-    times_s = np.arange(SAMPLE_RATE // 4, dtype=np.float32) / SAMPLE_RATE
-    thump = np.sin(2 * np.pi * 70 * times_s) * np.exp(-20 * times_s)
-    thumps = np.zeros_like(faint)
-    for at in range(0, len(thumps) - len(thump), 3 * SAMPLE_RATE):
-        thumps[at : at + len(thump)] = thump
+    one, thumps = thump(), np.zeros_like(faint)
+    for at in range(0, len(thumps) - len(one), 3 * SAMPLE_RATE):
+        thumps[at : at + len(one)] = one
     assert holds_speech(faint + thumps)
     assert sum(end_s - start_s for start_s, end_s in certain_speech_s(faint + thumps)) > 1.0
     assert not holds_speech(make_noise("pink", -50, len(thumps) / SAMPLE_RATE + 1)[: len(thumps)] + thumps)

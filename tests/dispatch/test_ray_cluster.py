@@ -6,7 +6,6 @@ import asyncio
 import errno
 import logging
 import os
-import runpy
 import signal
 import socket
 import subprocess
@@ -24,7 +23,7 @@ from asr_server.dispatch import ray_cluster as module
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.ray_cluster import LocalCluster, address_to_join, check_answers, cluster_address
 from tests.embedded import embedded
-from tests.forked import Fork
+from tests.forked import Fork, run_as_main
 
 GREETING = bytes(3) + b"\x04" + bytes(5)  # an empty frame of HTTP/2's settings
 
@@ -259,8 +258,7 @@ def test_a_signal_is_the_servers_business_while_its_process_starts_ray_and_after
             return SimpleNamespace(address_info={"address": "127.0.0.1:4321", "session_dir": str(session)})
 
         sys.modules["ray"] = SimpleNamespace(init=init, shutdown=session.joinpath("ended").touch)  # type: ignore[assignment]
-        del sys.modules[module.__name__]  # as in a process that begins with it
-        runpy.run_module(module.__name__, run_name="__main__", alter_sys=True)
+        run_as_main(module.__name__)
 
     process = Fork(work)
     assert process.line() == "the cluster's address: 127.0.0.1:4321"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from asr_server.replica import main as module
 from asr_server.replica.loop import CannotStart
 from tests.checkpoints import pocket_directory
 from tests.embedded import embedded
-from tests.forked import Ended, Fork, parent_death_signal
+from tests.forked import Ended, Fork, parent_death_signal, run_as_main
 
 ADDRESS = Address("ipc:///nowhere/events", "ipc:///nowhere/commands")
 
@@ -109,11 +108,7 @@ def test_torch_is_loaded_once_the_heartbeat_beats() -> None:
 
 
 def test_a_replica_runs_by_the_name_of_its_module() -> None:
-    def work(tell: Callable[[Any], None]) -> None:
-        del sys.modules[module.__name__]  # as in a process that begins with it
-        runpy.run_module(module.__name__, run_name="__main__", alter_sys=True)
-
-    process = Fork(work)
+    process = Fork(lambda tell: run_as_main(module.__name__))
     process.give(b"no settings\n")
     ended = process.end()
     assert ended.status == 99

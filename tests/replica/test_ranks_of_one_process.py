@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import runpy
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +22,7 @@ from asr_server.engine.ranks import DetectLanguages, Move, Operation
 from asr_server.replica import ranks
 from asr_server.replica.ranks import Ranks, RankSpec
 from tests.embedded import embedded
-from tests.forked import Ended, Fork, parent_death_signal
+from tests.forked import Ended, Fork, parent_death_signal, run_as_main
 
 SETTINGS = embedded(tensor_parallel_size=3)
 
@@ -166,11 +164,7 @@ def test_a_rank_settles_itself_and_beats_before_it_loads_anything() -> None:
 
 
 def test_a_rank_runs_by_the_name_of_its_module() -> None:
-    def work(tell: Callable[[Any], None]) -> None:
-        del sys.modules[ranks.MODULE]  # as in a process that begins with it
-        runpy.run_module(ranks.MODULE, run_name="__main__", alter_sys=True)
-
-    process = Fork(work)
+    process = Fork(lambda tell: run_as_main(ranks.MODULE))
     process.give(b"no settings\n")
     ended = process.end()
     assert ended.status == 99
