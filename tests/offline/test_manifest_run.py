@@ -33,9 +33,11 @@ class Scripted:
     """Reads a recording's text from its file: "bad" cannot be read, "dead" ends the engine."""
 
     running = contextlib.nullcontext
+    waits_for = 1  # no recording is done before so many are under way
 
     def __init__(self, settings: Settings, job: TranscribeJob) -> None:
         self.num_running = self.most_running = 0
+        self.are_enough = asyncio.Event()
         self.asked_for: list[tuple[str | None, str | None]] = []
 
     def options_for(self, language: str | None, prompt: str | None) -> None:
@@ -47,7 +49,10 @@ class Scripted:
         assert isinstance(source, Path)
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
-        await asyncio.sleep(0.001)
+        if self.num_running == self.waits_for:
+            self.are_enough.set()
+        await self.are_enough.wait()
+        await asyncio.sleep(0.001)  # one more than are awaited would begin now
         self.num_running -= 1
         match text := source.read_text():
             case "bad":
@@ -127,7 +132,10 @@ def test_an_empty_manifest_is_done(job: Job, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == "nothing done, 0.0 h of audio\n"
 
 
-def test_a_bounded_number_of_recordings_is_under_way_at_once(job: Job) -> None:
+def test_a_bounded_number_of_recordings_is_under_way_at_once(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Scripted, "waits_for", 16)
     job.lines(*({"audio": f"{number}.wav"} for number in range(40)))
     assert job.run(quiet=True) == 0
     assert len(job.results()) == 40
