@@ -82,22 +82,26 @@ def test_a_copied_text_takes_its_audio_along_where_slots_change_places() -> None
     for slot in (0, 1):
         cache.keys[:, slot, :, :5] = slot + 1
         cache.values[:, slot, :, :5] = slot + 1
+    cache.text_ends.extend([0, 1], 5)
     cache.copy_text([(0, 1), (1, 0)], torch.tensor([(0, 1), (1, 0)]), 3)
     for tensor in (cache.keys, cache.values):
         assert (tensor[:, 0, :, :3] == 2).all()
         assert (tensor[:, 1, :, :3] == 1).all()
+        assert not tensor[:, :2, :, 3:5].any(), "of the texts before"
     assert cache.audio_slots(slice(0, 2)) == [1, 0]
     assert cache.audio_of.tolist() == [1, 0, 2, 3]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("audio_dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("num_layers", [LAYERS, 3])
 def test_the_bytes_of_a_chunk_are_those_that_are_allocated(
-    num_ranks: int, audio_dtype: torch.dtype | None
+    num_layers: int, num_ranks: int, audio_dtype: torch.dtype | None
 ) -> None:
-    cache = DecoderCache(SIZES, 4, CPU, torch.float32, num_ranks, audio_dtype=audio_dtype, num_texts=8)
+    sizes = replace(SIZES, decoder_layers=num_layers)
+    cache = DecoderCache(sizes, 4, CPU, torch.float32, num_ranks, audio_dtype=audio_dtype, num_texts=8)
     allocated = sum(each.nbytes for each in (cache.keys, cache.values, cache.cross_keys, cache.cross_values))
-    told = DecoderCache.bytes_per_chunk(SIZES, torch.float32, audio_dtype, num_texts=2)
+    told = DecoderCache.bytes_per_chunk(sizes, torch.float32, audio_dtype, num_texts=2)
     assert 4 * told == num_ranks * allocated
 
 
@@ -165,11 +169,12 @@ def test_packed_silence_is_rounded_once_for_all_who_read_it() -> None:
         (torch.uint8, (800, 700), 5, True, True),  # as much
         (torch.uint8, (800, 600), 5, True, False),
         (torch.uint8, (500, 600), 4, True, True),  # eight rows
+        (torch.uint8, (500, 600, 500), 3, True, False),  # nine
     ],
 )
 def test_blocks_of_short_and_of_packed_audio_are_looked_up(
     audio_dtype: torch.dtype | None,
-    lengths: tuple[int, int],
+    lengths: tuple[int, ...],
     num_queries: int,
     is_own: bool,
     reads_silent_slot: bool,
@@ -178,20 +183,22 @@ def test_blocks_of_short_and_of_packed_audio_are_looked_up(
     cache.write_silence(keys_values(1, WINDOW, seed=1), is_shared=True)
     for slot, length in enumerate(lengths):
         cache.write_audio([slot], keys_values(1, length, seed=2))
-    blocks = cache.own_blocks([0, 1], num_queries)
+    slots = list(range(len(lengths)))
+    blocks = cache.own_blocks(slots, num_queries)
     assert (blocks is not None) is (is_own and (WEIGHTED_ROWS or audio_dtype is not None))
     if blocks is not None:
         each = sum(WINDOW if reads_silent_slot else length for length in lengths) // 100
         assert len(blocks.owners) == each * HEADS * num_queries
-        assert cache.own_blocks(slice(0, 2), num_queries) is blocks, "of the same slots"
-        assert cache.own_blocks([1, 0], num_queries) is not blocks
-        blocks = cache.own_blocks([0, 1], num_queries)
+        assert cache.own_blocks(slice(0, len(lengths)), num_queries) is blocks, "of the same slots"
+        assert cache.own_blocks(slots[::-1], num_queries) is not blocks
+        blocks = cache.own_blocks(slots, num_queries)
         cache.write_audio([0], keys_values(1, 1100, seed=2))
-        assert cache.own_blocks([0, 1], num_queries) is not blocks, "of other audio"
+        assert cache.own_blocks(slots, num_queries) is not blocks, "of other audio"
 
 
 def test_without_shared_silence_no_blocks_are_looked_up() -> None:
     cache = DecoderCache(SIZES, 4, CPU, torch.float32)
+    assert not cache.shares_silence
     cache.write_silence(keys_values(1, WINDOW, seed=1))
     cache.write_audio([0], keys_values(1, 600, seed=2))
     assert cache.own_blocks([0], 1) is None
@@ -205,6 +212,12 @@ def test_a_kernel_has_rows_that_begin_at_multiples_of_16_and_no_shared_silence()
     assert DecoderCache(sizes, 2, CPU, torch.float32).cross_keys.stride(3) == 25
     cache.write_silence(keys_values(1, 25, seed=1), is_shared=True)
     assert not cache.shares_silence
+
+
+def test_elsewhere_than_on_a_cpu_all_is_on_the_device() -> None:
+    cache = DecoderCache(SIZES, 2, torch.device("meta"), torch.float16)
+    for tensor in (cache.keys, cache.values, cache.cross_keys, cache.cross_values, cache.audio_of):
+        assert tensor.device.type == "meta"
 
 
 # -- Texts ----------------------------------------------------------------------------------------------

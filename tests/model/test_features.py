@@ -65,6 +65,13 @@ def test_features_do_not_depend_on_who_else_is_in_the_batch(pads_with_zeros: boo
         torch.testing.assert_close(row, log_mel([clip])[0], atol=2e-6, rtol=0)
 
 
+def test_samples_are_gathered_two_frames_beyond_the_longest_chunk() -> None:
+    log_mel = LogMel(80, 3000)
+    for num_samples, frames in ((1, 3), (160, 3), (161, 4), (16_000, 102), (480_000, 3000)):
+        assert log_mel.gather([np.ones(num_samples, np.float32)] * 2).shape == (2, frames * 160)
+    assert not log_mel.state_dict(), "nothing that a checkpoint has"
+
+
 def test_what_lies_beyond_the_window_is_cut_off() -> None:
     long = make_clip(6, 31)
     log_mel = LogMel(80, 3000)

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from asr_server.machine import VNNI_FLAGS
+from asr_server.model import int8
 from asr_server.model.int8 import (
     Int8EncoderLinear,
     Int8Linear,
@@ -17,6 +19,8 @@ from asr_server.model.int8 import (
     can_multiply_in_int8,
     pack_rows,
     packed_row_bytes,
+    round_rows,
+    round_together,
     sum_weighted_packed_rows,
     unpack_rows,
 )
@@ -136,3 +140,66 @@ def test_packed_rows_are_summed_where_they_are() -> None:
     starts = torch.tensor([0, 3, 6, 9], dtype=torch.int32)
     found = sum_weighted_packed_rows(weights.flatten(), packed.flatten(0, 1), rows.flatten(), starts)
     torch.testing.assert_close(found, expected)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("size", [1e-9, 1e-3, 1.0, 1e6])
+def test_products_are_as_near_whatever_the_size_of_the_numbers(size: float) -> None:
+    torch.manual_seed(4)
+    weight, x = torch.randn(32, 64) * size, torch.randn(20, 64) * size
+    assert 0.001 < error(Int8Weight(weight).product(x), x @ weight.t()) < 0.03
+    found = Int8Weight(torch.eye(64)).product_with_gelu(x, torch.zeros(64))
+    assert error(found, torch.nn.functional.gelu(x)) < 0.03
+
+
+def test_weights_have_a_bit_less_on_processors_without_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = torch.randn(200, 64), torch.eye(64)
+    errors = []
+    for flags in (VNNI_FLAGS, frozenset({"avx2"})):
+        monkeypatch.setattr(int8, "cpu_flags", lambda flags=flags: flags)
+        errors.append(error(Int8Weight(weight).product(x), weight.t()))
+    assert 1.7 < errors[1] / errors[0] < 2.3
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows_at_once"),
+    [
+        ((5, 2**18), [2, 2, 1]),
+        ((3, 2**18 + 1), [1, 1, 1]),
+        ((2, 2**19 + 1), [1, 1]),
+        ((900, 1024), [512, 388]),
+    ],
+)
+def test_rows_are_rounded_a_cache_at_a_time(
+    shape: tuple[int, int], rows_at_once: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In blocks of half a million numbers, whatever the rows' length."""
+    written: list[int] = []
+
+    def write(numbers: torch.Tensor, *_: object) -> None:
+        written.append(len(numbers))
+
+    monkeypatch.setattr(int8, "_write_rounded", write)
+    round_rows(torch.zeros(shape))
+    assert written == rows_at_once
+
+
+@pytest.mark.parametrize(
+    ("least", "largest"), [(2.0, 3.0), (-3.0, -2.0), (-1.0, 5.0), (0.0, 0.5), (0.0, 0.0)]
+)
+def test_rows_that_share_a_scale_have_a_number_for_zero(least: float, largest: float) -> None:
+    """Among 256 even steps that reach from the least number to the largest and take in zero."""
+    rows = torch.linspace(least, largest, 64).view(4, 16)
+    rounded, step, zero = round_together(rows)
+    assert 0 <= zero <= 255
+    assert step == pytest.approx((max(largest, 0) - min(least, 0)) / 255, abs=1e-12)
+    torch.testing.assert_close((rounded.float() - zero) * step, rows, atol=0.51 * step + 1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+def test_packed_layers_keep_no_other_weights_and_add_a_float32_bias_before_a_gelu(gelu: bool) -> None:
+    for layer in (Int8Linear(64, 32, gelu), Int8EncoderLinear(64, 32, gelu)):
+        layer.to(torch.bfloat16).pack()
+        assert not layer.weight.numel()
+        is_exact = gelu and isinstance(layer, Int8EncoderLinear)
+        assert layer.bias.dtype == (torch.float32 if is_exact else torch.bfloat16)

@@ -117,26 +117,33 @@ def expected_attention(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor
     return torch.einsum("htn,nhd->thd", scores.softmax(-1), values).flatten(1)
 
 
+@pytest.mark.parametrize("num_heads", [HEADS, 4])
 @pytest.mark.parametrize("has_biases", [False, True])
 @pytest.mark.parametrize("num_behind", [0, 5])
 @pytest.mark.parametrize("has_amx", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_audio_attends_to_all_of_itself_and_to_what_is_behind_it(
-    dtype: torch.dtype, has_amx: bool, num_behind: int, has_biases: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    has_amx: bool,
+    num_behind: int,
+    has_biases: bool,
+    num_heads: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    width = num_heads * DEPTH
     monkeypatch.setattr(layers, "HAS_AMX", has_amx)
     monkeypatch.setattr(layers, "_QUERIES", 4)  # that are computed at once
-    qkv = (random(2, 7, 3 * WIDTH) / 2).to(dtype)
-    more = (random(num_behind, 2 * WIDTH, seed=1) / 2).to(dtype)
-    biases = 2 * random(HEADS, num_behind, seed=2).to(dtype) if has_biases else None
+    qkv = (random(2, 7, 3 * width) / 2).to(dtype)
+    more = (random(num_behind, 2 * width, seed=1) / 2).to(dtype)
+    biases = 2 * random(num_heads, num_behind, seed=2).to(dtype) if has_biases else None
     behind = Behind(more, biases) if num_behind else None
-    found = attend_audio(qkv, HEADS, behind)
-    assert (found.dtype, found.shape) == (dtype, (2, 7, WIDTH))
+    found = attend_audio(qkv, num_heads, behind)
+    assert (found.dtype, found.shape) == (dtype, (2, 7, width))
     for row in range(2):
-        query, keys, values = qkv[row].float().view(7, 3, HEADS, DEPTH).unbind(1)
+        query, keys, values = qkv[row].float().view(7, 3, num_heads, DEPTH).unbind(1)
         bias: Tensor | float = 0.0
         if behind is not None:
-            more_keys, more_values = more.float().view(num_behind, 2, HEADS, DEPTH).unbind(1)
+            more_keys, more_values = more.float().view(num_behind, 2, num_heads, DEPTH).unbind(1)
             keys, values = torch.cat([keys, more_keys]), torch.cat([values, more_values])
             bias = 0.0 if biases is None else F.pad(biases.float(), (7, 0))
         expected = expected_attention(query, keys, values, bias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from typing import Any
@@ -86,9 +87,9 @@ def test_cudnns_attention_is_that_of_torch_and_is_for_whole_windows_alone(
     monkeypatch.setattr(layers, "HAS_AMX", True)  # then a CPU calls the same function as a GPU
     lengths: list[int] = []
 
-    def attention(query: torch.Tensor, *others: Any, **scale: Any) -> torch.Tensor:
-        lengths.append(query.shape[2])
-        return cudnn_attention(query, *others, **scale)
+    def attention(query: torch.Tensor, key: torch.Tensor, *others: Any, **scale: Any) -> torch.Tensor:
+        lengths.append(key.shape[2])
+        return cudnn_attention(query, key, *others, **scale)
 
     torch.manual_seed(0)
     qkv, silence = torch.randn(2, 40, 3 * 128).bfloat16() / 4, torch.randn(5, 2 * 128).bfloat16()
@@ -97,6 +98,61 @@ def test_cudnns_attention_is_that_of_torch_and_is_for_whole_windows_alone(
         found = attend_audio(qkv, 2, behind, ours)
         torch.testing.assert_close(found, attend_audio(qkv, 2, behind), atol=0.01, rtol=0.01)
     assert lengths == [40]
+
+
+def test_cudnn_comes_first_and_others_follow_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders: list[list[int]] = []
+
+    def attend(query: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        orders.append(torch._C._get_sdp_priority_order())
+        return query
+
+    monkeypatch.setattr(layers.F, "scaled_dot_product_attention", attend)
+    cudnn_attention(*torch.zeros(3, 1, 1, 2, 4), None, 1.0)
+    assert orders[0][:4] == [int(backend) for backend in layers._CUDNN_FIRST]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weighted_rows", [False, True])
+@pytest.mark.parametrize("num_queries", [1, 2, 3])
+def test_a_single_query_sums_the_rows_of_cached_audio(
+    num_queries: int, weighted_rows: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys, then values: others multiply."""
+    sums: list[torch.Size] = []
+
+    def summed(weights: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        sums.append(weights.shape)
+        return sum_weighted_rows(weights, *others)
+
+    sum_weighted_rows = layers.sum_weighted_rows
+    monkeypatch.setattr(layers, "sum_weighted_rows", summed)
+    monkeypatch.setattr(layers, "WEIGHTED_ROWS", weighted_rows)
+    torch.manual_seed(0)
+    query, keys = torch.randn(2, num_queries, 3, 8).to(dtype), torch.randn(2, 3, 8, 9).to(dtype)
+    values = torch.randn(2, 3, 9, 8).to(dtype)
+    found = attend_cached_audio(query, keys, values, torch.arange(200, dtype=torch.int32))
+    scores = query.float().transpose(1, 2) @ keys.float()
+    expected = (scores.softmax(-1) @ values.float()).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(found.float(), expected, atol=1e-5 if dtype == torch.float32 else 0.1, rtol=0)
+    assert sums == ([(6, 8), (6, 9)] if weighted_rows and num_queries == 1 else [])
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "weighted_rows", "has_amx"),
+    [
+        ("x86_64", {"avx2"}, True, False),
+        ("AMD64", {"amx_bf16"}, True, True),
+        ("aarch64", {"asimd"}, False, False),
+    ],
+)
+def test_what_is_fastest_is_known_of_the_processor(
+    machine: str, flags: set[str], weighted_rows: bool, has_amx: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("asr_server.machine.cpu_flags", lambda: frozenset(flags))
+    fresh = runpy.run_path(layers.__file__)
+    assert (fresh["WEIGHTED_ROWS"], fresh["HAS_AMX"]) == (weighted_rows, has_amx)
 
 
 @pytest.mark.parametrize("has_amx", [False, True])

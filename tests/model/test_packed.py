@@ -7,7 +7,16 @@ import torch
 import torch.nn.functional as F
 
 from asr_server.machine import cpu_flags
-from asr_server.model.packed import HalfWeight, in_float16, pack
+from asr_server.model import packed as module
+from asr_server.model.packed import (
+    HalfWeight,
+    OneDnnWeight,
+    can_pack,
+    in_float16,
+    multiply,
+    pack,
+    padded_rows,
+)
 
 NEEDS_FBGEMM = pytest.mark.skipif(
     "avx2" not in cpu_flags() or not hasattr(torch.ops.quantized, "linear_prepack_fp16"),
@@ -54,6 +63,118 @@ def test_float16_loses_nothing_of_published_weights(weight: torch.Tensor) -> Non
     half = in_float16(weight)
     assert isinstance(half, HalfWeight)
     assert torch.equal(half.product(torch.eye(64)), weight.t())
+
+
+@NEEDS_FBGEMM
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("weight", [published(96, 64), queries()], ids=["published", "queries"])
+@pytest.mark.parametrize("count", [*range(1, 9), 50])
+def test_products_in_float16_are_those_of_the_weight(count: int, weight: torch.Tensor, gelu: bool) -> None:
+    half, x, bias = in_float16(weight), torch.randn(count, 1, 64), torch.randn(96)
+    assert half is not None
+    expected = F.linear(x, weight, bias)
+    torch.testing.assert_close(half.product(x, bias, gelu), F.gelu(expected) if gelu else expected)
+    torch.testing.assert_close(half.product(x), F.linear(x, weight))
+
+
+@NEEDS_FBGEMM
+def test_one_row_or_two_that_are_left_over_are_multiplied_as_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For fewer the kernel sums in another order."""
+    counts: list[int] = []
+
+    def multiplied(rows: torch.Tensor, _: object) -> torch.Tensor:
+        counts.append(len(rows))
+        return rows.new_zeros(len(rows), 96)
+
+    half = in_float16(published(96, 64))
+    assert half is not None
+    monkeypatch.setattr(torch.ops.quantized, "linear_dynamic_fp16", multiplied)
+    for count in range(1, 15):
+        assert half.product(torch.zeros(count, 64)).shape == (count, 96)
+    assert counts == [3, 3, 3, 4, 5, 6, 9, 9, 9, 10, 11, 12, 15, 15]
+
+
+@NEEDS_FBGEMM
+@pytest.mark.parametrize(
+    ("numbers", "is_exact"), [((65504.0, 2**-24), True), ((8188.0, 2**-27), True), ((8188.0, 2**-28), False)]
+)
+def test_weights_are_exact_in_float16_as_they_are_or_times_8(
+    numbers: tuple[float, float], is_exact: bool
+) -> None:
+    half = in_float16(torch.tensor([numbers]).expand(16, 2).repeat(1, 8).contiguous())
+    assert (half is not None) is is_exact
+    if half is not None:
+        assert half.product(torch.eye(16))[:2, 0].tolist() == list(numbers)
+
+
+@NEEDS_FBGEMM
+@pytest.mark.parametrize(
+    ("flags", "dtype", "expected"),
+    [
+        ({"avx2"}, torch.float32, HalfWeight),
+        ({"avx2", "avx512f"}, torch.float32, OneDnnWeight),
+        ({"sse4_2"}, torch.float32, OneDnnWeight),
+        ({"avx2"}, torch.bfloat16, OneDnnWeight),
+        ({"avx2"}, torch.float64, None),
+    ],
+)
+def test_float16_is_for_float32_on_processors_with_avx2_and_no_more(
+    flags: set[str], dtype: torch.dtype, expected: type | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "cpu_flags", lambda: frozenset(flags))
+    weight = published(96, 64).to(dtype)
+    found = pack(weight)
+    if found is not None or expected is None or can_pack(weight):
+        assert type(found) is (expected or type(None))
+
+
+def test_weights_elsewhere_than_on_a_cpu_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cpu_flags", lambda: frozenset({"avx2"}))
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = torch.empty(96, 64, dtype=dtype, device="meta")
+        assert not can_pack(weight)
+        assert pack(weight) is None
+
+
+@pytest.mark.parametrize("is_supported", [False, True])
+def test_onednn_takes_bfloat16_where_the_processor_has_it(
+    is_supported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: is_supported)
+    assert can_pack(torch.zeros(2, 2, dtype=torch.bfloat16)) is is_supported
+    assert can_pack(torch.zeros(2, 2)) is torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    assert not can_pack(torch.zeros(2, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_two_matrices_are_multiplied_in_any_precision(has_bias: bool, dtype: torch.dtype) -> None:
+    x, y = torch.randn(12, 64, dtype=dtype), torch.randn(96, 64, dtype=dtype)
+    bias = torch.randn(96, dtype=dtype) if has_bias else None
+    torch.testing.assert_close(multiply(x, y, bias), F.linear(x, y, bias), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("count", "padded"), [(1, 1), (8, 8), (9, 16), (16, 16), (17, 24), (63, 64), (64, 64), (65, 65)]
+)
+def test_rows_between_8_and_64_are_padded_to_a_multiple_of_8(
+    count: int, padded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = torch.randn(count, 64)
+    found = padded_rows(rows)
+    assert torch.equal(found, F.pad(rows, (0, 0, 0, padded - count)))
+    counts: list[int] = []
+
+    def multiplied(x: torch.Tensor, *_: object) -> torch.Tensor:
+        counts.append(x.shape[:-1].numel())
+        return x.new_zeros(*x.shape[:-1], 96)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", multiplied)
+    weight = published(96, 64)
+    if can_pack(weight):
+        assert multiply(rows, weight).shape == (count, 96)
+        assert multiply(rows[:, None], weight).shape == (count, 1, 96)
+        assert counts == [padded, padded]
 
 
 @NEEDS_FBGEMM

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
@@ -28,19 +30,46 @@ def change(path: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def test_few_checkpoints_name_the_length_of_texts_or_scale_their_embeddings(directory: Path) -> None:
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    for name in ("max_target_positions", "scale_embedding"):
+        config.pop(name, None)
+    path.write_text(json.dumps(config))
+    for sizes in (WhisperSizes.from_directory(directory), WhisperSizes(9, 80, 8, 1, 2, 8, 1, 2, 8)):
+        assert (sizes.text_positions, sizes.scale_embedding) == (448, False)
+    change(path, max_target_positions=100, scale_embedding=True)
+    sizes = WhisperSizes.from_directory(directory)
+    assert (sizes.text_positions, sizes.scale_embedding) == (100, True)
+
+
+def test_neither_sizes_nor_shares_change() -> None:
+    for name, record in (("width", WhisperSizes(9, 80, 8, 1, 2, 8, 1, 2, 8)), ("rank", Shard(0, 2))):
+        with pytest.raises(FrozenInstanceError):
+            setattr(record, name, 1)
+
+
 def test_another_activation_than_whispers_is_refused(directory: Path) -> None:
     change(directory / "config.json", activation_function="relu")
     with pytest.raises(ValueError, match="'relu' is not known"):
         WhisperSizes.from_directory(directory)
 
 
-def test_alignment_heads_are_those_of_the_file_or_of_the_decoders_upper_half(directory: Path) -> None:
+def test_alignment_heads_are_those_of_the_file_or_of_the_decoders_upper_half(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     sizes = WhisperSizes.from_directory(directory)
     path = directory / "generation_config.json"
     change(path, alignment_heads=[[1, 3], [0, 2], [1, 0]])
     assert read_alignment_heads(directory, sizes) == {0: [2], 1: [0, 3]}
+    assert not caplog.messages
     change(path, alignment_heads=[])
     assert read_alignment_heads(directory, sizes) == upper_half(sizes) == {1: [0, 1, 2, 3]}
+    assert caplog.messages == [
+        f"{directory} names no alignment heads: "
+        "word times come from all heads of the upper half of its decoder"
+    ]
     for wrong in ([2, 0], [0, 4], [-1, 0], [0, -1]):
         change(path, alignment_heads=[wrong])
         with pytest.raises(ValueError, match="which this model has not"):
@@ -52,7 +81,8 @@ def test_each_rank_has_its_part_of_rows_columns_and_heads() -> None:
     first, second = Shard(0, 2), Shard(1, 2)
     assert torch.equal(torch.cat([first.outputs(matrix), second.outputs(matrix)]), matrix)
     assert torch.equal(torch.cat([first.inputs(matrix), second.inputs(matrix)], 1), matrix)
-    assert torch.equal(first.once(matrix) + second.once(matrix), matrix)
+    assert torch.equal(first.once(matrix), matrix), "added once, by the first"
+    assert torch.equal(second.once(matrix), torch.zeros(4, 6))
     assert (first.heads([0, 1, 3], 4), second.heads([0, 1, 3], 4)) == ([0, 1], [1])
     assert WHOLE.heads([0, 3], 4) == [0, 3]
 
@@ -62,6 +92,7 @@ def test_parts_are_summed_by_ranks_alone() -> None:
     assert torch.equal(Shard(0, 2, lambda each: each.mul_(3)).sum(part.clone()), 3 * part)
     assert WHOLE.sum(part) is part
     assert Shard(0, 1, lambda each: each.mul_(3)).sum(part) is part
+    assert part.tolist() == [1, 1]
 
 
 def test_ranks_have_to_divide_heads_and_columns(directory: Path) -> None:

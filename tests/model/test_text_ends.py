@@ -37,7 +37,10 @@ def test_a_new_text_clears_only_what_was_written_in_its_slots() -> None:
 def test_slots_may_come_as_a_tuple_as_other_ranks_receive_them() -> None:
     ends = TextEnds(4, 448)
     ends.extend((0, 2), 5)
-    assert ends.restart((0, 1, 2), 3) == 5
+    ends.on_step(2)
+    assert ends.restart((0, 1, 2), 3) == 6
+    ends.on_step(1)
+    assert [ends.restart((slot,), 3) for slot in (0, 1, 3)] == [4, 3, 0]
     assert ends.restart((2,), 1) == 3
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -53,6 +59,7 @@ def test_tensors_of_every_kind_are_read_wherever_they_lie(tmp_path: Path) -> Non
     for name, kind in KINDS.items():
         assert found[name].dtype == kind
         assert torch.equal(found[name], numbers.to(kind))
+        assert found[name].data_ptr() % kind.itemsize == 0, "processors read no others, or slowly"
     assert found.shapes() == dict.fromkeys(KINDS, (2, 3))
     assert (list(found), len(found)) == (list(KINDS), len(KINDS))
     assert "F32" in found
@@ -113,6 +120,57 @@ def test_names_are_without_the_leading_model(pickled: bool, directory: Path) -> 
     assert set(found) == set(before)
     assert all(torch.equal(found[name], tensor) for name, tensor in before.items())
     assert isinstance(found, StoredWeights) is not pickled
+    model = load_whisper(directory, "cpu", torch.float32)
+    assert torch.equal(model.encoder.positions, before["encoder.embed_positions.weight"].float())
+    assert type(model.encoder.layers[0].qkv) is type(model.decoder.layers[0].qkv) is Linear
+
+
+def test_files_of_torch_before_1_6_are_read(directory: Path) -> None:
+    before = own_weights(directory)
+    replace_weights(directory, {})
+    (directory / "model.safetensors").unlink()
+    torch.save(before, directory / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    found = read_weights(directory)
+    assert all(torch.equal(found[name], tensor) for name, tensor in before.items())
+
+
+class Runs:
+    """Pickled, it makes a directory where it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("is_zip", [False, True])
+def test_a_pickle_runs_nothing(is_zip: bool, directory: Path, tmp_path: Path) -> None:
+    replace_weights(directory, {})
+    (directory / "model.safetensors").unlink()
+    path = directory / "pytorch_model.bin"
+    torch.save({"a": Runs(tmp_path / "ran")}, path, _use_new_zipfile_serialization=is_zip)
+    with pytest.raises(CheckpointError):
+        load_whisper(directory, "cpu", torch.float32)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_pickles_are_checked_before_torch_reads_them(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a small archive torch would make gigabytes."""
+    replace_weights(directory, own_weights(directory), pickled=True)
+    checked: list[Path] = []
+    monkeypatch.setattr(weights, "check_pickled", checked.append)
+    read_weights(directory)
+    assert checked == [directory / "pytorch_model.bin"]
+
+
+def test_weights_of_other_sizes_than_those_of_config_json_are_refused(directory: Path) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"decoder_ffn_dim": 1024}))
+    with pytest.raises(CheckpointError, match="do not fit"):
+        load_whisper(directory, "cpu", torch.float32)
 
 
 def test_weights_that_are_damaged_are_to_be_fetched_again(directory: Path) -> None:
@@ -181,3 +239,69 @@ def test_only_a_new_or_an_empty_directory_is_written_to(kind: str, tmp_path: Pat
         convert(source, target)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"target", "source.pt"}
+
+
+def test_a_foreign_model_is_written_beside_its_place_and_then_moved_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the readers of its formats replaced."""
+    names = ("a.weight", "b.bias")
+    numbers = {name: torch.arange(3.0) + place for place, name in enumerate(names)}
+    file = tmp_path / "weights"
+    stored(
+        file,
+        {name: (numbers[name], StoredTensor("F32", (3,), 12 * place)) for place, name in enumerate(names)},
+    )
+    places = {name: StoredTensor("F32", (3,), 12 * place) for place, name in enumerate(names)}
+    model = SimpleNamespace(path=file, tensors=places)
+    asked: list[tuple[object, ...]] = []
+
+    def write_layout(made: Path, *given: object) -> None:
+        asked.append(given)
+        (made / "config.json").write_text("{}")
+
+    monkeypatch.setattr(weights, "read_foreign", lambda source: model)
+    monkeypatch.setattr(weights, "tokenizer_of", lambda name: f"tokenizer of {name}")
+    monkeypatch.setattr(weights, "texts_for", lambda *given: given[2]("its own"))
+    monkeypatch.setattr(weights, "write_layout", write_layout)
+    checked: list[list[str]] = []
+    monkeypatch.setattr(
+        weights, "check_directory", lambda made: checked.append(sorted(os.listdir(made))) or made
+    )
+    (tmp_path / "empty").mkdir()
+    targets = [tmp_path / "new" / "deeper" / "one", tmp_path / "new" / "deeper" / "two", tmp_path / "empty"]
+    before = os.umask(0o027)
+    try:
+        for target, tokenizer in zip(targets, (None, "theirs", None), strict=True):
+            convert(file, target, tokenizer)
+            assert os.umask(0o027) == 0o027, "as it was"
+    finally:
+        os.umask(before)
+    texts = ("tokenizer of its own", "tokenizer of theirs", "tokenizer of its own")
+    assert asked == [(file, model, each) for each in texts]
+    assert checked == [["config.json", "model.safetensors"]] * 3
+    for target in targets:
+        assert stat.S_IMODE(target.stat().st_mode) == 0o750
+        assert {stat.S_IMODE(path.stat().st_mode) for path in target.iterdir()} == {0o640}
+        found = load_file(target / "model.safetensors")
+        assert {name: each.tolist() for name, each in found.items()} == {
+            f"model.{name}": each.tolist() for name, each in numbers.items()
+        }
+        with safe_open(target / "model.safetensors", "pt") as opened:
+            assert opened.metadata() == {"format": "pt"}, "else transformers does not read it"
+    assert sorted(os.listdir(targets[0].parent)) == ["one", "two"]
+
+
+def test_nothing_is_left_of_a_model_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(made: Path, *_: object) -> None:
+        (made / "config.json").touch()
+        raise CheckpointError("no tokenizer")
+
+    monkeypatch.setattr(weights, "read_foreign", lambda source: SimpleNamespace())
+    monkeypatch.setattr(weights, "texts_for", lambda *given: "texts")
+    monkeypatch.setattr(weights, "write_layout", fail)
+    with pytest.raises(CheckpointError, match="no tokenizer"):
+        convert(tmp_path / "source", tmp_path / "target")
+    assert not list(tmp_path.iterdir())
