@@ -107,9 +107,10 @@ def test_cudnn_comes_first_and_others_follow_where_it_cannot(monkeypatch: pytest
         orders.append(torch._C._get_sdp_priority_order())
         return query
 
-    monkeypatch.setattr(layers.F, "scaled_dot_product_attention", attend)
-    cudnn_attention(*torch.zeros(3, 1, 1, 2, 4), None, 1.0)
-    assert orders[0][:4] == [int(backend) for backend in layers._CUDNN_FIRST]
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    query, key, value = torch.zeros(3, 1, 1, 2, 4)
+    cudnn_attention(query, key, value, None, 1.0)
+    assert orders[0][:4] == [backend.value for backend in layers._CUDNN_FIRST]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

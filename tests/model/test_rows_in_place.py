@@ -168,7 +168,11 @@ def test_few_rows_have_a_kernel_of_their_own_and_many_queries_none(
     used: list[str] = []
 
     def named(name: str) -> Any:
-        return lambda query, *_, **__: used.append(name) or query
+        def attend(query: Tensor, *_: Any, **__: Any) -> Tensor:
+            used.append(name)
+            return query
+
+        return attend
 
     kernels = Kernels(flash_decode=named("many"), flash_decode_few=named("few"))
     cache = DecoderCache(SIZES, 10, CPU, torch.float32, kernels=kernels)

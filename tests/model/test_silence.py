@@ -10,6 +10,7 @@ from torch import Tensor
 
 from asr_server.model.int8 import pack_rows, unpack_rows
 from asr_server.model.silence import OwnBlocks, SilentLayer
+from tests.model.test_whisper import AsOnGpu
 
 HEADS, DEPTH, WINDOW, BLOCK = 2, 4, 200, 50
 SLOTS = 3
@@ -29,6 +30,23 @@ def test_of_a_silent_layer_keys_and_values_are_kept_as_they_are() -> None:
     assert layer.keys_values.data_ptr() != qkv.data_ptr(), "the rest may be given back"
     assert layer.means.shape == (WINDOW // 25, 2 * HEADS * DEPTH)
     assert layer.biases.shape == (HEADS, WINDOW // 25)
+
+
+def test_on_a_gpu_all_positions_of_silence_are_read() -> None:
+    """Biases would keep attention from its fastest kernel."""
+    layer = SilentLayer.of(random(WINDOW, 3 * HEADS * DEPTH).as_subclass(AsOnGpu), HEADS)
+    behind = layer.behind(60)
+    assert (layer.means.shape, layer.biases.shape) == ((0, 2 * HEADS * DEPTH), (HEADS, 0))
+    assert (behind.keys_values.shape, behind.biases) == ((WINDOW - 60, 2 * HEADS * DEPTH), None)
+
+
+def test_of_four_heads_each_has_its_own_means() -> None:
+    qkv = random(WINDOW, 3, 4, DEPTH)
+    layer = SilentLayer.of(qkv.flatten(1), 4)
+    for head in range(4):
+        alone = SilentLayer.of(qkv[:, :, head].flatten(1), 1)
+        torch.testing.assert_close(layer.means.view(-1, 2, 4, DEPTH)[:, :, head].flatten(1), alone.means)
+        torch.testing.assert_close(layer.biases[head], alone.biases[0])
 
 
 def test_25_equal_positions_act_as_one_of_25_times_the_weight() -> None:

@@ -265,9 +265,7 @@ def test_a_foreign_model_is_written_beside_its_place_and_then_moved_there(
     monkeypatch.setattr(weights, "texts_for", lambda *given: given[2]("its own"))
     monkeypatch.setattr(weights, "write_layout", write_layout)
     checked: list[list[str]] = []
-    monkeypatch.setattr(
-        weights, "check_directory", lambda made: checked.append(sorted(os.listdir(made))) or made
-    )
+    monkeypatch.setattr(weights, "check_directory", lambda made: checked.append(sorted(os.listdir(made))))
     (tmp_path / "empty").mkdir()
     targets = [tmp_path / "new" / "deeper" / "one", tmp_path / "new" / "deeper" / "two", tmp_path / "empty"]
     before = os.umask(0o027)
