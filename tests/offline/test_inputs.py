@@ -95,13 +95,14 @@ def test_a_file_that_may_not_be_read_is_known_before_anything_is_decoded(tmp_pat
 def test_a_pipe_is_read_to_its_end_into_a_file(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    content = os.urandom(1 << 20)
+    content = os.urandom((1 << 20) + 7)
     threading.Thread(target=pipe.write_bytes, args=(content,)).start()
     inputs, failures = collect_inputs([str(pipe)], recursive=False)
     assert failures == []
     file = buffered(inputs[0]).source
     assert not isinstance(file, Path)
     with file:
+        assert os.fstat(file.fileno()).st_size == len(content), "decoders read it by its number"
         file.seek(0)
         assert file.read() == content
 
@@ -127,9 +128,18 @@ def test_folders_behind_links_are_read_once_and_circles_are_left(tmp_path: Path)
     make(tmp_path, "here/a.wav", "elsewhere/b.wav")
     (tmp_path / "here" / "linked").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "here" / "circle").symlink_to(tmp_path / "here")
+    (tmp_path / "elsewhere" / "circle").symlink_to(tmp_path / "elsewhere")
     inputs, failures = collect_inputs([str(tmp_path / "here")], recursive=True)
     assert names(inputs, tmp_path / "here") == ["a.wav", "linked/b.wav"]
     assert failures == []
+
+
+def test_a_link_that_leads_nowhere_is_named_and_the_rest_of_its_folder_is_read(tmp_path: Path) -> None:
+    make(tmp_path, "b.wav")
+    (tmp_path / "a.wav").symlink_to(tmp_path / "gone.wav")
+    inputs, failures = collect_inputs([str(tmp_path)], recursive=False)
+    assert names(inputs, tmp_path) == ["b.wav"]
+    assert failures == [Failure(str(tmp_path / "a.wav"), "No such file or directory")]
 
 
 def test_an_empty_name_is_not_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

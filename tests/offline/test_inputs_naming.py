@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 
-from asr_server.offline.inputs import collect_inputs, result_paths
+from asr_server.offline.inputs import Input, collect_inputs, result_paths
 
 OUT = Path("out")
 
@@ -123,3 +124,18 @@ def test_endings_cannot_make_two_names_alike() -> None:
 def test_a_recording_is_never_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.OUT", Path())
     assert results("a.txt", "b.wav") == ["a.txt.txt", "b.txt"]
+
+
+def test_a_recording_has_longer_and_longer_names_and_last_one_that_no_other_has(folder: Path) -> None:
+    recording = folder / "a.wav"
+    recording.touch()
+    ((found,), _) = collect_inputs([str(recording)], recursive=False)
+    *names, last = found.result_names
+    parts = recording.parts[1:]
+    assert names == [PurePath("a"), *(PurePath(*parts[-count:]) for count in range(1, len(parts) + 1))]
+    assert re.fullmatch(r"a\.wav-[0-9a-f]{20}", str(last)), "another version finds the results of this one"
+
+
+def test_whoever_has_no_further_name_keeps_the_last(folder: Path) -> None:
+    only = Input("x.txt", OUT / "x.txt", (PurePath("x"),))
+    assert result_paths([only], OUT, [".txt"], ignores_case=False) == [[OUT / "x.txt"]]

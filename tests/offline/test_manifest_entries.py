@@ -55,6 +55,20 @@ def test_a_bad_line_has_a_reason_and_harms_no_other(tmp_path: Path, line: bytes)
     assert after == Entry(len(good + line) + 3, "a.wav", tmp_path / "a.wav")
 
 
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(("num_bytes", "is_good"), [(MIB, True), (MIB + 1, False), (MIB + 2, False)])
+def test_a_line_has_a_mebibyte_at_most_with_its_break_and_the_next_one_is_read(
+    tmp_path: Path, num_bytes: int, is_good: bool
+) -> None:
+    before, behind = b'{"prompt": "', b'", "audio": "a.wav"}\n'
+    line = before + b"x" * (num_bytes - len(before + behind)) + behind
+    long, following = read_entries(write(tmp_path, line + b'{"audio": "b.wav"}\n'))
+    assert isinstance(long, Entry if is_good else BadLine)
+    assert following == Entry(num_bytes, "b.wav", tmp_path / "b.wav")
+
+
 @pytest.mark.parametrize("part_bytes", [1, 7, 64, 1000])
 def test_the_parts_of_a_manifest_are_each_line_once(tmp_path: Path, part_bytes: int) -> None:
     lines = [json.dumps({"audio": "x" * (index % 50 + 1)}) for index in range(60)]

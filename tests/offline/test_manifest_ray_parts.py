@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -216,8 +216,13 @@ def test_an_empty_manifest_needs_no_actor(tmp_path: Path, monkeypatch: pytest.Mo
 class Scripted:
     """Reads a recording's text from its file: "bad" cannot be read, "dead" ends the engine."""
 
-    running = contextlib.nullcontext
     model = ""
+    is_running = False
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        self.is_running = True
+        yield
 
     def __init__(self, settings: Settings, job: TranscribeJob) -> None:
         Scripted.model = settings.model
@@ -225,12 +230,16 @@ class Scripted:
     def options_for(self, language: str | None, prompt: str | None) -> None: ...
 
     async def transcribe(self, source: Path, on_progress: object, options: None) -> Transcript:
+        assert self.is_running
         match text := source.read_text():
             case "bad":
                 raise InvalidAudio("no audio")
             case "dead":
                 raise EngineUnavailable("the engine is gone")
         return transcript(text=text)
+
+
+logging_as: list[tuple[object, ...]] = []
 
 
 def actor(folder: Path, *names: str, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -243,7 +252,7 @@ def actor(folder: Path, *names: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in names:
         (folder / name).rename(folder / f"{name:<7}")
     monkeypatch.setattr(manifest_ray, "LocalTranscriber", Scripted)
-    monkeypatch.setattr(manifest_ray, "configure_logging", lambda *_: None)
+    monkeypatch.setattr(manifest_ray, "configure_logging", lambda *how: logging_as.append(how))
     job = TranscribeJob((), output_dir=folder / "out", manifest=folder / "files.jsonl")
     return manifest_ray.PartTranscriber(embedded(model="whisper-digits"), job, 21, {})
 
@@ -256,6 +265,7 @@ def reports(actor: Any, *parts: int) -> list[Any]:
 def test_an_actor_works_off_the_lines_of_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transcriber = actor(tmp_path, "one", "bad", "two", monkeypatch=monkeypatch)
     assert Scripted.model == str(EMBEDDED_MODEL)
+    assert logging_as[-1] == (embedded().log_level, "text", "actor")
     assert [(each.offset, each.outcome) for each in reports(transcriber, 0, 1)] == [
         (0, "transcribed"),
         (21, "failed"),

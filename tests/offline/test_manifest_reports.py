@@ -46,6 +46,12 @@ def test_nothing_is_left_once_all_lines_are_done(tmp_path: Path, num_lines: int)
     assert reports.numbers() == "1 transcribed, 1000.6 h of audio"
 
 
+def test_hours_are_of_what_was_transcribed(tmp_path: Path) -> None:
+    with Reports(tmp_path, 1, quiet=True) as reports:
+        reports.add(LineReport(0, "transcribed", duration_s=179.5))
+    assert reports.numbers() == "1 transcribed, 0.0 h of audio"
+
+
 def test_without_a_terminal_the_numbers_are_a_line_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from asr_server.offline.local import TranscribeJob
-from asr_server.offline.manifest import ManifestResults
+from asr_server.offline.manifest import ManifestResults, result_name
 from asr_server.offline.outputs import OutputError
 from tests.formats.samples import transcript
 
@@ -47,3 +48,9 @@ def test_a_full_disk_ends_the_job_and_leaves_no_part_of_a_result(
     with pytest.raises(OutputError, match="No space left"):
         ManifestResults(tmp_path, TranscribeJob((), ("text",))).write("a", transcript())
     assert [os.listdir(folder) for folder in tmp_path.iterdir()] == [[]]
+
+
+def test_a_result_has_the_place_where_an_earlier_version_left_it() -> None:
+    assert result_name("a") == "eb1/a"
+    assert re.fullmatch("[0-9a-f]{3}/(ü){100}", result_name("ü" * 100))
+    assert re.fullmatch("[0-9a-f]{3}/x(ü){89}-[0-9a-f]{20}", result_name("x" + "ü" * 100))

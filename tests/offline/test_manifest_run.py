@@ -106,17 +106,19 @@ def test_what_fails_is_counted_and_the_rest_is_done_once(
         {"audio": "bad.wav", "id": "2"},
         "no json",
         {"audio": "two.wav", "id": "1"},
+        json.dumps({"audio": ".", "id": "4"}),
         {"audio": "two.wav", "id": "3", "language": "klingon"},
     )
     assert job.run() == 1
     assert job.results() == {"1": "one\n"}
-    assert capsys.readouterr().err == "1 transcribed, 4 failed, 1.0 h of audio\n"
+    assert capsys.readouterr().err == "1 transcribed, 5 failed, 1.0 h of audio\n"
     errors = map(json.loads, (job.out / "errors.jsonl").read_text().splitlines())
     wrong = {error["id"] or "no line": error["error"] for error in errors}
     assert (wrong["2"], wrong["3"]) == ("no audio", "not known")
+    assert wrong["4"] == "neither a file nor a folder"
     assert wrong["1"].startswith("its result would replace that of the line at byte 0")
     assert wrong["no line"].startswith("not a line of a manifest")
-    assert job.transcribers[0].asked_for == [("de", "Anna"), (None, None)]
+    assert job.transcribers[0].asked_for == [("de", "Anna"), (None, None), (None, None)]
 
     job.lines({"audio": "one.wav", "id": "1"}, {"audio": "two.wav", "id": "3"})
     assert job.run() == 0
