@@ -42,11 +42,8 @@ class ProgressBars:
         return self._progress.add_task(printable(name), total=None, done="")
 
     def move(self, bar: TaskID, done_s: float, total_s: float | None) -> None:
-        known = total_s is not None and total_s > 0
-        done = f"{_clock(done_s)} of {_clock(total_s)}" if known and total_s else _clock(done_s)
-        self._progress.update(
-            bar, completed=done_s, total=total_s if known else None, done=done, refresh=True
-        )
+        done = f"{_clock(done_s)} of {_clock(total_s)}" if total_s else _clock(done_s)
+        self._progress.update(bar, completed=done_s, total=total_s or None, done=done, refresh=True)
 
     def finish(self, bar: TaskID) -> None:
         self._progress.remove_task(bar)

@@ -115,6 +115,9 @@ async def test_what_has_no_result_holds_up_none_and_at_the_end_the_rest_is_print
 ) -> None:
     printed = several("json")
     await printed.leave_out(0)
+    await printed.write(1, WORDS)
+    assert json.loads(capfdbinary.readouterr().out)["file"] == "b\x07"
+    printed = several("json")
     await printed.write(2, WORDS)
     assert capfdbinary.readouterr().out == b""
     printed.close()
@@ -123,6 +126,21 @@ async def test_what_has_no_result_holds_up_none_and_at_the_end_the_rest_is_print
     assert capfdbinary.readouterr().out == b""
     assert not printed.is_done(0)
     assert printed.prepare(0) is None
+
+
+def test_the_folders_of_a_result_are_made(tmp_path: Path) -> None:
+    inputs = [Input("a.wav", Path("a.wav"), (PurePath("x/y/a"),))]
+    assert FolderOutputs(tmp_path, inputs, TranscribeJob(("a.wav",))).prepare(0) is None
+    assert (tmp_path / "x" / "y").is_dir()
+
+
+def test_a_result_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: sizes.append(os.fstat(fd).st_size))
+    write_whole(tmp_path / "a.txt", b"text")
+    assert sizes == [4]
 
 
 def test_a_folder_that_cannot_be_made_is_the_reason_of_one_failure(tmp_path: Path) -> None:
@@ -300,7 +318,7 @@ def test_what_is_no_folder_leaves_nothing_of_a_result(tmp_path: Path) -> None:
 
 def test_a_result_of_a_running_job_is_swept_after_an_hour(tmp_path: Path) -> None:
     now_s = time.time()
-    ages_s = {"new": 3590, "old": 3610}
+    ages_s = {"new": 3590, "old": 3600.2}
     for name, age_s in ages_s.items():
         path = tmp_path / f".asr-server-{name}.partial"
         path.touch()

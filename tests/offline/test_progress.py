@@ -15,6 +15,7 @@ FAILED = [Failure("b.wav", "damaged")]
     [
         (Summary(), "nothing to do"),
         (Summary(3, num_skipped=3), "3 skipped"),
+        (Summary(1, 1, elapsed_s=2.0), "1 transcribed; 0.0 s of audio in 2.0 s (0.0 x)"),
         (
             Summary(9, 4, 2, audio_s=90.0, elapsed_s=10.0, failures=FAILED),
             "4 transcribed, 2 skipped, 1 failed, 2 not begun or not finished; "
@@ -27,6 +28,7 @@ def test_every_input_is_counted_once(summary: Summary, numbers: str) -> None:
 
 
 def test_a_failure_or_what_ended_the_run_is_its_status() -> None:
+    assert (SUCCESS, SOME_FAILED) == (0, 1)
     assert Summary(1, 1).exit_status == SUCCESS
     assert Summary(1, failures=FAILED).exit_status == SOME_FAILED
     assert Summary(1, failures=FAILED, stop_status=130).exit_status == 130
@@ -36,6 +38,7 @@ def test_a_failure_or_what_ended_the_run_is_its_status() -> None:
     ("summary", "quiet", "lines"),
     [
         (Summary(1, 1, audio_s=1.0, elapsed_s=1.0), False, []),
+        (Summary(2, 2, 0, 2.0, 1.0), False, ["2 transcribed; 2.0 s of audio in 1.0 s (2.0 x)"]),
         (Summary(1, num_skipped=1), False, ["1 skipped"]),
         (Summary(2, 1, failures=FAILED), True, ["failed: b.wav: damaged"]),
         (Summary(1, failures=FAILED), False, ["failed: b.wav: damaged", "1 failed"]),

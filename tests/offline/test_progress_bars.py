@@ -68,6 +68,7 @@ def test_a_bar_is_half_full_at_half_of_a_recording(capsys: pytest.CaptureFixture
     written = capsys.readouterr().err
     (bar,) = set(re.findall("([━╸╺]+) 0:00:50 of 0:01:40", plain(written)))
     assert bar.index("╺") == len(bar) / 2
+    assert written.rindex("\x1b[2K") > written.rindex("a.wav"), "a bar that is not full is taken away too"
 
 
 @pytest.mark.usefixtures("is_terminal")
