@@ -61,3 +61,26 @@ def test_speed_is_that_of_the_half_minute_before() -> None:
     assert speeds(busy) == pytest.approx([0.0, *[10.0] * num_samples])
     assert speeds(busy + idle)[-1] == 0.0
     assert speeds(busy + idle)[num_samples + num_samples // 2] == pytest.approx(5.0)
+
+
+def test_the_window_has_fifteen_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    log = ActivityLog()
+    log.add_answer("one", FIGURES)
+    log.add_sample(sample(100.0))
+    assert [len(log.answers(now)) for now in (999.9, 1000.0)] == [1, 0]
+    assert [len(log.samples(now)) for now in (999.9, 1000.0)] == [1, 0]
+    assert (MAX_ANSWERS, SAMPLE_EVERY_S, SPEED_OVER_S) == (4096, 5.0, 30.0)
+
+
+def test_a_request_of_which_little_is_known_has_no_audio_key_or_first_text() -> None:
+    log = ActivityLog()
+    log.add_answer("one", FIGURES)
+    log.add_answer("other", FIGURES | {"audio_s": 3.0, "first_text_s": 0.5, "key": "web"})
+    one, other = log.answers(time.monotonic())
+    assert (one.audio_s, one.first_text_s, one.key) == (0.0, None, "")
+    assert (other.audio_s, other.first_text_s, other.key) == (3.0, 0.5, "web")
+
+
+def test_two_samples_of_one_moment_have_no_speed() -> None:
+    assert speeds([sample(1.0), sample(1.0, 5.0)]) == [0.0, 0.0]

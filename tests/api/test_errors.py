@@ -1,8 +1,13 @@
+import random
+
 import pytest
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from asr_server import errors
-from asr_server.api.errors import body_of, response_to
+from asr_server.api.errors import body_of, install, reply_to, response_to
 
 
 @pytest.mark.parametrize(
@@ -24,6 +29,8 @@ from asr_server.api.errors import body_of, response_to
         (errors.ChunkFailed("secret"), 500, "server_error", None, None),
         (ValueError("secret"), 500, "server_error", None, None),
         (HTTPException(405), 405, "invalid_request_error", None, None),
+        (HTTPException(499), 499, "invalid_request_error", None, None),
+        (HTTPException(500), 500, "server_error", None, None),
     ],
 )
 def test_each_error_has_its_status_and_body(
@@ -68,3 +75,59 @@ def test_a_recording_that_ended_the_engine_again_and_again_is_not_to_be_sent_aga
 
 def test_who_has_no_key_is_told_how_to_show_one() -> None:
     assert response_to(errors.InvalidApiKey("x")).headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "shortest", "longest"),
+    [
+        (0.0, ("1", "1000"), ("2", "1250")),
+        (8.0, ("8", "8000"), ("10", "10000")),
+        (48.0, ("48", "48000"), ("60", "60000")),
+        (1e6, ("48", "48000"), ("60", "60000")),
+    ],
+)
+def test_a_wait_is_spread_by_a_quarter(
+    wait_s: float, shortest: tuple[str, str], longest: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = {min: shortest, max: longest}
+    for end, expected in ends.items():
+        monkeypatch.setattr(random, "uniform", lambda least, most, end=end: end(least, most))
+        headers = response_to(errors.Overloaded("x", wait_s)).headers
+        assert (headers["retry-after"], headers["retry-after-ms"]) == expected
+
+
+def test_a_client_of_a_server_that_stops_finds_another_by_a_new_connection() -> None:
+    headers = response_to(errors.ShuttingDown()).headers
+    assert headers["connection"] == "close"
+    assert headers["retry-after"]
+    assert "connection" not in response_to(errors.EngineUnavailable("x")).headers
+
+
+def test_headers_of_an_http_error_are_kept() -> None:
+    assert response_to(HTTPException(426, "x", {"Upgrade": "websocket"})).headers["upgrade"] == "websocket"
+    assert "retry-after" not in response_to(HTTPException(500)).headers
+
+
+def test_a_client_that_has_left_is_499_in_the_log_and_gets_nothing() -> None:
+    reply = reply_to(ClientDisconnect())
+    assert (reply.status_code, reply.body) == (499, b"")
+    assert reply_to(errors.InvalidValue("x")).status_code == 400
+
+
+def test_the_first_field_that_is_wrong_is_named_by_its_last_part() -> None:
+    wrong = [
+        {"loc": ("query", "page", "size"), "msg": "too large"},
+        {"loc": ("query", "other"), "msg": "missing"},
+    ]
+    error = RequestValidationError(wrong)
+    detail = body_of(error).error
+    assert (response_to(error).status_code, detail.param) == (400, "size")
+    assert (detail.message, detail.code) == ("Invalid request: too large.", "invalid_value")
+
+
+def test_an_app_answers_each_kind_of_error_by_itself() -> None:
+    app = FastAPI()
+    install(app)
+    kinds = (errors.ReportedError, RequestValidationError, HTTPException, ClientDisconnect)
+    handlers = {app.exception_handlers[kind] for kind in kinds}
+    assert [handler.__module__ for handler in handlers] == ["asr_server.api.errors"]

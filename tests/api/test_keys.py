@@ -22,6 +22,8 @@ def test_a_key_has_a_name_a_hash_and_limits_that_are_none_unless_given(tmp_path:
     )
     web, shop = read_named_keys(path)
     assert web == Key("web site", hash_of(WEB))
+    assert (web.requests_per_minute, web.audio_seconds_per_minute, web.concurrent_requests) == (0, 0, 0)
+    assert (web.models, web.admin) == (None, False)
     assert shop.digests == (bytes.fromhex(hash_of(SHOP)), bytes.fromhex(hash_of(NEW)))
     assert shop.models == ("base", "turbo")
     limits = (shop.requests_per_minute, shop.audio_seconds_per_minute, shop.concurrent_requests)
@@ -95,3 +97,25 @@ def test_the_example_of_the_docs_is_a_file_of_keys(tmp_path: Path) -> None:
         ("web-site", False),
         ("operators", True),
     ]
+
+
+@pytest.mark.parametrize(("limit", "is_taken"), [(0, True), (10**9, True), (10**9 + 1, False)])
+def test_a_limit_is_none_or_up_to_a_thousand_million(tmp_path: Path, limit: int, is_taken: bool) -> None:
+    path = write(tmp_path / "keys.yaml", entry("web", WEB, audio_seconds_per_minute=limit))
+    if is_taken:
+        assert read_named_keys(path)[0].audio_seconds_per_minute == limit
+    else:
+        with pytest.raises(ValueError, match="audio_seconds_per_minute"):
+            read_named_keys(path)
+
+
+def test_a_thousand_keys_are_taken(tmp_path: Path) -> None:
+    path = write(tmp_path / "keys.yaml", *(entry(str(number), str(number)) for number in range(1000)))
+    assert (len(read_named_keys(path)), MAX_KEYS) == (1000, 1000)
+
+
+def test_what_is_no_yaml_is_told_by_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "keys.yaml")
+    path.write_text("- name: web\n  hash: [\n")
+    with pytest.raises(ValueError, match=r"is not YAML: line 3$"):
+        read_named_keys(path)

@@ -107,3 +107,19 @@ def test_a_key_that_can_be_guessed_brings_a_warning(
         assert ApiKeys(embedded(**{form: str(keys) if form == "api_key_file" else key})).current == (key,)
         assert caplog.text.count("should have at least 20 random characters") == num_warnings
         assert key not in caplog.text
+
+
+def test_a_key_has_32_bytes_and_up_to_4096_of_a_file_count(keys: Path) -> None:
+    assert len(signing_key(None)) == len(signing_key(keys)) == 32
+    path = keys.with_name("keys.signing")
+    for content in (os.urandom(32), os.urandom(5000)):
+        path.write_bytes(content)
+        path.chmod(0o600)
+        assert signing_key(keys) == content[:4096]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="writes a file of root's")
+def test_a_signing_key_of_root_is_used_by_any_user(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = signing_key(keys)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert signing_key(keys) == made

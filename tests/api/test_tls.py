@@ -10,7 +10,8 @@ import ssl
 import httpx
 import pytest
 
-from asr_server.api import connections
+from asr_server.api import connections, tls
+from asr_server.api.upload import UploadStore
 from tests import conftest
 from tests.api.raw_client import RawClient
 from tests.api.running_app import run_app, until
@@ -116,3 +117,26 @@ async def test_a_connection_that_makes_room_before_its_handshake_begins_is_close
             assert await client.is_closed()
         for client in clients:
             await client.close()
+
+
+async def test_a_connection_in_its_handshake_has_sent_nothing_and_closes_by_ending_the_handshake() -> None:
+    task = asyncio.create_task(asyncio.Event().wait())
+    with socket.socket() as connection:
+        transport = tls._TransportInHandshake(connection, task)  # type: ignore[arg-type]
+        assert transport.get_extra_info("socket") is connection
+        assert (transport.is_closing(), transport.get_write_buffer_size()) == (False, 0)
+        transport.abort()
+        assert transport.is_closing()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert transport.is_closing()
+
+
+async def test_a_handshake_ends_some_seconds_after_the_time_of_headers_at_the_latest(
+    certificate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "BoundedHttpProtocol", lambda **options: options)
+    settings = embedded(ssl_certfile=certificate, header_timeout_s=7.0)
+    handshake = tls.http_protocol(settings, UploadStore(0))(config=1)
+    assert isinstance(handshake, tls.TlsHandshake)
+    assert (handshake._limit_s, handshake._has_begun) == (12.0, False)

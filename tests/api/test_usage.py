@@ -175,3 +175,32 @@ def test_the_server_takes_files_and_keys_from_flags_and_variables(tmp_path: Path
         assert len([line for line in server.lines() if ": 200 in " in line and "; key web, " in line]) == 1
         assert not any(key in server.written() for key in (WEB, NEW, hash_of(WEB)))
     assert [line["key"] for line in lines_of(log)] == ["web", None]
+
+
+def test_a_log_that_is_closed_has_written_all_and_its_thread_has_ended(tmp_path: Path) -> None:
+    stats = metrics.RequestStats()
+    stats.on_audio(1.23456, "en")
+    log = UsageLog(tmp_path / "usage")
+    log.add(stats, status=200)
+    assert log._thread.daemon
+    log.close()
+    assert not log._thread.is_alive()
+    assert [(line["audio_s"], line["request_id"]) for line in lines_of(tmp_path / "usage")] == [(1.235, "")]
+
+
+def test_each_time_that_a_log_cannot_be_written_is_one_line_and_every_line_lost_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "usage"
+    log, before, num_files = UsageLog(path), num_lines_lost(), len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        path.symlink_to("/dev/full")
+        for _ in range(2):
+            log._write([b"one\n", b"two\n"])
+        path.unlink()
+        log._write([b"three\n"])
+        path.unlink()
+    assert num_lines_lost() - before == 8
+    assert caplog.text.count("cannot be written, its lines are lost: No space left") == 2
+    assert len(os.listdir("/proc/self/fd")) == num_files
+    log.close()

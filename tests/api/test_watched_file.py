@@ -151,3 +151,19 @@ async def test_it_is_watched_until_that_is_cancelled(path: Path, monkeypatch: py
         await until(partial(file.has_taken, words))
     watching.cancel()
     assert file.taken[1:] == [("three",), ("four", "five")]
+
+
+async def test_it_is_looked_at_twice_a_second(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def sleep(duration_s: float) -> None:
+        waits.append(duration_s)
+        if len(waits) == 3:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    file = Words(path)
+    assert not file.is_stale
+    with pytest.raises(asyncio.CancelledError):
+        await file.watch()
+    assert waits == [0.5] * 3
