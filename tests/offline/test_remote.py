@@ -231,7 +231,9 @@ async def test_a_server_labels_speakers_whose_words_overlap(recording: Path) -> 
     ]
 
 
-@pytest.mark.parametrize(("num_bytes", "most"), [(1 << 30, 2), (4 << 20, 4), (1000, 16)])
+@pytest.mark.parametrize(
+    ("num_bytes", "most"), [(1 << 30, 2), (4 << 20, 4), ((17 << 20) // 5, 4), (1000, 16)]
+)
 async def test_recordings_are_sent_in_order_few_at_once_where_they_are_large(
     num_bytes: int, most: int
 ) -> None:
