@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,6 +97,12 @@ def test_a_gpu_without_memory_for_the_engine_ends_the_start_with_one_line(
     assert "\n" not in str(failure.value)
 
 
+def test_a_configuration_is_frozen_and_copies_in_turn_by_default() -> None:
+    assert not EngineConfig().copy_overlap
+    with pytest.raises(FrozenInstanceError):
+        EngineConfig().model = "other"  # type: ignore[misc]
+
+
 def test_some_memory_is_free() -> None:
     assert config.free_bytes(CPU) > 1 << 20
 
@@ -122,10 +129,15 @@ def test_replicas_on_one_gpu_take_alike_whoever_starts_first(
 ) -> None:
     """Of 80 GiB, with weights of 5: the first finds 75 free, the second 35 less than that or so."""
     gib = 1 << 30
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free_gib * gib, 80 * gib))
+    freed: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(1))
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda device: ((free_gib if freed else 0) * gib, 80 * gib)
+    )
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5 * gib)
     assert config.free_bytes(torch.device("cuda"), num_on_device) == expected_gib * gib
+    if num_on_device == 1:
+        assert config.free_bytes(torch.device("cuda")) == expected_gib * gib
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,10 @@ def test_a_gpu_has_memory_for_half_as_many_searches_as_chunks(monkeypatch: pytes
 def test_there_are_at_least_one_and_at_most_so_many_slots(device: torch.device, most: int) -> None:
     assert choose_num_slots(SIZES, device, torch.float32, 0) == 1
     assert choose_num_slots(SIZES, device, torch.float32, 1 << 50) == most
+    for_ten = round(
+        10.5 * DecoderCache.bytes_per_chunk(SIZES, torch.float32) / (0.25 if device == CPU else 0.6)
+    )
+    assert choose_num_slots(SIZES, device, torch.float32, for_ten) == 10
 
 
 def test_ranks_on_gpus_hold_a_part_of_a_slot_each_and_8_bits_take_less() -> None:
@@ -306,16 +310,17 @@ def test_a_model_is_loaded_as_it_is_configured(is_cpu: bool, monkeypatch: pytest
     loaded: list[Any] = []
     threads: list[int] = []
     kept: list[int] = []
+    checked: list[tuple[str, Any]] = []
     device = CPU if is_cpu else GPU
     for name, stand_in in {
         "choose_device": lambda name: device,
-        "check_fp8": lambda *_: None,
+        "check_fp8": lambda given, on: checked.append((given.model, on)),
         "choose_dtype": lambda *_: torch.float16,
         "choose_int8": lambda *_: is_cpu,
         "choose_cache_dtype": lambda *_: "int8",
         "load_whisper": lambda *arguments: loaded.append(arguments) or _Model(),  # type: ignore[func-returns-value]
         "keep_freed_memory": lambda: kept.append(1),
-        "check_timestamps": lambda *_: None,
+        "check_timestamps": lambda *given: checked.append(("timestamps", given)),
         "available_cores": lambda: 5,
     }.items():
         monkeypatch.setattr(config, name, stand_in)
@@ -326,6 +331,7 @@ def test_a_model_is_loaded_as_it_is_configured(is_cpu: bool, monkeypatch: pytest
     assert loaded == [(Path("somewhere"), device, torch.float16, WHOLE, is_cpu, is_cpu)]
     assert threads == [5]
     assert kept == [1] * is_cpu
+    assert checked == [("somewhere", device), ("timestamps", (None, None))]
     assert found.config.cache_dtype == "int8"
     config.load(EngineConfig("somewhere", cpu_threads=2))
     assert threads == [5, 2]

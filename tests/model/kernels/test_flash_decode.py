@@ -164,3 +164,25 @@ def test_the_parts_cover_all_positions_and_none_is_empty_for_the_longest(
     assert num_splits * split >= most
     assert num_splits <= module._MAX_SPLITS
     assert (num_splits - 1) * split < most
+
+
+@pytest.mark.parametrize(
+    ("num_programs", "most", "expected"),
+    [
+        (1, 64, (1, 64)),
+        (1, 65, (1, 128)),
+        (1, 129, (2, 128)),
+        (1, 1500, (12, 128)),
+        (1, 3000, (16, 192)),
+        (64, 1500, (8, 192)),
+        (171, 1500, (3, 512)),
+        (256, 1500, (2, 768)),
+        (511, 448, (2, 256)),
+        (512, 448, (1, 448)),
+    ],
+)
+def test_few_rows_are_read_in_parts_of_at_least_128_positions(
+    num_programs: int, most: int, expected: tuple[int, int]
+) -> None:
+    """Until there are 512 programs, four for each multiprocessor of an H100; at most 16 parts a row."""
+    assert plan_splits(num_programs, most) == expected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -100,3 +102,22 @@ def test_the_products_tried_at_load_agree_with_torch(dtype: torch.dtype) -> None
     for each in products_of_one_row(OURS, sizes, DEVICE, dtype, layers=1):
         verdict = judge(each, lambda compute, own=each: float(compute is not own.kernel))  # type: ignore[misc]
         assert verdict.seconds == 0, verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("num_outputs", "num_programs", "inputs"), [(2556, 639, 1024), (2559, 640, 1024), (2560, 320, 512)]
+)
+def test_programs_have_more_outputs_where_there_are_enough_of_them(
+    num_outputs: int, num_programs: int, inputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # of few programs
+    grids: list[tuple[int, ...]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *_, **sizes: grids.append((*grid, sizes["OUTPUTS"], sizes["INPUTS"]))
+
+    monkeypatch.setattr(one_row, "_product", Kernel())
+    x, weight, bias = torch.zeros(2, 1, 4), torch.zeros(num_outputs, 4), torch.zeros(num_outputs)
+    assert one_row.row_product(x, weight, bias).shape == (2, 1, num_outputs)
+    assert grids == [(num_programs, 2, 4096 // inputs, inputs)]
