@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import FrozenInstanceError
 from itertools import accumulate
+from typing import Any
 
-from asr_server.engine.boost import FIRST_BONUS, MAX_TOKENS, NEXT_BONUS, KeywordBoost, Match, keyword_boost
+import pytest
+
+from asr_server.engine.boost import (
+    FIRST_BONUS,
+    MAX_TOKENS,
+    NEXT_BONUS,
+    KeywordBoost,
+    Match,
+    Row,
+    keyword_boost,
+)
 from tests.vocabulary import make_tokenizer, spell
 
 A, B, C, D, COMMA, TIME = 1, 2, 3, 4, 10, 99
@@ -99,6 +111,18 @@ def test_no_order_of_tokens_earns_more_than_its_complete_matches() -> None:
 
 def test_a_keyword_as_long_as_a_sentence_gets_no_bonus() -> None:
     assert machine([A] * (MAX_TOKENS + 1)).row(KeywordBoost.start).tokens == ()
+    longest = list(range(24))
+    assert total(machine(longest), longest) == 1 + 23 * 2
+    assert total(machine([*longest, 24]), [*longest, 24]) == 0
+    assert not machine([]).at_end(KeywordBoost.start)
+
+
+def test_a_row_is_made_once_and_may_be_empty() -> None:
+    row = Row((), ())
+    assert row.highest == 0
+    assert Row((A, B), (1.0, 3.0)).highest == 3
+    with pytest.raises(FrozenInstanceError):
+        row.tokens = (A,)  # type: ignore[misc]
 
 
 def test_a_keyword_is_matched_with_a_space_before_it_and_without() -> None:
@@ -107,6 +131,61 @@ def test_a_keyword_is_matched_with_a_space_before_it_and_without() -> None:
     assert total(boost, spell("seven")) == FIRST_BONUS + 4 * NEXT_BONUS
     assert total(boost, spell("(seven")) > 0
     assert total(boost, spell("xseven")) == 0
+
+
+@pytest.mark.parametrize("spelling", ["mcDonald", "mcdonald", "McDonald"])
+def test_a_keyword_is_matched_as_it_is_written_in_lower_case_and_with_a_capital(spelling: str) -> None:
+    boost = keyword_boost(make_tokenizer(), ("mcDonald",))
+    assert total(boost, spell(f" {spelling}")) == FIRST_BONUS + 8 * NEXT_BONUS
+    assert total(boost, spell(" MCDONALD")) == total(boost, spell(" CcDonald")) == 0
+
+
+class Pieces:
+    """A tokenizer that takes the longest piece that the rest of a text begins with."""
+
+    def __init__(self, *pieces: str) -> None:
+        text = "".join(pieces)
+        letters = sorted(set(text + text.lower()))
+        self.pieces = sorted([*pieces, *letters], key=len, reverse=True)
+
+    def encode(self, text: str) -> list[int]:
+        tokens: list[int] = []
+        while text:
+            tokens.append(next(i for i, piece in enumerate(self.pieces) if text.startswith(piece)))
+            text = text.removeprefix(self.pieces[tokens[-1]])
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(self.pieces[token] for token in tokens)
+
+
+def test_a_keyword_may_begin_with_a_shorter_piece_of_three_letters_or_more() -> None:
+    """A piece of its own, if no more tokens follow than the keyword has."""
+    ours = Pieces(" Kubern", "etes", " K", " Ku", " Kub", "ernetes", " Kube", "Kubernetes")
+    tokenizer: Any = ours
+    boost = keyword_boost(tokenizer, ("Kubernetes",))
+    first = {ours.pieces[token] for token in boost.row(KeywordBoost.start).tokens}
+    assert {piece for piece in first if piece.startswith(" K")} == {" Kubern", " Kub", " Ku"}
+    for pieces in ([" Kubern", "etes"], [" Kub", "ernetes"], [" Ku", "b", "ernetes"]):
+        tokens = [ours.pieces.index(piece) for piece in pieces]
+        assert total(boost, tokens) == FIRST_BONUS + (len(tokens) - 1) * NEXT_BONUS
+    for pieces in ([" Kube", "r", "n", "etes"], [" K", "u", "b", "ernetes"]):
+        assert total(boost, [ours.pieces.index(piece) for piece in pieces]) == 0
+
+
+@pytest.mark.parametrize(
+    ("letter", "is_anywhere"),
+    [
+        *(("\u0dff", False), ("\u0e00", True), ("\u109f", True), ("\u10a0", False), ("\u1fff", False)),
+        *(("\u2000", True), ("\uabff", True), ("\uac00", False), ("\ud7ff", False), ("\ue000", True)),
+    ],
+)
+def test_the_first_letters_script_decides_whether_a_keyword_needs_a_word_before_it(
+    letter: str, is_anywhere: bool
+) -> None:
+    boost = keyword_boost(make_tokenizer(), (f"{letter}a",))
+    assert (total(boost, spell(f"x{letter}a")) > 0) is is_anywhere
+    assert total(keyword_boost(make_tokenizer(), (f"a{letter}",)), spell(f"xa{letter}")) == 0
 
 
 def test_a_keyword_in_a_script_without_spaces_begins_anywhere() -> None:

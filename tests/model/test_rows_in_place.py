@@ -166,10 +166,12 @@ def test_few_rows_have_a_kernel_of_their_own_and_many_queries_none(
     num_rows: int, num_queries: int, expected: str
 ) -> None:
     used: list[str] = []
+    stores: list[bool] = []
 
     def named(name: str) -> Any:
-        def attend(query: Tensor, *_: Any, **__: Any) -> Tensor:
+        def attend(query: Tensor, *_: Any, **new: Tensor) -> Tensor:
             used.append(name)
+            stores.append("new_keys" in new)
             return query
 
         return attend
@@ -179,8 +181,11 @@ def test_few_rows_have_a_kernel_of_their_own_and_many_queries_none(
     positions = torch.arange(num_queries).expand(num_rows, -1)
     reader = rows_of(cache, slice(0, num_rows), positions, context=num_queries)
     assert isinstance(reader, TorchRows) is (expected == "torch")
-    reader.attend_audio(0, random(num_rows, num_queries, HEADS, DEPTH))
-    assert used == [expected] * (expected != "torch")
+    query = random(num_rows, num_queries, HEADS, DEPTH)
+    reader.attend_audio(0, query)
+    reader.attend_text(0, query, query, query)
+    assert used == [expected] * 2 * (expected != "torch")
+    assert stores == ([False, num_queries == 1] if used else []), "a single position's keys and values"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
