@@ -10,9 +10,7 @@ from asr_server.core import DecodingOptions
 from tests.fake_replica import say, wav
 from tests.memory_file import MemoryFile
 from tests.speech import say as speak
-from tests.transcription.running_app import (
-    RunningApp,
-)
+from tests.transcription.running_app import RunningApp
 from tests.vocabulary import words
 
 
@@ -47,6 +45,16 @@ async def test_no_more_than_eight_channels_are_read_alone_and_a_single_one_is_re
     app.answer = lambda submit: say()
     await app.transcribe(wav(np.repeat(speak("1234").samples[:, None], num_channels, axis=1)))
     assert len({submit.id.request_id for submit in app.replica.submits}) == num_read
+
+
+async def test_the_channel_that_is_read_alone_is_logged(
+    app: RunningApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "asr_server.transcription.mixed_session")
+    app.answer = lambda submit: say(*words("5")) if len(app.replica.submits) == 3 else say()
+    speech = speak("1234").samples
+    await app.transcribe(wav(np.stack([speech, speech / 2], axis=1)))
+    assert caplog.messages == ["the mix of all channels gave no text: read channel 2 alone"]
 
 
 async def test_what_a_channel_says_has_its_language_probability(app: RunningApp) -> None:

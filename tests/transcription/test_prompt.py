@@ -1,11 +1,10 @@
-from asr_server.transcription.prompt import (
-    MAX_BOOSTED_CHARS,
-    MAX_BOOSTED_KEYWORDS,
-    MAX_PROMPT_TOKENS,
-    boosted_keywords,
-    prompt_tokens,
-)
-from tests.vocabulary import make_tokenizer
+import msgspec
+import pytest
+
+from asr_server.transcription.prompt import PreviousText, boosted_keywords, prompt_tokens
+from asr_server.transcription.segments import DecodedPart, Span
+from tests.fake_replica import say
+from tests.vocabulary import make_tokenizer, words
 
 TOKENIZER = make_tokenizer()
 
@@ -24,8 +23,20 @@ def test_a_prompt_begins_with_a_space_as_spoken_text_does() -> None:
 
 def test_the_end_of_a_long_prompt_is_kept() -> None:
     tokens = prompt_tokens(TOKENIZER, "a" * 1000 + "the end")
-    assert len(tokens) == MAX_PROMPT_TOKENS
+    assert len(tokens) == 223
     assert said(tokens).endswith("the end")
+
+
+def test_of_a_huge_prompt_only_the_last_eight_thousand_characters_are_encoded() -> None:
+    encoded: list[str] = []
+
+    class Encoder:
+        def encode(self, text: str) -> list[int]:
+            encoded.append(text)
+            return []
+
+    prompt_tokens(Encoder(), "b" + "a" * 8192)
+    assert encoded == [" " + "a" * 8192]
 
 
 def test_the_text_of_a_special_token_stays_text() -> None:
@@ -35,10 +46,32 @@ def test_the_text_of_a_special_token_stays_text() -> None:
 
 
 def test_the_first_sixty_four_keywords_get_a_bonus_each_once() -> None:
-    many = [str(number) for number in range(MAX_BOOSTED_KEYWORDS + 5)]
-    assert boosted_keywords([" 0 ", "", "0", *many]) == tuple(many[:MAX_BOOSTED_KEYWORDS])
+    many = [str(number) for number in range(64 + 5)]
+    assert boosted_keywords([" 0 ", "", "0", *many]) == tuple(many[:64])
 
 
 def test_a_keyword_as_long_as_a_sentence_gets_no_bonus() -> None:
-    longest = "a" * MAX_BOOSTED_CHARS
+    longest = "a" * 100
     assert boosted_keywords([longest + "a", longest]) == (longest,)
+
+
+def part_of(digits: str, temperature: float, num_read: int = 9) -> DecodedPart:
+    result = msgspec.structs.replace(say(*words("1")), temperature=temperature)
+    spans = tuple(Span(0.0, 1.0, words(digit), (-0.1,)) for digit in digits)
+    return DecodedPart(0.0, 1.0, result, spans, num_read)
+
+
+def test_the_text_so_far_follows_the_requests_prompt() -> None:
+    text = PreviousText(words("9"))
+    text.add(part_of("12", 0.0))
+    text.add(part_of("3", 0.5))
+    assert text.tokens == words("9123")
+    text.add(part_of("4" * 222, 0.0))
+    assert text.tokens == words("3" + "4" * 222)
+
+
+@pytest.mark.parametrize(("num_read", "kept"), [(1, ""), (0, "9")])
+def test_text_of_a_high_temperature_ends_the_prompt_but_silence_does_not(num_read: int, kept: str) -> None:
+    text = PreviousText(words("9"))
+    text.add(part_of("", 0.6, num_read))
+    assert text.tokens == words(kept)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+import pytest
+
 from asr_server.audio.pool import PreprocessPool
 from asr_server.audio.recording import Recording
 from asr_server.channel.messages import Submit
 from asr_server.core import Chunk, ChunkResult, DecodingOptions, Transcript
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.transcription import Transcriber
-from asr_server.transcription.repetition import letters_of, without_echoes
-from asr_server.transcription.segments import DecodedPart, decode_part
+from asr_server.transcription.repetition import letters_of, said_in, until_repetition, without_echoes
+from asr_server.transcription.segments import DecodedPart, Span, decode_part
 from asr_server.transcription.voice_check import SpokenChunk
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
@@ -117,3 +119,44 @@ def test_of_equal_neighbours_the_one_without_enough_speech_goes() -> None:
     ).spans == (part.spans[2],)
     assert without_echoes(part, "", spoken, TOKENIZER, num_sent=2).spans == part.spans
     assert without_echoes(part, "", SpokenChunk([chunk]), TOKENIZER) == part, "nobody has listened"
+
+
+def test_sentences_of_twelve_letters_are_watched_for() -> None:
+    def spans(digits: str) -> tuple[Span, Span]:
+        return Span(0.0, 1.0, words(digits), ()), Span(1.0, 2.0, words(digits), ())
+
+    for digits, is_long in (("6126", True), ("456", False)):
+        part = DecodedPart(0.0, 8.0, FIRST, spans(digits), 9)
+        assert said_in([part], TOKENIZER) == ({"sixonetwosix"} if is_long else set())
+        elsewhere = SpokenChunk([], [(6.0, 7.0)], [(6.0, 7.0)])
+        assert len(without_echoes(part, "", elsewhere, TOKENIZER).spans) == (1 if is_long else 2)
+
+
+def test_another_sentence_stays_however_little_of_it_is_certainly_spoken() -> None:
+    part = DecodedPart(0.0, 8.0, FIRST, (Span(0, 1, SENTENCE, ()), Span(1, 2, OTHER, ())), 9)
+    assert without_echoes(part, "", SpokenChunk([], [], [(6.0, 7.0)]), TOKENIZER) == part
+
+
+@pytest.mark.parametrize(("spoken_s", "stays"), [(0.5, True), (0.484375, False)])
+def test_fifteen_letters_are_said_twice_in_half_a_second(spoken_s: float, stays: bool) -> None:
+    part, chunk = part_of((0, 2), (4, 6))
+    spoken = SpokenChunk([chunk], [], [(4.0, 4.0 + spoken_s)])
+    assert (len(without_echoes(part, "", spoken, TOKENIZER).spans) == 2) == stays
+
+
+def test_a_part_is_cut_before_its_first_segment_too() -> None:
+    part = DecodedPart(0.0, 0.2, FIRST, (Span(0.1, 0.2, SENTENCE, ()),), 9)
+    cut = until_repetition(part, {letters_of(part.spans[0], TOKENIZER)}, TOKENIZER)
+    assert cut is not None
+    assert (cut.spans, cut.tail_s) == ((), 0.0)
+
+
+@pytest.mark.parametrize(("duration_s", "tail_s"), [(6.25, 6.0), (6.1875, None), (6.0, None)])
+def test_what_repeats_its_prompt_at_the_very_end_is_not_read_again(
+    duration_s: float, tail_s: float | None
+) -> None:
+    spans = Span(0, 6.0, OTHER, ()), Span(6.0, duration_s, SENTENCE, ())
+    part = DecodedPart(0.0, duration_s, FIRST, spans, 9)
+    cut = until_repetition(part, {letters_of(spans[1], TOKENIZER)}, TOKENIZER)
+    assert cut is not None
+    assert (cut.spans, cut.tail_s) == (spans[:1], tail_s)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, cast
+from contextlib import asynccontextmanager, nullcontext
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -191,9 +192,7 @@ async def test_what_waits_in_the_queue_is_not_ended_and_what_left_it_is_later() 
     assert (await watched(handle, StallLimits(request_s=4.0), wait)).startswith("23: ")
 
 
-@pytest.mark.parametrize(
-    ("num_steps", "is_ended"), [(MAX_STEPS_IN_FLIGHT, False), (MAX_STEPS_IN_FLIGHT + 1, True)]
-)
+@pytest.mark.parametrize(("num_steps", "is_ended"), [(20_000, False), (20_001, True)])
 async def test_a_chunk_in_flight_is_ended_by_its_steps_alone(num_steps: int, is_ended: bool) -> None:
     handle = Movable()
     handle.num_in_flight, handle.num_steps = 1, num_steps
@@ -204,3 +203,47 @@ async def test_a_chunk_in_flight_is_ended_by_its_steps_alone(num_steps: int, is_
 def test_the_limits_are_the_settings() -> None:
     limits = StallLimits.from_settings(embedded(max_stall_s=7, max_preprocess_s=100))
     assert limits == StallLimits(request_s=7, pool_s=107)
+
+
+def test_the_limits_are_the_settings_own_where_nothing_is_set() -> None:
+    assert StallLimits() == StallLimits.from_settings(embedded()) == StallLimits(60.0, 660.0)
+
+
+@pytest.mark.parametrize(("is_waiting", "ended_at"), [(False, 4), (True, 17)])
+async def test_what_threads_finish_counts_only_for_a_request_that_waits_for_them(
+    is_waiting: bool, ended_at: int
+) -> None:
+    pool: Any = SimpleNamespace(stats=SimpleNamespace(finished=0))
+    watch = StallWatch(cast("RequestHandle", Movable()), pool, StallLimits(request_s=4.0, pool_s=8.0))
+    with watch.waiting_for_pool() if is_waiting else nullcontext():
+        for _ in range(ended_at):
+            pool.stats.finished = min(10, pool.stats.finished + 1)
+            watch._on_tick(1.0)
+        with pytest.raises(RequestStalled):
+            watch._on_tick(1.0)
+
+
+@pytest.mark.parametrize(("request_s", "tick_s"), [(60.0, 1.0), (4.0, 1.0), (2.0, 0.5)])
+async def test_a_watch_ticks_each_second_and_at_least_four_times_in_its_limit(
+    request_s: float, tick_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_s: list[float] = []
+    monkeypatch.setattr(
+        asyncio.get_running_loop(), "call_later", lambda delay_s, begin: after_s.append(delay_s)
+    )
+    pool: Any = None
+    watch = StallWatch(cast("RequestHandle", Movable()), pool, StallLimits(request_s=request_s))
+    watch.start(cast("asyncio.TaskGroup", None), [])
+    assert after_s == [tick_s]
+
+
+async def test_a_stopped_watch_ends_nothing() -> None:
+    pool: Any = None
+    watch = StallWatch(cast("RequestHandle", Movable()), pool, StallLimits(request_s=0.004))
+    never = asyncio.create_task(asyncio.Event().wait())
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        watch.start(group, [never])
+        while isinstance(watch._watching, asyncio.TimerHandle):
+            await asyncio.sleep(0)
+        watch.stop()
+    never.cancel()
