@@ -14,6 +14,7 @@ from asr_server.audio.decoder import CannotOpen, Decoder
 from asr_server.audio.decoders import open_native, sniff
 from asr_server.audio.ffmpeg_decoder import FfmpegDecoder
 from asr_server.audio.sndfile import SndfileDecoder
+from asr_server.audio.wav import WavDecoder
 from asr_server.errors import InvalidAudio
 from tests.audio.audio_files import (
     FORMATS,
@@ -210,6 +211,30 @@ def test_content_decides_and_not_the_name(tmp_path: Path) -> None:
         fd = os.open(path.rename(tmp_path / "upload"), os.O_RDONLY)
         assert sniff(fd) == family
         os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("head", "family"),
+    [
+        *((kind + bytes(4) + b"WAVE", "wav") for kind in (b"RIFF", b"RF64", b"BW64")),
+        *((b"FORM" + bytes(4) + kind, "sndfile") for kind in (b"AIFF", b"AIFC")),
+        *((b"fLaC", "sndfile"), (b"\xff\xfb", "sndfile"), (b"ID3\x04\0\0\0\0\0\1x\xff\xfb", "sndfile")),
+        *((b"RIFF" + bytes(4) + b"AVI ", "ffmpeg"), (b"XXXX" + bytes(4) + b"WAVE", "ffmpeg")),
+        *((b"FORM" + bytes(4) + b"8SVX", "ffmpeg"), (b"XXXX" + bytes(4) + b"AIFF", "ffmpeg")),
+        *((b"\xff", "ffmpeg"), (b"\xff\xf1", "ffmpeg"), (b"\xfe\xfb", "ffmpeg")),
+    ],
+)
+def test_a_family_is_known_by_the_first_bytes(tmp_path: Path, head: bytes, family: str) -> None:
+    (tmp_path / "upload").write_bytes(head)
+    assert sniff(opened(tmp_path / "upload")) == family
+
+
+def test_each_family_has_its_decoder(tmp_path: Path) -> None:
+    for name, kind in (("a.wav", WavDecoder), ("a.flac", SndfileDecoder), ("a.m4a", type(None))):
+        decoder = open_native(opened(make(tmp_path, name, voice(48_000, 1, 1.0), 48_000)))
+        assert type(decoder) is kind
+        if decoder is not None:
+            decoder.close()
 
 
 def test_an_id3_tag_with_cover_art_hides_no_mp3(tmp_path: Path) -> None:

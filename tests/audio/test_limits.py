@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
+import soundfile
 
 from asr_server.audio.limits import AudioLimits
+from asr_server.audio.recording import Recording
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import Settings
-from asr_server.errors import AudioTooLong, InvalidAudio, RequestError, SampleRateTooHigh, TooManyChannels
+from asr_server.core import SAMPLE_RATE
+from asr_server.errors import (
+    AudioTooLong,
+    AudioTooShort,
+    InvalidAudio,
+    RequestError,
+    SampleRateTooHigh,
+    TooManyChannels,
+)
 
 LIMITS = AudioLimits(
     max_audio_s=10.0, max_decoded_bytes=100, max_sample_rate=48_000, max_channels=2, max_preprocess_s=3.0
@@ -54,3 +67,14 @@ def test_chunks_fill_the_window_or_what_the_settings_say() -> None:
     settings = Settings(max_chunk_s=8.0, max_channels=5)
     limits = AudioLimits.from_settings(settings, AudioWindow())
     assert (limits.chunk_samples, limits.max_channels) == (128_000, 5)
+
+
+def test_a_tenth_of_a_second_is_enough(tmp_path: Path) -> None:
+    for num_samples, is_enough in ((1600, True), (1599, False)):
+        soundfile.write(tmp_path / "a.wav", np.zeros(num_samples), SAMPLE_RATE)
+        with Recording(tmp_path / "a.wav") as recording:
+            if is_enough:
+                assert recording.next_slice().finished
+            else:
+                with pytest.raises(AudioTooShort, match=r"0\.0999375 s long; at least 0\.1 s are needed"):
+                    recording.next_slice()

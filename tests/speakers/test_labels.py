@@ -73,3 +73,19 @@ def test_in_a_pause_the_nearest_is_who_ended_last_not_who_began_last() -> None:
 
 def test_where_nobody_was_found_text_has_a_speaker_all_the_same() -> None:
     assert [part.speaker for part in label_segments([segment(("one", 0.1, 1.0))], [], bytes_of)] == ["A"]
+
+
+def test_all_turns_of_a_person_within_a_word_count_together() -> None:
+    turns = [Turn(0, 0.4, "A"), Turn(0.4, 1.0, "B"), Turn(1.0, 1.4, "A")]
+    assert SpeakerOfTime(turns).of(0, 2) == "A"
+    assert SpeakerOfTime([*turns[1:], Turn(1.4, 1.6, "A")]).of(0, 2) == "B", "0.6 s each: the last speaker"
+
+
+def test_the_last_speaker_keeps_a_word_unless_another_has_a_twentieth_of_a_second_more() -> None:
+    for more_s, speaker in ((0.04, "A"), (0.06, "B")):
+        speakers = SpeakerOfTime([Turn(0, 2, "A"), Turn(2, 4, "B")])
+        assert speakers.of(1, 1.5) == "A"
+        assert speakers.of(1.5, 2.5 + more_s) == speaker
+    pause = SpeakerOfTime([Turn(0, 2.0, "A"), Turn(2.05, 3, "B")])
+    assert pause.of(2.03, 2.05) == "A"
+    assert pause.of(2.03, 2.04) == "A"

@@ -1,8 +1,11 @@
 import asyncio
 
+import msgspec
 import pytest
 
-from asr_server.transcription.language_detector import MAX_VOTES, LanguageDetector
+from asr_server.transcription.language_detector import LanguageDetector
+from asr_server.transcription.segments import DecodedPart
+from tests.fake_replica import say
 
 
 async def waiting(detector: LanguageDetector) -> asyncio.Task[str | None]:
@@ -48,7 +51,7 @@ async def test_the_votes_of_several_doubtful_chunks_are_summed_as_logarithms() -
 
 async def test_the_votes_are_bounded() -> None:
     detector = LanguageDetector(None)
-    for _ in range(MAX_VOTES):
+    for _ in range(4):
         assert await detector.next_language() is None
         detector.on_probabilities({"en": 0.34, "de": 0.33, "fr": 0.33})
         detector.on_decoded("en")
@@ -100,3 +103,44 @@ async def test_a_late_conclusion_does_not_take_a_confident_choice_back() -> None
     detector.on_probabilities({"en": 0.9, "de": 0.1})
     detector.on_decoded(None)
     assert detector.code == "en"
+
+
+def concluded(detector: LanguageDetector) -> list[str | None]:
+    """Return the language in a list, or an empty list where it is still waited for."""
+    waiting = detector.conclusion().__await__()
+    try:
+        next(waiting)
+    except StopIteration as end:
+        return [end.value]
+    waiting.close()
+    return []
+
+
+async def test_the_conclusion_waits_for_the_last_vote_and_no_longer() -> None:
+    assert concluded(LanguageDetector("de")) == ["de"]
+    unheard = LanguageDetector(None)
+    assert concluded(unheard) == []
+    unheard.on_all_sent()
+    assert concluded(unheard) == [None], "no chunk was sent"
+    for language in ("en", None):
+        detector = LanguageDetector(None)
+        await detector.next_language()
+        detector.on_probabilities({"en": 0.4, "de": 0.3, "fr": 0.3})
+        detector.on_decoded(language)
+        assert concluded(detector) == []
+        detector.on_all_sent()
+        assert concluded(detector) == [detector.code] == [language]
+
+
+def test_parts_have_the_language_of_the_file_unless_each_chunk_has_its_own() -> None:
+    parts = [
+        DecodedPart(0.0, 1.0, msgspec.structs.replace(say(), language=code), (), 0) for code in ("fr", "es")
+    ]
+    for code, per_chunk, expected in ((None, True, "fr"), (None, False, None), ("de", True, "de")):
+        detector = LanguageDetector(code, per_chunk=per_chunk)
+        assert detector.of(parts) == expected
+        assert detector.of([]) == code
+
+
+def test_a_model_that_gives_no_language_any_probability_names_one() -> None:
+    assert LanguageDetector(None).on_probabilities({"en": 0.0, "de": 0.0}) == "en"

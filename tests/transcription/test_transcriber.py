@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from asr_server.audio.recording import Recording
-from asr_server.core import DecodingOptions
+from asr_server.audio.recording import Cancelled, Recording
+from asr_server.core import Chunk, DecodingOptions
 from asr_server.errors import InvalidAudio
+from asr_server.transcription import Transcriber
+from tests.fake_replica import noise, say, wav
 from tests.memory_file import MemoryFile
-from tests.transcription.running_app import ENGLISH, THREE_CHUNKS, RunningApp, two_channels, until
+from tests.speech import say as speak
+from tests.transcription.running_app import ENGLISH, THREE_CHUNKS, TOKENIZER, RunningApp, two_channels, until
+from tests.vocabulary import make_tokenizer, words
 
 
 async def test_what_is_no_audio_raises_what_it_is(app: RunningApp) -> None:
@@ -76,3 +83,56 @@ async def test_cancelling_a_request_cancels_its_chunks_and_closes_its_recording(
         await running
     assert len(app.replica.cancelled) == 1
     assert app.dispatcher.num_chunks == 0
+
+
+async def test_leaving_a_request_closes_its_recording_and_ends_its_tasks(app: RunningApp) -> None:
+    app.replica.holding = True
+    recording = Recording(MemoryFile(THREE_CHUNKS))
+    async with app.transcriber.transcribe(recording, ENGLISH):
+        pass
+    with pytest.raises(Cancelled):
+        recording.next_slice()
+
+
+async def test_doubtful_text_over_noise_is_dropped_unless_no_voice_is_looked_for(app: RunningApp) -> None:
+    app.answer = lambda submit: say(*words("1"), avg_logprob=-0.9)
+    for checks_voice, text in ((True, ""), (False, "one")):
+        app.transcriber.check_voice = checks_voice
+        assert (await app.transcribe(wav(noise(3))))[1].text == text
+    assert Transcriber(app.dispatcher, app.pool, TOKENIZER).check_voice
+
+
+async def test_split_channels_without_text_are_not_read_again(app: RunningApp) -> None:
+    app.answer = lambda submit: say()
+    speech = speak("1234").samples
+    sound = np.stack([speech, speech / 2], axis=1)
+    for speakers, num_requests in ((("ann", "bob"), 1), ((), 3)):
+        app.replica.submits.clear()
+        await app.transcribe(wav(sound), speakers=speakers)
+        assert len({submit.id.request_id for submit in app.replica.submits}) == num_requests
+
+
+async def test_a_chunk_of_live_speech_goes_before_files(
+    app: RunningApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[bool] = []
+    open_request = app.dispatcher.open
+
+    def noted(request_id: str, is_live: bool) -> object:
+        opened.append(is_live)
+        return open_request(request_id, is_live)
+
+    monkeypatch.setattr(app.dispatcher, "open", noted)
+    delta = await app.transcriber.transcribe_chunk(Chunk(0, 0, noise(3)), ENGLISH)
+    assert (delta.text, opened) == ("zero", [True])
+    await app.transcribe(wav(noise(3)))
+    assert opened == [True, False]
+
+
+async def test_a_model_translates_if_it_has_several_languages_and_the_task(app: RunningApp) -> None:
+    def can_translate(tokenizer: Any) -> bool:
+        return Transcriber(app.dispatcher, app.pool, tokenizer).can_translate
+
+    assert can_translate(TOKENIZER)
+    assert not can_translate(make_tokenizer(("en",)))
+    assert not can_translate(SimpleNamespace(specials=replace(TOKENIZER.specials, translate=None)))
