@@ -89,3 +89,20 @@ def test_the_last_speaker_keeps_a_word_unless_another_has_a_twentieth_of_a_secon
     pause = SpeakerOfTime([Turn(0, 2.0, "A"), Turn(2.05, 3, "B")])
     assert pause.of(2.03, 2.05) == "A"
     assert pause.of(2.03, 2.04) == "A"
+
+
+def test_a_word_before_the_first_turn_is_compared_with_all() -> None:
+    assert SpeakerOfTime([Turn(1, 2.5, "A"), Turn(2.6, 3.4, "B")]).of(0.5, 3.5) == "A"
+    assert SpeakerOfTime([Turn(0, 1, "A"), Turn(5, 6, "B")]).of(2.0, 2.2) == "A"
+
+
+def test_a_split_segment_lasts_as_long_as_the_whole_one() -> None:
+    whole = msgspec.structs.replace(segment(("one", 0.1, 1.0), ("two", 2.3, 3.0)), start_s=0.0, end_s=3.5)
+    parts = label_segments([whole], TURNS, lambda _: b" one two")
+    assert [(part.start_s, part.end_s) for part in parts] == [(0.0, 1.0), (2.3, 3.5)]
+
+
+def test_a_token_of_two_speakers_words_is_the_first_ones() -> None:
+    whole = msgspec.structs.replace(segment(("one", 0.1, 1.0), ("two", 2.3, 3.0)), tokens=(1,))
+    parts = label_segments([whole], TURNS, lambda _: b" one two")
+    assert [part.tokens for part in parts] == [(1,), ()]
