@@ -30,7 +30,7 @@ from asr_server.channel.messages import ChunkTimes, Submit
 from asr_server.core import TEMPERATURE_LADDER, ChunkResult, DroppedReason
 
 ReadAgainReason = Literal[
-    "unread_tail", "speech_passed_over", "prompt_repeated", "language_outvoted", "replica_lost"
+    "unread_tail", "speech_passed_over", "uncut", "prompt_repeated", "language_outvoted", "replica_lost"
 ]
 RestartReason = Literal["exited", "frozen", "hung", "not_ready", "failed_start"]
 UNKNOWN_LANGUAGE: Final = "unknown"

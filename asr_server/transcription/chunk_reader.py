@@ -22,7 +22,7 @@ import msgspec
 
 from asr_server.audio.pool import PreprocessPool
 from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.core import Chunk, ChunkResult, DecodingOptions, DroppedReason, TranscriptDelta
+from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, DroppedReason, TranscriptDelta
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.transcription import voice_check
 from asr_server.transcription.language_detector import LanguageDetector
@@ -38,8 +38,10 @@ from asr_server.transcription.segments import (
     DecodedPart,
     Span,
     decode_part,
+    ending_at,
     in_two,
     part_without_text,
+    rest_of,
     spans_of,
     unread_tail,
     with_dropped,
@@ -157,6 +159,27 @@ class _Reading:
         self.parts.append(part)
         self.previous_text.add(part)
 
+    def sent(self) -> list[DecodedPart]:
+        """Return the parts up to the end of what a client may have."""
+        sent = self.progress.parts
+        if not any(part.spans for part in sent):
+            return []
+        parts, num_spans = self.parts[: len(sent)], len(sent[-1].spans)
+        spans = parts[-1].spans
+        end_s = spans[num_spans - 1].end_s if num_spans else 0.0
+        return [*parts[:-1], ending_at(parts[-1], num_spans, end_s)]
+
+    def has_dropped_since(self, start_s: float) -> bool:
+        return any(each.start_s >= start_s for part in self.parts for each in part.dropped)
+
+    def unread(self) -> Chunk:
+        [chunk] = self.spoken.pieces
+        if not self.parts:
+            return chunk
+        last = self.parts[-1]
+        assert last.tail_s is not None
+        return rest_of(chunk, round((last.start_s + last.tail_s) * SAMPLE_RATE) - chunk.start_sample)
+
     def prompt(self, tokenizer: Tokenizer) -> set[str]:
         return set() if self.is_prompt_repeated else said_in(self.parts, tokenizer)
 
@@ -230,7 +253,34 @@ class ChunkReader:
         reading = _Reading(spoken, progress, previous_text, count(first_part), deque(spoken.pieces))
         while reading.pieces:
             options = await self._read_piece(reading.pieces.popleft(), options, reading)
+            if (uncut := await self._read_uncut(options, reading)) is not None:
+                return uncut
         return reading.parts
+
+    async def _read_uncut(self, options: DecodingOptions, reading: _Reading) -> list[DecodedPart] | None:
+        """Read a chunk that lost text in one piece; None if that is in doubt too.
+
+        Under loud music the detector is deaf, but the model is surer of half a minute than of a piece.
+        """
+        if (spoken := reading.spoken.uncut) is None:
+            return None
+        previous_text = PreviousText(self.options.prompt_tokens)
+        again = _Reading(spoken, ChunkProgress(), previous_text, reading.numbers, deque())
+        for part in reading.sent():
+            again.add(part)
+        chunk = again.unread()
+        if not reading.has_dropped_since(chunk.start_s):
+            return None
+        self.handle.stats.on_read_again("uncut")
+        result = await self._result(chunk, self._options_of_part(options, again, is_last=False), again)
+        if not voice_check.is_trusted(result, self.tokenizer.decode(result.tokens), chunk.duration_s):
+            return None
+        part = decode_part(chunk, result, options, self.tokenizer)
+        again.add(part)
+        tail = self._rest(chunk, part, part, again)
+        if tail is not None:
+            await self._read_piece(tail, options, again)
+        return again.parts
 
     async def _read_piece(self, piece: Chunk, options: DecodingOptions, reading: _Reading) -> DecodingOptions:
         tail: Chunk | None = piece

@@ -28,9 +28,12 @@ from asr_server.audio.voice import (
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, Samples
 from asr_server.levels import Stretch, joined
 from asr_server.transcription.segments import FRAMES_PER_S, DecodedPart, Span, ending_at, rest_of
+from asr_server.transcription.words import num_letters
 
 DOUBTFUL_LOGPROB: Final = -0.6
 DOUBTFUL_NO_SPEECH: Final = 0.2
+SURE_LOGPROB: Final = -0.4  # what is invented for music is often one probable short sentence
+FULL_LETTERS_PER_S: Final = 3.5  # a quarter of a reader's
 LEAD_S: Final = 0.3  # before speech that was passed over
 MIN_ADVANCE_S: Final = 0.5  # from a chunk's start to where it is read again: the same audio has the same text
 SURELY_S: Final = 0.5  # of certain speech: Whisper's own judgement counts no more
@@ -41,6 +44,7 @@ MARGIN_S: Final = 0.2
 MIN_SILENCE_S: Final = 0.4  # that parts words
 NO_SPEECH_S: Final = 3.0  # of sound in which nobody may be speaking, at least: it is not given to the model,
 KEPT_S: Final = 1.0  # but for this much beside speech
+LOUD: Final = 0.5  # of the level of the rest
 
 
 class SpokenChunk(msgspec.Struct, frozen=True):
@@ -49,6 +53,7 @@ class SpokenChunk(msgspec.Struct, frozen=True):
     pieces: Sequence[Chunk]
     possible_s: Sequence[Stretch] = ()
     certain_s: Sequence[Stretch] = ()
+    whole: Chunk | None = None  # where the pieces leave out much sound
 
     def since(self, start_s: float) -> SpokenChunk:
         """Return the stretches on a clock that begins at `start_s`."""
@@ -57,6 +62,11 @@ class SpokenChunk(msgspec.Struct, frozen=True):
             for stretches_s in (self.possible_s, self.certain_s)
         )
         return SpokenChunk(self.pieces, possible_s, certain_s)
+
+    @property
+    def uncut(self) -> SpokenChunk | None:
+        """The chunk in one piece, with no stretch taken for silence; None if it is in one."""
+        return None if self.whole is None else SpokenChunk([self.whole], (), self.certain_s)
 
     def certain_within(self, start_s: float, end_s: float) -> list[Stretch]:
         clipped = [(max(start_s, first_s), min(end_s, last_s)) for first_s, last_s in self.certain_s]
@@ -77,7 +87,22 @@ async def listen(chunk: Chunk, pool: PreprocessPool) -> SpokenChunk:
     possible_s = spoken.since(chunk.start_s).possible_s
     pieces_s = _pieces_s(possible_s, chunk.duration_s) if possible_s else []
     pieces = [_between(chunk, start_s, end_s) for start_s, end_s in pieces_s] or [chunk]
-    return msgspec.structs.replace(spoken, pieces=pieces)
+    whole = chunk if _holds_sound_between(pieces, chunk) else None
+    return msgspec.structs.replace(spoken, pieces=pieces, whole=whole)
+
+
+def _holds_sound_between(pieces: Sequence[Chunk], chunk: Chunk) -> bool:
+    left_out = np.ones(len(chunk.samples), bool)
+    for piece in pieces:
+        first = piece.start_sample - chunk.start_sample
+        left_out[first : first + len(piece.samples)] = False
+    if not left_out.any():
+        return False
+    return _level(chunk.samples[left_out]) >= LOUD * _level(chunk.samples[~left_out])
+
+
+def _level(samples: Samples) -> float:
+    return float(np.std(samples))
 
 
 async def _listened(chunk: Chunk, pool: PreprocessPool) -> SpokenChunk:
@@ -192,8 +217,20 @@ async def is_surely_speech(chunk: Chunk, pool: PreprocessPool) -> bool:
 
 
 def _is_doubtful(span: Span, part: DecodedPart) -> bool:
-    is_improbable = float(np.mean(span.logprobs)) < DOUBTFUL_LOGPROB
-    return is_improbable or part.result.no_speech_prob > DOUBTFUL_NO_SPEECH
+    return _are_doubtful(span.logprobs, part.result)
+
+
+def is_trusted(result: ChunkResult, text: str, duration_s: float) -> bool:
+    """Return whether the model is sure of a text, or surer still of one that fills its time."""
+    if not result.logprobs:
+        return False
+    is_full = num_letters(text) >= FULL_LETTERS_PER_S * duration_s
+    is_probable = float(np.mean(result.logprobs)) >= SURE_LOGPROB
+    return (is_full and is_probable) or not _are_doubtful(result.logprobs, result)
+
+
+def _are_doubtful(logprobs: Sequence[float], result: ChunkResult) -> bool:
+    return float(np.mean(logprobs)) < DOUBTFUL_LOGPROB or result.no_speech_prob > DOUBTFUL_NO_SPEECH
 
 
 def _samples_of(span: Span, chunk: Chunk) -> Samples:
