@@ -83,7 +83,14 @@ def test_a_server_starts_with_every_reason_at_0_and_figures_of_its_process() -> 
         "asr_chunks_transcribed_total": ladder,
         "asr_fallbacks_total": ladder - {"0"},
         "asr_chunks_read_again_total": {
-            *("unread_tail", "speech_passed_over", "prompt_repeated", "language_outvoted", "replica_lost"),
+            *(
+                "unread_tail",
+                "speech_passed_over",
+                "uncut",
+                "prompt_repeated",
+                "language_outvoted",
+                "replica_lost",
+            ),
         },
         "asr_segments_dropped_total": {"judged_silence", "no_voice", "echo"},
         "asr_chunks_failed_total": {"engine_error", "replicas_ended", "no_engine", "shutting_down"},

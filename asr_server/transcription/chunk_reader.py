@@ -4,14 +4,12 @@ A part is one reading: first of the whole chunk, then of each unread tail. A chu
 speech is read in pieces, and so is a segment that leaves speech out. A part that repeats a sentence of its
 prompt is read again without it, and may detect its language.
 
-`ChunkProgress` holds the final text of a chunk under way, which a stream never takes back. A replica
-reports plausible closed segments (`EarlyResult`). They stay: if the rest fails or another replica takes
-over, the part ends with them, and the audio behind is the next part.
+Pieces that lose text beside much sound that nobody was given are read again in one: under loud music the
+detector is deaf, but the model is surer of half a minute than of a piece.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +20,10 @@ import msgspec
 
 from asr_server.audio.pool import PreprocessPool
 from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, DroppedReason, TranscriptDelta
+from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, DroppedReason
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.transcription import voice_check
+from asr_server.transcription.chunk_progress import ChunkProgress, EarlyResults
 from asr_server.transcription.language_detector import LanguageDetector
 from asr_server.transcription.missed_speech import (
     holds_gap_with_speech,
@@ -51,92 +50,6 @@ from asr_server.transcription.segments import (
 from asr_server.transcription.stall_watch import StallWatch
 from asr_server.transcription.voice_check import SpokenChunk
 
-NOTHING_SENT: Final = TranscriptDelta("", (), (), None, 0, 0, 0.0)
-
-
-class ChunkProgress:
-    """A chunk under way: its finished parts, and the final segments of the next."""
-
-    def __init__(self) -> None:
-        self.parts: list[DecodedPart] = []
-        self._finished = asyncio.Event()
-        self._changed = asyncio.Event()
-        self._has_begun = asyncio.Event()
-
-    def report(self, parts: list[DecodedPart]) -> None:
-        self.parts = parts
-        self._changed.set()
-        self._has_begun.set()
-
-    def finish(self, parts: list[DecodedPart]) -> None:
-        self._finished.set()
-        self.report(parts)
-
-    def num_spans(self, part: int) -> int:
-        return len(self.parts[part].spans) if part < len(self.parts) else 0
-
-    def on_wait_for_others(self) -> None:
-        """End `first_text`: this chunk waits for others, so they must not wait for it."""
-        self._has_begun.set()
-
-    async def first_text(self) -> None:
-        """Wait for the first report, the end, or until others go first."""
-        await self._has_begun.wait()
-
-    async def is_finished(self) -> bool:
-        """Wait for more; return whether all is read. For one waiter only."""
-        await self._changed.wait()
-        self._changed.clear()
-        return self._finished.is_set()
-
-    async def result(self) -> list[DecodedPart]:
-        await self._finished.wait()
-        return self.parts
-
-
-class EarlyResults:
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.last: ChunkResult | None = None
-        self._tokenizer = tokenizer
-
-    def add(self, result: ChunkResult) -> bool:
-        """Take a report; return False if it does not continue the last, as from another replica."""
-        if not self._is_beginning_of(result):
-            return False
-        self.last = result
-        return True
-
-    def keep(self, result: ChunkResult, options: DecodingOptions) -> ChunkResult:
-        """Return the result, or the last report if the result would retract it."""
-        if self.last is None or not self._is_beginning_of(result):
-            return self.last or result
-        return self._with_times_of(result, self.last) if result.is_silence(options) else result
-
-    def _with_times_of(self, result: ChunkResult, last: ChunkResult) -> ChunkResult:
-        num_text = sum(map(self._tokenizer.is_text, last.tokens))
-        return msgspec.structs.replace(
-            last,
-            token_times_s=result.token_times_s[: num_text + 1],
-            token_peaks_s=result.token_peaks_s[:num_text],
-            pauses_s=result.pauses_s,
-        )
-
-    def _is_beginning_of(self, result: ChunkResult) -> bool:
-        last = self.last
-        return last is None or result.tokens[: len(last.tokens)] == last.tokens
-
-
-def not_yet_sent(sent: TranscriptDelta, whole: TranscriptDelta) -> TranscriptDelta:
-    assert whole.text.startswith(sent.text), "a delta is final when it is sent"
-    return msgspec.structs.replace(
-        whole,
-        text=whole.text[len(sent.text) :],
-        logprobs=whole.logprobs[len(sent.logprobs) :],
-        num_audio_tokens=whole.num_audio_tokens - sent.num_audio_tokens,
-        num_text_tokens=whole.num_text_tokens - sent.num_text_tokens,
-    )
-
-
 MAX_PARTS: Final = 8  # tries at one piece's unread tails
 SECOND_READING: Final = 1000  # the number of its first part, above those of any first reading
 
@@ -148,8 +61,10 @@ class _Reading:
     previous_text: PreviousText
     numbers: Iterator[int]  # of its parts
     pieces: deque[Chunk]  # not read yet
+    prompt_before: tuple[int, ...]  # its first part's
     parts: list[DecodedPart] = field(default_factory=list)
     is_prompt_repeated: bool = False  # by the last part: the next one is read without it
+    doubted_from_s: float | None = None  # in the file: uncut from there, the text was in doubt
     completed_to_s: float = 0.0  # in the file: audio before is not read again for what a segment leaves out
 
     def is_completed(self, part: DecodedPart) -> bool:
@@ -159,26 +74,33 @@ class _Reading:
         self.parts.append(part)
         self.previous_text.add(part)
 
-    def sent(self) -> list[DecodedPart]:
-        """Return the parts up to the end of what a client may have."""
+    def in_one_piece(self) -> tuple[_Reading, Chunk] | None:
+        """Return a reading up to what a client may have, and the rest uncut, if that lost text."""
+        spoken = self.spoken.uncut
+        if spoken is None:
+            return None
+        previous_text = PreviousText(self.prompt_before)
+        again = _Reading(spoken, ChunkProgress(), previous_text, self.numbers, deque(), self.prompt_before)
+        [rest] = spoken.pieces
+        for part in self._sent():
+            again.add(part)
+            rest = _from(rest, part.start_s + (part.tail_s or 0.0))
+        return (again, rest) if self._has_lost_text(rest) else None
+
+    def _sent(self) -> list[DecodedPart]:
+        """Return the parts that a client may have, the last one as far as it may."""
         sent = self.progress.parts
         if not any(part.spans for part in sent):
             return []
-        parts, num_spans = self.parts[: len(sent)], len(sent[-1].spans)
-        spans = parts[-1].spans
-        end_s = spans[num_spans - 1].end_s if num_spans else 0.0
-        return [*parts[:-1], ending_at(parts[-1], num_spans, end_s)]
+        *before, last = self.parts[: len(sent)]
+        num_spans = len(sent[-1].spans)
+        return [*before, ending_at(last, num_spans, last.spans[num_spans - 1].end_s if num_spans else 0.0)]
 
-    def has_dropped_since(self, start_s: float) -> bool:
-        return any(each.start_s >= start_s for part in self.parts for each in part.dropped)
-
-    def unread(self) -> Chunk:
-        [chunk] = self.spoken.pieces
-        if not self.parts:
-            return chunk
-        last = self.parts[-1]
-        assert last.tail_s is not None
-        return rest_of(chunk, round((last.start_s + last.tail_s) * SAMPLE_RATE) - chunk.start_sample)
+    def _has_lost_text(self, rest: Chunk) -> bool:
+        if rest.start_s == self.doubted_from_s:
+            return False
+        dropped = (each for part in self.parts for each in part.dropped if each.reason != "echo")
+        return any(rest.start_s <= each.start_s < rest.start_s + rest.duration_s for each in dropped)
 
     def prompt(self, tokenizer: Tokenizer) -> set[str]:
         return set() if self.is_prompt_repeated else said_in(self.parts, tokenizer)
@@ -191,6 +113,10 @@ class _Reading:
         if until_repetition(early, self.prompt(tokenizer), tokenizer) is not None:
             return True
         return without_echoes(early, self.last_letters(tokenizer), self.spoken, tokenizer) != early
+
+
+def _from(chunk: Chunk, start_s: float) -> Chunk:
+    return rest_of(chunk, round(start_s * SAMPLE_RATE) - chunk.start_sample)
 
 
 @dataclass(eq=False)
@@ -250,37 +176,35 @@ class ChunkReader:
         previous_text = PreviousText(self.options.prompt_tokens)
         if options.condition_on_previous_text:
             previous_text = self._previous_texts[spoken.pieces[0].channel]
-        reading = _Reading(spoken, progress, previous_text, count(first_part), deque(spoken.pieces))
+        reading = _Reading(
+            spoken, progress, previous_text, count(first_part), deque(spoken.pieces), previous_text.tokens
+        )
         while reading.pieces:
             options = await self._read_piece(reading.pieces.popleft(), options, reading)
-            if (uncut := await self._read_uncut(options, reading)) is not None:
-                return uncut
+            if (again := reading.in_one_piece()) is None:
+                continue
+            uncut, rest = again
+            if await self._read_uncut(uncut, rest, language):
+                previous_text.tokens = uncut.previous_text.tokens
+                return uncut.parts
+            reading.doubted_from_s = rest.start_s
         return reading.parts
 
-    async def _read_uncut(self, options: DecodingOptions, reading: _Reading) -> list[DecodedPart] | None:
-        """Read a chunk that lost text in one piece; None if that is in doubt too.
-
-        Under loud music the detector is deaf, but the model is surer of half a minute than of a piece.
-        """
-        if (spoken := reading.spoken.uncut) is None:
-            return None
-        previous_text = PreviousText(self.options.prompt_tokens)
-        again = _Reading(spoken, ChunkProgress(), previous_text, reading.numbers, deque())
-        for part in reading.sent():
-            again.add(part)
-        chunk = again.unread()
-        if not reading.has_dropped_since(chunk.start_s):
-            return None
+    async def _read_uncut(self, reading: _Reading, rest: Chunk, language: str | None) -> bool:
+        """Read the rest of a chunk as one part, and its tail; return False if the text is in doubt."""
         self.handle.stats.on_read_again("uncut")
-        result = await self._result(chunk, self._options_of_part(options, again, is_last=False), again)
-        if not voice_check.is_trusted(result, self.tokenizer.decode(result.tokens), chunk.duration_s):
-            return None
-        part = decode_part(chunk, result, options, self.tokenizer)
-        again.add(part)
-        tail = self._rest(chunk, part, part, again)
+        options = msgspec.structs.replace(self.options, language=language or self.language.code)
+        options = self._options_of_part(options, reading, is_last=False)
+        result = await self._result(rest, options, reading)
+        if not voice_check.is_trusted(result, self.tokenizer.decode(result.tokens), rest.duration_s):
+            return False
+        decoded = decode_part(rest, result, options, self.tokenizer)
+        part = await self._until_missed_speech(decoded, rest, reading, num_sent=0)
+        reading.add(part)
+        tail = self._rest(rest, part, decoded, reading)
         if tail is not None:
-            await self._read_piece(tail, options, again)
-        return again.parts
+            await self._read_piece(tail, self._next_options(options, result), reading)
+        return True
 
     async def _read_piece(self, piece: Chunk, options: DecodingOptions, reading: _Reading) -> DecodingOptions:
         tail: Chunk | None = piece

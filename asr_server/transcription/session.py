@@ -16,7 +16,8 @@ from typing import Any
 from asr_server.audio.recording import ChunkSource, DecodeSlice, Recording
 from asr_server.core import Chunk, DecodingOptions, Transcript, TranscriptDelta
 from asr_server.dispatch.queue import RequestHandle
-from asr_server.transcription.chunk_reader import NOTHING_SENT, ChunkProgress, ChunkReader, not_yet_sent
+from asr_server.transcription.chunk_progress import NOTHING_SENT, ChunkProgress, not_yet_sent
+from asr_server.transcription.chunk_reader import ChunkReader
 from asr_server.transcription.language_detector import LanguageDetector
 from asr_server.transcription.stall_watch import StallWatch
 from asr_server.transcription.transcript import TranscriptBuilder

@@ -224,9 +224,10 @@ def is_trusted(result: ChunkResult, text: str, duration_s: float) -> bool:
     """Return whether the model is sure of a text, or surer still of one that fills its time."""
     if not result.logprobs:
         return False
+    if not _are_doubtful(result.logprobs, result):
+        return True
     is_full = num_letters(text) >= FULL_LETTERS_PER_S * duration_s
-    is_probable = float(np.mean(result.logprobs)) >= SURE_LOGPROB
-    return (is_full and is_probable) or not _are_doubtful(result.logprobs, result)
+    return is_full and float(np.mean(result.logprobs)) >= SURE_LOGPROB
 
 
 def _are_doubtful(logprobs: Sequence[float], result: ChunkResult) -> bool:

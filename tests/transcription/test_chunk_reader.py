@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -211,6 +212,41 @@ async def test_where_a_client_limits_the_tokens_nothing_is_read_again(app: Runni
     options = msgspec.structs.replace(ENGLISH, max_new_tokens=10)
     _, transcript = await app.transcribe(wav(np.concatenate([first, pause, second])), options)
     assert transcript.text == "one"
+
+
+SPOKEN_S = len(speak("1").samples) / SAMPLE_RATE
+BESIDE_NOISE = wav(np.concatenate([speak("1").samples, noise(6.0), speak("2").samples]))
+
+
+def in_pieces_or(uncut: ChunkResult) -> Callable[[Submit], ChunkResult]:
+    """A model that doubts what it hears beside noise, and what it hears in the whole chunk."""
+
+    def answer(submit: Submit) -> ChunkResult:
+        if submit.id.part == 0:
+            in_noise_s = (t(SPOKEN_S + 0.3), t(SPOKEN_S + 0.9))
+            return say(
+                t(0.1), *words("1"), t(SPOKEN_S), in_noise_s[0], *words("9"), in_noise_s[1], avg_logprob=-0.9
+            )
+        return uncut if len(submit.samples) > 6 * SAMPLE_RATE else say(t(0.3), *words("2"), t(0.7))
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("uncut", "text", "dropped"),
+    [
+        (say(t(0), *words("1392"), t(7)), "one three nine two", []),
+        (say(t(0), *words("1392"), t(7), avg_logprob=-0.7), "one two", [" nine"]),
+        (say(t(0), *words("1392"), t(7), no_speech_prob=0.3), "one two", [" nine"]),
+    ],
+)
+async def test_a_chunk_that_loses_text_beside_noise_is_read_in_one_piece_too(
+    app: RunningApp, uncut: ChunkResult, text: str, dropped: list[str]
+) -> None:
+    app.answer = in_pieces_or(uncut)
+    deltas, transcript = await app.transcribe(BESIDE_NOISE, ENGLISH)
+    assert transcript.text == "".join(delta.text for delta in deltas) == text
+    assert [each.text for each in transcript.dropped] == dropped
 
 
 async def test_words_are_aligned_where_they_or_the_times_of_segments_are_shown(app: RunningApp) -> None:

@@ -15,15 +15,19 @@ from asr_server.transcription.voice_check import (
     SpokenChunk,
     drop_inventions,
     holds_doubtful,
+    is_trusted,
     listen,
     on_frame_s,
     tail_before_s,
     with_silences,
 )
+from tests.fake_replica import noise
+from tests.fake_replica import say as answer
 from tests.noises import make_noise
 from tests.speech import VOICES, digits_of, say, silence
 from tests.transcription.parts import COUGHS, LIKELY, TALK, TALK_S, UNLIKELY, part_of
 from tests.transcription.pipeline import transcribe
+from tests.vocabulary import words
 
 
 @pytest.mark.parametrize("voice", VOICES)
@@ -128,6 +132,39 @@ async def test_what_has_no_long_sound_without_speech_and_what_has_no_speech_stay
     hum = make_noise("hum", -30, 2.0)
     for sound in (np.concatenate([hum, TALK, hum, TALK, hum]), make_noise("hum", -30, 8.0)):
         assert await pieces_of(sound, 7) == [pytest.approx((7 / SAMPLE_RATE, (7 + len(sound)) / SAMPLE_RATE))]
+
+
+@pytest.mark.parametrize(("level", "is_kept"), [(0.0, False), (0.02, False), (0.2, True)])
+async def test_the_whole_chunk_is_kept_where_what_is_left_out_is_loud(level: float, is_kept: bool) -> None:
+    """The speech is at 0.05; noise is no speech at any level."""
+    talk = TALK * np.float32(0.05 / np.std(TALK))
+    sound = np.concatenate([talk, noise(6.0) * np.float32(level / 0.1), talk])
+    chunk = Chunk(0, SAMPLE_RATE, sound)
+    pool = PreprocessPool(1)
+    try:
+        spoken = await listen(chunk, pool)
+    finally:
+        pool.shutdown()
+    assert len(spoken.pieces) == 2
+    assert spoken.uncut == (SpokenChunk([chunk], (), spoken.certain_s) if is_kept else None)
+
+
+@pytest.mark.parametrize(
+    ("logprob", "no_speech_prob", "num_letters", "is_trusted_"),
+    [
+        (-0.6, 0.2, 3, True),
+        (-0.61, 0.2, 100, False),
+        (-0.41, 0.21, 100, False),
+        (-0.4, 0.21, 35, True),
+        (-0.4, 0.21, 34, False),
+    ],
+)
+def test_a_text_is_trusted_if_it_is_beyond_doubt_or_probable_and_full(
+    logprob: float, no_speech_prob: float, num_letters: int, is_trusted_: bool
+) -> None:
+    result = answer(*words("12"), avg_logprob=logprob, no_speech_prob=no_speech_prob)
+    assert is_trusted(result, "a" * num_letters, 10.0) == is_trusted_
+    assert not is_trusted(answer(), "", 10.0)
 
 
 def test_where_nobody_may_speak_is_a_pause_for_words() -> None:

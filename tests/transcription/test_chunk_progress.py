@@ -296,6 +296,23 @@ async def test_text_that_may_leave_out_a_sentence_waits_for_its_chunk(app: App) 
     assert texts == ["three one four one five nine two seven one eight"]
 
 
+async def test_what_was_sent_stands_when_the_rest_of_its_chunk_is_read_in_one_piece(app: App) -> None:
+    first, second = digits("1").samples, digits("2").samples
+    spoken_s = len(first) / SAMPLE_RATE
+    app.replica.early = say(t(0.1), *words("1"), t(spoken_s), finish_reason="length")
+    in_noise = say(t(spoken_s + 0.3), *words("9"), t(spoken_s + 0.9), avg_logprob=-0.9)
+    piece = msgspec.structs.replace(
+        in_noise,
+        tokens=app.replica.early.tokens + in_noise.tokens,
+        logprobs=app.replica.early.logprobs + in_noise.logprobs,
+    )
+    app.answers = [piece, say(t(0), *words("392"), t(6))]
+    sound = np.concatenate([first, noise(6.0), second])
+    assert await app.texts(sound=sound) == ["one", " three nine two"]
+    uncut_s = len(app.replica.submits[1].samples) / SAMPLE_RATE
+    assert uncut_s == pytest.approx(len(sound) / SAMPLE_RATE - spoken_s, abs=0.02)
+
+
 async def test_while_the_language_is_not_settled_text_waits_for_its_chunk(app: App) -> None:
     """The vote of several chunks may have it read again in another language."""
     options = msgspec.structs.replace(STREAMED, language=None)
