@@ -4,8 +4,7 @@ A part is one reading: first of the whole chunk, then of each unread tail. A chu
 speech is read in pieces, and so is a segment that leaves speech out. A part that repeats a sentence of its
 prompt is read again without it, and may detect its language.
 
-Pieces that lose text beside much sound that nobody was given are read again in one: under loud music the
-detector is deaf, but the model is surer of half a minute than of a piece.
+Pieces that lose text beside loud sound are read again as one: music deafens the detector more than the model.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class _Reading:
         self.previous_text.add(part)
 
     def in_one_piece(self) -> tuple[_Reading, Chunk] | None:
-        """Return a reading up to what a client may have, and the rest uncut, if that lost text."""
+        """Return a reading of what a client may have, and the rest uncut, if that lost text."""
         spoken = self.spoken.uncut
         if spoken is None:
             return None
@@ -88,7 +87,6 @@ class _Reading:
         return (again, rest) if self._has_lost_text(rest) else None
 
     def _sent(self) -> list[DecodedPart]:
-        """Return the parts that a client may have, the last one as far as it may."""
         sent = self.progress.parts
         if not any(part.spans for part in sent):
             return []
@@ -191,7 +189,7 @@ class ChunkReader:
         return reading.parts
 
     async def _read_uncut(self, reading: _Reading, rest: Chunk, language: str | None) -> bool:
-        """Read the rest of a chunk as one part, and its tail; return False if the text is in doubt."""
+        """Return False if the text is in doubt."""
         self.handle.stats.on_read_again("uncut")
         options = msgspec.structs.replace(self.options, language=language or self.language.code)
         options = self._options_of_part(options, reading, is_last=False)

@@ -44,7 +44,7 @@ MARGIN_S: Final = 0.2
 MIN_SILENCE_S: Final = 0.4  # that parts words
 NO_SPEECH_S: Final = 3.0  # of sound in which nobody may be speaking, at least: it is not given to the model,
 KEPT_S: Final = 1.0  # but for this much beside speech
-LOUD: Final = 0.5  # of the level of the rest
+LOUD: Final = 0.5  # of the level of the pieces: what lies between them may hide speech
 
 
 class SpokenChunk(msgspec.Struct, frozen=True):
@@ -65,7 +65,6 @@ class SpokenChunk(msgspec.Struct, frozen=True):
 
     @property
     def uncut(self) -> SpokenChunk | None:
-        """The chunk in one piece, with no stretch taken for silence; None if it is in one."""
         return None if self.whole is None else SpokenChunk([self.whole], (), self.certain_s)
 
     def certain_within(self, start_s: float, end_s: float) -> list[Stretch]:
@@ -86,23 +85,19 @@ async def listen(chunk: Chunk, pool: PreprocessPool) -> SpokenChunk:
     spoken = await _listened(chunk, pool)
     possible_s = spoken.since(chunk.start_s).possible_s
     pieces_s = _pieces_s(possible_s, chunk.duration_s) if possible_s else []
-    pieces = [_between(chunk, start_s, end_s) for start_s, end_s in pieces_s] or [chunk]
-    whole = chunk if _holds_sound_between(pieces, chunk) else None
-    return msgspec.structs.replace(spoken, pieces=pieces, whole=whole)
+    if not pieces_s or pieces_s == [(0.0, chunk.duration_s)]:
+        return spoken
+    pieces = [_between(chunk, start_s, end_s) for start_s, end_s in pieces_s]
+    is_loud = await pool.run(_is_loud_between, pieces, chunk)
+    return msgspec.structs.replace(spoken, pieces=pieces, whole=chunk if is_loud else None)
 
 
-def _holds_sound_between(pieces: Sequence[Chunk], chunk: Chunk) -> bool:
-    left_out = np.ones(len(chunk.samples), bool)
+def _is_loud_between(pieces: Sequence[Chunk], chunk: Chunk) -> bool:
+    is_left_out = np.ones(len(chunk.samples), bool)
     for piece in pieces:
         first = piece.start_sample - chunk.start_sample
-        left_out[first : first + len(piece.samples)] = False
-    if not left_out.any():
-        return False
-    return _level(chunk.samples[left_out]) >= LOUD * _level(chunk.samples[~left_out])
-
-
-def _level(samples: Samples) -> float:
-    return float(np.std(samples))
+        is_left_out[first : first + len(piece.samples)] = False
+    return bool(np.std(chunk.samples[is_left_out]) >= LOUD * np.std(chunk.samples[~is_left_out]))
 
 
 async def _listened(chunk: Chunk, pool: PreprocessPool) -> SpokenChunk:
@@ -221,7 +216,7 @@ def _is_doubtful(span: Span, part: DecodedPart) -> bool:
 
 
 def is_trusted(result: ChunkResult, text: str, duration_s: float) -> bool:
-    """Return whether the model is sure of a text, or surer still of one that fills its time."""
+    """Return whether a text is beyond doubt, or probable and as long as its time."""
     if not result.logprobs:
         return False
     if not _are_doubtful(result.logprobs, result):
