@@ -163,3 +163,22 @@ def test_a_signature_is_its_keys_for_its_message_alone(tmp_path: Path) -> None:
     assert keys.signer_of(b"message", signature[:-1] + b"?") is None
     open_to_all = ApiKeys(embedded())
     assert open_to_all.signer_of(b"message", open_to_all.sign(b"message", NOBODY)) is NOBODY
+
+
+def test_the_log_says_how_many_keys_were_read_and_which_can_be_guessed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="asr_server.api")
+    path = tmp_path / "keys"
+    path.write_text(f"{'a' * 19}\n{'b' * 20}\n{'c' * 5}\n")
+    path.chmod(0o600)
+    KeyFile(path)
+    settings_with(tmp_path / "named", entry("web", WEB))
+    ApiKeys(settings_with(tmp_path / "named", entry("web", WEB), api_key="x" * 19, admin_key="x" * 20))
+    guessed = "can be guessed: a key should have at least 20 random characters"
+    assert [record.getMessage() for record in caplog.records if "signing" not in record.getMessage()] == [
+        f"3 API keys read from {path}",
+        f"2 keys in {path} {guessed}",
+        f"1 keys with names read from {tmp_path / 'named'}",
+        f"the key of --api-key {guessed}",
+    ]

@@ -77,9 +77,22 @@ def test_audio_beyond_the_limit_is_paid_back_before_the_next_request() -> None:
 def test_no_more_requests_are_open_than_allowed() -> None:
     web = account(Clock(), concurrent_requests=2)
     refused = pytest.raises(RateLimited, match="'concurrent_requests' in --keys-file")
-    with web.enter(), web.enter(), refused:
+    with web.enter(), web.enter(), refused as caught:
         send(web)
+    assert (caught.value.retry_after_s, web.num_open) == (1.0, 0)
     send(web)
+
+
+def test_an_account_counts_what_was_used() -> None:
+    web = account(Clock())
+    assert (web.num_open, web.audio_s, web.answers) == (0, 0.0, {})
+    with web.enter(), web.enter():
+        assert web.num_open == 2
+    for status in (200, 400, 200):
+        web.count_answer(status)
+    web.spend_audio(1.5)
+    web.spend_audio(2.0)
+    assert (web.num_open, web.audio_s, web.answers) == (0, 3.5, {200: 2, 400: 1})
 
 
 def test_without_limits_nothing_is_refused_and_no_header_is_sent() -> None:
