@@ -131,3 +131,11 @@ def test_what_is_no_base64_is_told_by_the_name_of_its_field() -> None:
     with pytest.raises(InvalidValue, match="it is no base64") as caught:
         list(large_append(cut(json.dumps(APPEND | {"audio": "-" * 8000}))))
     assert caught.value.param == "audio"
+
+
+@pytest.mark.parametrize("before_the_mark", [0, 1])
+def test_audio_may_end_with_a_piece(before_the_mark: int) -> None:
+    message = json.dumps(APPEND)
+    end = message.index(CODED) + len(CODED) - before_the_mark
+    pieces = [message[:end].encode(), message[end:].encode()]
+    assert b"".join(event.audio for event in large_append(pieces)) == SOUND

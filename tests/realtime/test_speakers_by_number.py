@@ -143,3 +143,20 @@ async def test_a_turn_that_is_closed_hears_no_more() -> None:
     turn.close()
     assert turn.is_closed.is_set()
     assert turn._track._is_closed.is_set()
+
+
+async def test_a_voice_that_was_heard_for_half_a_second_is_as_long_as_any() -> None:
+    known = await known_after(person(0.0, 0.5))
+    np.testing.assert_allclose(known.embedding, [1.0, 0.0])
+
+
+async def test_a_turn_waits_while_its_track_has_too_much_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn, has_room = SessionSpeakers().new_turn(), asyncio.Event()
+    monkeypatch.setattr(turn._track, "wait_for_room", has_room.wait)
+    waiting = asyncio.create_task(turn.wait_for_room())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    has_room.set()
+    await waiting
+    turn.close()
