@@ -39,6 +39,7 @@ def test_a_turn_is_read_when_it_has_grown_by_the_interval_since_its_start(
 
 def test_an_interval_of_0_asks_for_no_interim_reading() -> None:
     assert run([t.AudioWritten(10**6)] * 3)[1] == [t.OpenTurn(FIRST, 0)]
+    assert run([t.AudioWritten(1)] * 2, State(interim_samples=1))[1][1:] == [t.ReadInterim(FIRST)]
 
 
 def test_the_next_interval_begins_where_the_last_reading_was_asked_for() -> None:
@@ -205,6 +206,8 @@ def test_the_end_of_the_input_commits_without_a_word_of_speech() -> None:
     _, effects = run([t.AudioWritten(1600), t.InputEnded()])
     assert named(effects) == ["OpenTurn", "FinishTurn", "Committed", "ItemAdded", "ItemDone"]
     assert run([t.AudioWritten(1599), t.InputEnded()])[1][-1] == t.DropTurn(FIRST)
+    later = [t.AudioWritten(16_000), t.CommitRequested(), t.AudioWritten(1599), t.InputEnded()]
+    assert run(later)[1][-1] == t.DropTurn(SECOND)
 
 
 # -- Results --
