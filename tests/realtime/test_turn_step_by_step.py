@@ -206,7 +206,7 @@ def test_the_end_of_the_input_commits_without_a_word_of_speech() -> None:
     _, effects = run([t.AudioWritten(1600), t.InputEnded()])
     assert named(effects) == ["OpenTurn", "FinishTurn", "Committed", "ItemAdded", "ItemDone"]
     assert run([t.AudioWritten(1599), t.InputEnded()])[1][-1] == t.DropTurn(FIRST)
-    later = [t.AudioWritten(16_000), t.CommitRequested(), t.AudioWritten(1599), t.InputEnded()]
+    later: list[t.Event] = [t.AudioWritten(16_000), t.CommitRequested(), t.AudioWritten(1599), t.InputEnded()]
     assert run(later)[1][-1] == t.DropTurn(SECOND)
 
 
