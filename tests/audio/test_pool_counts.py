@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from asr_server.audio.ffmpeg_client import decode_processes
 from asr_server.audio.pool import PreprocessPool, PreprocessStats
 from asr_server.audio.recording import Cancelled, Recording
 from asr_server.core import Chunk
@@ -90,3 +91,30 @@ async def test_a_shutdown_closes_what_is_half_read_and_begins_nothing_more(pool:
         recording.next_slice()
     with pytest.raises(RuntimeError, match="after shutdown"):
         await pool.run(print)
+
+
+async def test_a_pool_starts_the_processes_that_decode_and_names_its_threads(
+    pool: PreprocessPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[bool] = []
+    monkeypatch.setattr(decode_processes, "start", lambda: started.append(True))
+    pool.warm_up()
+    assert started == [True]
+    assert await pool.run(lambda: threading.current_thread().name) == "asr-preprocess-0"
+
+
+async def test_sixteen_pieces_of_work_wait_for_each_thread() -> None:
+    pool, may_end = PreprocessPool(num_workers=2), threading.Event()
+    try:
+        tasks = [asyncio.create_task(pool.run(may_end.wait, 60)) for _ in range(36)]
+        await until(lambda: pool.stats == PreprocessStats(busy=2, queued=34))
+        for task in tasks[-2:]:
+            task.cancel()
+        await asyncio.gather(*tasks[-2:], return_exceptions=True)
+        assert pool.stats == PreprocessStats(busy=2, queued=32)
+        assert pool._executor._work_queue.qsize() == 32
+        may_end.set()
+        assert all(await asyncio.gather(*tasks[:-2]))
+    finally:
+        may_end.set()
+        pool.shutdown()

@@ -8,6 +8,7 @@ import pytest
 from huggingface_hub import constants
 
 from asr_server.errors import CheckpointError, SpeakersUnavailable
+from asr_server.speakers import campplus, models, pyannet
 from asr_server.speakers.models import (
     CONVOLUTIONS,
     EMBEDDING,
@@ -44,3 +45,22 @@ def test_a_folder_without_all_files_is_not_taken(tmp_path: Path, monkeypatch: py
         assert speaker_models() is None
         (folder / name).touch()
     assert speaker_models() == folder
+
+
+def test_each_file_is_made_once_of_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in (
+        (pyannet, "convert_filters"),
+        (pyannet, "convert_convolutions"),
+        (pyannet, "convert_lstm"),
+        (campplus, "convert_embedding"),
+    ):
+        monkeypatch.setattr(module, name, lambda source, name=name: f"{name} {source.name}".encode())
+    monkeypatch.setattr(models, "fetch", lambda model: tmp_path)
+    (tmp_path / LSTM).write_bytes(b"made before")
+    assert fetch_speaker_models() == tmp_path
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        FILTERS: b"convert_filters pytorch_model.bin",
+        CONVOLUTIONS: b"convert_convolutions pytorch_model.bin",
+        LSTM: b"made before",
+        EMBEDDING: b"convert_embedding campplus_cn_en_common.pt",
+    }

@@ -82,6 +82,18 @@ def test_a_frame_is_nobodys_one_persons_or_two_peoples() -> None:
     assert CLASSES.tolist() == [[float(person in who) for person in range(3)] for who in speaking]
 
 
+@pytest.mark.parametrize(
+    ("num_samples", "num_windows"),
+    [*((0, 1), (160_000, 1), (160_001, 2), (239_920, 2), (239_921, 3), (319_840, 3), (319_841, 4))],
+)
+def test_a_window_of_ten_seconds_begins_every_five(num_samples: int, num_windows: int) -> None:
+    silent = np.full(num_samples, 1e-4, np.float32)
+    found = segment(silent)
+    assert found.shape == (num_windows, 589, 7)
+    assert not found.argmax(axis=-1).any()
+    assert np.isneginf(found[:, :, 1:]).all()
+
+
 @pytest.mark.slow
 def test_windows_heard_together_are_what_the_published_network_says_of_each(talk: Samples) -> None:
     found = segment(talk)
