@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.checkpoint.foreign import ForeignModel, check_foreign_file, explain_listing, hugging_face_name
+from asr_server.checkpoint.foreign import (
+    ForeignModel,
+    check_foreign_file,
+    explain_listing,
+    hugging_face_name,
+    is_ctranslate2,
+)
 from asr_server.checkpoint.tensors import StoredTensor, StoredTensors
 from asr_server.errors import CheckpointError
 
@@ -56,6 +62,12 @@ def test_a_listing_that_may_be_served_needs_no_word(files: list[str]) -> None:
     assert explain_listing("x", files) is None
 
 
+def test_a_model_of_ctranslate2_has_weights_and_a_vocabulary() -> None:
+    assert is_ctranslate2(["vocabulary.json", "model.bin"])
+    assert not is_ctranslate2(["model.bin"])
+    assert not is_ctranslate2(["vocabulary.txt"])
+
+
 def test_a_file_is_known_by_its_first_bytes(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     for begins, words in ((b"GGUF", "is a GGUF model"), (b"text", "is no model")):
@@ -83,6 +95,7 @@ def test_sizes_are_those_of_the_tensors_where_the_file_states_none() -> None:
     config = ForeignModel(Path("x"), tensors_of(3), encoder_heads=0, decoder_heads=4).config()
     assert (config["d_model"], config["num_mel_bins"], config["vocab_size"]) == (128, 80, 51_865)
     assert (config["encoder_layers"], config["encoder_attention_heads"]) == (3, 2)
+    assert config["decoder_layers"] == 3
     assert (config["decoder_attention_heads"], config["decoder_ffn_dim"]) == (4, 512)
     assert (config["max_source_positions"], config["max_target_positions"]) == (1500, 448)
 

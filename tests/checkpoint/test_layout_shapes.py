@@ -28,6 +28,8 @@ def refusal(shapes: dict[str, tuple[int, ...]], **config: Any) -> str:
 def test_the_tensors_of_a_model_are_all_that_it_needs() -> None:
     check_layout(SHAPES, CONFIG, FOLDER)
     check_weights(EMBEDDED_MODEL, CONFIG)
+    with pytest.raises(CheckpointError, match="do not fit its config"):
+        check_weights(EMBEDDED_MODEL, CONFIG | {"decoder_layers": 9})
     own = sorted(name for name in SHAPES if name != PROJECTION)
     for name in own:
         if ".layers." not in name or name.endswith("k_proj.weight"):
@@ -64,6 +66,7 @@ def test_a_tensor_of_another_use_is_left_alone() -> None:
 def test_a_projection_is_needed_where_it_is_not_the_embedding() -> None:
     without = {name: shape for name, shape in SHAPES.items() if name != PROJECTION}
     check_layout(without, CONFIG | {"tie_word_embeddings": True}, FOLDER)
+    check_layout(without, {k: v for k, v in CONFIG.items() if k != "tie_word_embeddings"}, FOLDER)
     check_layout(without | {PROJECTION: SHAPES[EMBEDDING]}, CONFIG | {"tie_word_embeddings": False}, FOLDER)
     message = refusal(without, tie_word_embeddings=False)
     assert "tie_word_embeddings is false, and proj_out.weight is missing" in message

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from asr_server.checkpoint.pickled import read_torch
 from asr_server.core import SAMPLE_RATE, Samples
-from asr_server.speakers.models import speaker_models
+from asr_server.speakers import segmentation
+from asr_server.speakers.models import CONVOLUTIONS, FILTERS, speaker_models
 from asr_server.speakers.segmentation import CLASSES, NUM_FRAMES, STEP, WINDOW, Floats, segment
 from tests.speakers.people import TALK, join, require_models
 
@@ -92,6 +93,38 @@ def test_a_window_of_ten_seconds_begins_every_five(num_samples: int, num_windows
     assert found.shape == (num_windows, 589, 7)
     assert not found.argmax(axis=-1).any()
     assert np.isneginf(found[:, :, 1:]).all()
+    assert not found[:, :, 0].any()
+
+
+def test_windows_with_sound_share_their_filters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On networks that count: of the second window, by whose last sample it is one."""
+    filtered, convolved = list[Floats](), list[dict[str, Floats]]()
+
+    class Network:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def run(self, _: None, inputs: dict[str, Floats]) -> list[Floats]:
+            if self.name == FILTERS:
+                filtered.append(inputs["samples"])
+                return [np.full((1, 160, 2664), len(filtered), np.float32)]
+            if self.name == CONVOLUTIONS:
+                convolved.append(inputs)
+                return [np.zeros((1, 60, 589), np.float32)]
+            return [np.ones((len(inputs["features"]), 589, 7), np.float32)]
+
+    monkeypatch.setattr(segmentation, "load", Network)
+    samples = np.zeros(160_001, np.float32)
+    samples[-1] = 0.5
+    found = segment(samples)
+    assert [window.all() for window in found] == [False, True]
+    assert [part.shape for part in filtered] == [(1, 80_161)] * 2
+    assert [np.flatnonzero(part).tolist() for part in filtered] == [[80_080], [160_000 - 159_840]]
+    (inputs,) = convolved
+    assert inputs["filtered"].shape == (1, 160, 5325)
+    assert np.array_equal(inputs["filtered"][0, 0], np.repeat([1, 2], [2664, 2661]))
+    assert inputs["mean"].item() == pytest.approx(0.5 / 160_000)
+    assert inputs["variance"].item() == pytest.approx(0.25 / 160_000, rel=1e-3)
 
 
 @pytest.mark.slow
