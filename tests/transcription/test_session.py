@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 
 from asr_server.audio.recording import Recording
 from asr_server.channel.messages import Submit
-from asr_server.core import ChunkResult, DecodingOptions, TranscriptDelta
+from asr_server.core import Chunk, ChunkResult, DecodingOptions, TranscriptDelta
 from asr_server.errors import ChunkFailed
 from asr_server.metrics import REGISTRY
 from asr_server.transcription import RequestSession
+from asr_server.transcription.session import TranscriptionSession
 from tests.fake_replica import noise, say, wav
 from tests.memory_file import MemoryFile
 from tests.transcription.running_app import (
@@ -53,11 +55,43 @@ async def test_how_long_the_first_text_took_is_counted_once(app: RunningApp) -> 
     def num_counted() -> float:
         return REGISTRY.get_sample_value("asr_time_to_first_text_seconds_count") or 0.0
 
-    before = num_counted()
+    def first_text_s() -> float:
+        return REGISTRY.get_sample_value("asr_time_to_first_text_seconds_sum") or 0.0
+
+    before, before_s, started_at_s = num_counted(), first_text_s(), time.monotonic()
     async with app.transcriber.transcribe(Recording(MemoryFile(THREE_CHUNKS)), ENGLISH) as session:
         assert num_counted() == before
         assert len([delta async for delta in session]) == 3
     assert num_counted() == before + 1
+    assert 0 < first_text_s() - before_s <= time.monotonic() - started_at_s
+
+
+async def test_the_audio_is_counted_as_far_as_it_is_read_and_once(app: RunningApp) -> None:
+    recording = Recording(MemoryFile(two_channels((0, 0, 20), (1, 25, 40))), split_channels=True)
+    async with app.transcriber.transcribe(recording, ENGLISH, ("ann", "bob")) as session:
+        assert isinstance(session, TranscriptionSession)
+        async for delta in session:
+            assert session.handle.stats.audio_s == pytest.approx(delta.end_s)
+        assert session.handle.stats.audio_s == pytest.approx(75.0)
+
+
+async def test_live_speech_is_not_counted(app: RunningApp) -> None:
+    def transcribed_s() -> float:
+        name = "asr_audio_transcribed_seconds"
+        return sum(
+            sample.value
+            for metric in REGISTRY.collect()
+            if metric.name == name
+            for sample in metric.samples
+            if sample.name == f"{name}_total"
+        )
+
+    before_s = transcribed_s()
+    delta = await app.transcriber.transcribe_chunk(Chunk(0, 0, noise(3.0)), ENGLISH)
+    assert (delta.text, delta.end_s) == ("zero", 3.0)
+    assert transcribed_s() == before_s
+    await app.transcribe(wav(noise(3.0)))
+    assert transcribed_s() == pytest.approx(before_s + 3.0)
 
 
 async def test_while_the_language_is_open_no_second_chunk_goes_out(app: RunningApp) -> None:
