@@ -20,8 +20,6 @@ from asr_server.audio import ffmpeg_client
 from asr_server.audio.ffmpeg_client import (
     END,
     HEADER,
-    MAX_ANSWER_BYTES,
-    MAX_IDLE,
     NEXT,
     OPENED,
     REFUSED,
@@ -205,11 +203,45 @@ def test_two_channels_of_who_was_killed_go_on_where_they_were(played: Played) ->
     assert np.array_equal(all_of(stream(split_channels=True)), both)
 
 
-def test_who_is_killed_twice_ends_the_file_without_blame(played: Played) -> None:
+def test_who_is_killed_twice_ends_the_file_without_blame(
+    played: Played, caplog: pytest.LogCaptureFixture
+) -> None:
     for _ in range(2):
         played.add(described(), block(SOUND[:1000]), numbers=(7, signal.SIGKILL))
     with pytest.raises(DecodingUnavailable, match="ended by the system"):
         all_of(stream())
+    assert caplog.messages == [
+        "a decode process was ended by the system: the file is decoded once more",
+        "a decode process was ended by the system for the second time with one file",
+    ]
+
+
+def test_where_no_process_can_be_started_nobody_is_blamed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("no handles")
+
+    monkeypatch.setattr(decode_processes, "take", fails)
+    with pytest.raises(DecodingUnavailable, match="can be started"):
+        stream()
+    assert caplog.messages == ["no decode process can be started: no handles"]
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_who_is_frozen_is_replaced_with_all_that_wait_or_with_its_forkserver(
+    played: Played, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_killed: bool
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(ffmpeg_client, "MAX_SILENCE_MS", 20)
+    monkeypatch.setattr(DecodeProcess, "kill", lambda _: is_killed)
+    for name in ("drop_idle", "restart"):
+        monkeypatch.setattr(decode_processes, name, lambda name=name: done.append(name))
+    played.add(described(), is_open=True)
+    played.add(described(), block(SOUND), ended())
+    assert np.array_equal(all_of(stream()), SOUND)
+    assert done == ["drop_idle" if is_killed else "restart"]
+    assert caplog.messages[0] == "a decode process is killed: no answer for 0.02 s"
 
 
 def test_a_codec_that_crashes_ends_the_file_with_blame(played: Played) -> None:
@@ -245,7 +277,7 @@ def test_who_says_nothing_is_killed_and_replaced(
 
 
 def test_an_answer_longer_than_any_packet_decodes_to_is_not_read(played: Played) -> None:
-    played.add(HEADER.pack(SAMPLES, MAX_ANSWER_BYTES + 1), is_open=True)
+    played.add(HEADER.pack(SAMPLES, (256 << 20) + 1), is_open=True)
     remote = stream()
     with pytest.raises(InvalidAudio):
         remote.read()
@@ -263,13 +295,13 @@ def test_a_few_processes_wait_for_the_next_file_and_none_outlives_the_forkserver
     processes.start()
     assert processes.forkserver_pid == first
     with path.open("rb") as file:
-        taken = [processes.take(b"", file.fileno()) for _ in range(MAX_IDLE + 1)]
+        taken = [processes.take(b"", file.fileno()) for _ in range(5)]
     for process in taken:
         processes.give_back(process)
-    assert [process.connection.fileno() >= 0 for process in taken] == [True] * MAX_IDLE + [False]
+    assert [process.connection.fileno() >= 0 for process in taken] == [True] * 4 + [False]
     with path.open("rb") as file:
         again = processes.take(b"", file.fileno())
-    assert again in taken[:MAX_IDLE], "one that waited"
+    assert again in taken[:4], "one that waited"
     processes.drop_idle()
     assert sum(process.connection.fileno() >= 0 for process in taken) == 1
     processes.shutdown()
