@@ -58,6 +58,14 @@ def test_a_rank_that_follows_has_what_rank_0_has(monkeypatch: pytest.MonkeyPatch
     sent: list[Operation] = []
     runner = led(sent)
     plain: Any = runner._runner
+    detections: list[tuple[int, ...]] = []
+    detect = Runner.language_probabilities
+
+    def detected(own: Runner, slots: Any) -> Any:
+        detections.append(tuple(slots))
+        return detect(own, slots)
+
+    monkeypatch.setattr(Runner, "language_probabilities", detected)
     assert (runner.model, runner.window) == (plain.model, plain.window)
     assert runner.kernels_report == plain.kernels_report
     with runner.launching():
@@ -80,6 +88,7 @@ def test_a_rank_that_follows_has_what_rank_0_has(monkeypatch: pytest.MonkeyPatch
         *("Branch", "Decode", "Align", "Move"),
     ]
     other = followed(sent, monkeypatch)
+    assert detections == [(0, 2), (0, 2)], "whose sums need all ranks"
     for name in ("keys", "values", "cross_keys", "cross_values", "audio_of"):
         assert torch.equal(getattr(plain.cache, name), getattr(other.cache, name)), name
     for name in ("token", "previous", "position", "num_generated", "no_speech", "active", "generated"):
@@ -145,6 +154,13 @@ def test_on_a_cpu_ranks_join_when_all_are_there() -> None:
         parts = torch.full((3,), 1.0), torch.full((3,), 5.0)
         sums = list(pool.map(lambda shard, part: shard.sum(part), shards, parts))
     assert [each.tolist() for each in sums] == [[6.0] * 3] * 2
+
+
+def test_a_rank_does_not_begin_without_the_others() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours, pytest.raises(OSError):
+        join(CONFIG, 0, "", [ours])
 
 
 def test_on_gpus_ranks_join_by_nccl_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -268,18 +268,18 @@ def test_a_foreign_model_is_written_beside_its_place_and_then_moved_there(
     monkeypatch.setattr(weights, "check_directory", lambda made: checked.append(sorted(os.listdir(made))))
     (tmp_path / "empty").mkdir()
     targets = [tmp_path / "new" / "deeper" / "one", tmp_path / "new" / "deeper" / "two", tmp_path / "empty"]
-    before = os.umask(0o027)
+    before = os.umask(0o026)
     try:
         for target, tokenizer in zip(targets, (None, "theirs", None), strict=True):
             convert(file, target, tokenizer)
-            assert os.umask(0o027) == 0o027, "as it was"
+            assert os.umask(0o026) == 0o026, "as it was"
     finally:
         os.umask(before)
     texts = ("tokenizer of its own", "tokenizer of theirs", "tokenizer of its own")
     assert asked == [(file, model, each) for each in texts]
     assert checked == [["config.json", "model.safetensors"]] * 3
     for target in targets:
-        assert stat.S_IMODE(target.stat().st_mode) == 0o750
+        assert stat.S_IMODE(target.stat().st_mode) == 0o751
         assert {stat.S_IMODE(path.stat().st_mode) for path in target.iterdir()} == {0o640}
         found = load_file(target / "model.safetensors")
         assert {name: each.tolist() for name, each in found.items()} == {
