@@ -9,6 +9,7 @@ import pytest
 
 from asr_server.core import TEMPERATURE_LADDER, ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine.active_chunk import ActiveChunk
+from asr_server.engine.boost import KeywordBoost
 from tests.vocabulary import make_tokenizer, words
 
 FLUENT, SAID_TWICE, REPETITIVE = 1.0, 2.6, 5.0
@@ -106,3 +107,22 @@ def test_the_text_of_a_search_begins_with_the_segments_that_it_reported() -> Non
     result = chunk.result_of_beam(chunk.beam, tokenizer)
     assert reports[-1].tokens == tuple(said)
     assert result.tokens[: len(said)] == tuple(said)
+
+
+def test_a_guess_that_adds_the_same_is_not_wrong() -> None:
+    for unspaced, is_wrong in (((), False), ((7,), True)):
+        own = KeywordBoost([(2, 3)], [unspaced], lambda token: True)
+        chunk = ActiveChunk(
+            ChunkId("", 0),
+            np.zeros(160, np.float32),
+            DecodingOptions(),
+            "de",
+            slots=[4],
+            max_tokens=9,
+            boost=own,
+        )
+        ((slot, row),) = chunk.boost_rows(has_unread=True)
+        assert (slot, row) == (4, own.row(1))
+        assert chunk.append(5, -1.0, 100) is None
+        assert chunk.boost_states == [KeywordBoost.start]
+        assert chunk.has_guessed_wrong() == is_wrong

@@ -15,8 +15,18 @@ import torch
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine import ranks
 from asr_server.engine.active_chunk import ActiveChunk
+from asr_server.engine.boost import Row
 from asr_server.engine.config import EngineConfig, Loaded
-from asr_server.engine.ranks import Begin, LeadingRunner, Operation, RanksFailed, check_ranks, follow, join
+from asr_server.engine.ranks import (
+    Begin,
+    Decode,
+    LeadingRunner,
+    Operation,
+    RanksFailed,
+    check_ranks,
+    follow,
+    join,
+)
 from asr_server.engine.runner import Runner, StepPlan
 from asr_server.engine.slots import SlotStart
 from asr_server.model import WHOLE
@@ -191,3 +201,10 @@ def test_the_model_and_the_devices_have_to_be_enough_for_the_ranks(monkeypatch: 
     with pytest.raises(ValueError, match="--tensor-parallel-size 2 needs as many GPUs; this replica has 1"):
         check_ranks(replace(config, device="cuda"))
     assert WHOLE.count == 1
+
+
+def test_other_ranks_are_sent_the_rows_of_keywords() -> None:
+    row = Row((5, 7), (1.0, 3.0))
+    plan = StepPlan(2, 9, boosted=((1, row),), named=((0, row),))
+    encoded = msgspec.msgpack.encode(Decode(plan))
+    assert msgspec.msgpack.decode(encoded, type=Decode).plan == plan
