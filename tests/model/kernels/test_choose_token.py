@@ -45,6 +45,7 @@ class Row(NamedTuple):
 
 
 T = FIRST_TIME
+NO_TIMES = dict.fromkeys(range(T, VOCABULARY), float("-inf"))
 NEARLY_ALL_TIMES = dict.fromkeys(range(T, T + 8), 2.0)
 ROWS = {
     "a text begins with a time": Row({3: 9.0, T + 2: 1.0, END_OF_TEXT: 8.0}, ()),
@@ -59,7 +60,14 @@ ROWS = {
     "behind two times no third": Row({T + 5: 9.0, 6: 1.0, 7: 0.5}, (T + 3, T + 3), T + 3),
     "a time alone begins a segment": Row({T + 5: 9.0, 6: 1.0}, (T + 3,), T + 3),
     "times go on": Row({T + 3: 9.0, T + 2: 8.5, T + 4: 8.0, 7: -1.0}, (T + 3, 6), T + 3),
+    "behind the very first time": Row({8: 9.0, T: 0.5, T + 1: 1.0}, (5, T), T),
+    "behind the very first time twice": Row({T + 5: 9.0, 6: 1.0, 7: 0.5}, (T, T), T),
+    "behind the very first time and another": Row({T + 5: 9.0, 6: 1.0, 7: 0.5}, (T, T + 1), T + 1),
     "equal ones": Row({17: 5.0, 4: 5.0, 16: 5.0}),
+    "equal ones of one lane": Row({20: 5.0, 4: 5.0}),
+    "a text and the only time, equal and of one lane": Row(NO_TIMES | {4: 5.0, T: 5.0}),
+    "the only time and a text that is less likely": Row(NO_TIMES | {4: 4.0, 5: 3.5, T + 2: 5.0}),
+    "unlikely ones": Row({7: -1.0, 8: -2.0}),
     "two of one lane, blocks apart": Row({2: 9.0, 2 + 2 * BLOCK: 8.0}),
     "two times of one lane": Row({T + 3: 9.0, T + 3 + BLOCK: 8.5}),
     "the second of a lane before the first": Row({14 + BLOCK: 9.0, 14: 8.0}),
@@ -71,7 +79,7 @@ def state_of(rows: list[Row]) -> SlotState:
     state.active.fill_(True)
     for number, row in enumerate(rows):
         state.num_generated[number] = len(row.text)
-        state.token[number] = row.text[-1] if row.text else 31
+        state.token[number] = row.text[-1] if row.text else T + 1  # of a prompt: it is no time of this text
         state.previous[number] = row.text[-2] if len(row.text) > 1 else T + 1
         state.last_time[number] = row.last_time
     return state
@@ -90,7 +98,8 @@ def scores_of(rows: list[Row]) -> Tensor:
 
 def choose(kernels: Kernels, rows: list[Row], max_initial: int | None, count: int) -> list[Tensor]:
     """Return tokens, log-probabilities and candidates."""
-    rules = TokenRules(GenerationRules((1, 33), (2, END_OF_TEXT), max_initial), SPECIALS, VOCABULARY, DEVICE)
+    given = GenerationRules((1, 33, T + 7), (2, END_OF_TEXT, T + 10), max_initial)
+    rules = TokenRules(given, SPECIALS, VOCABULARY, DEVICE)
     tokens = torch.zeros(len(rows), dtype=torch.long, device=DEVICE)
     logprobs = torch.zeros(len(rows), device=DEVICE)
     candidates = torch.zeros(2 * count, len(rows), device=DEVICE)
@@ -130,6 +139,17 @@ def test_without_a_beam_and_a_limit_the_token_alone_is_chosen(
     found, expected = (choose(each, rows, None, 0) for each in (kernels, TORCH))
     assert found[0].tolist() == expected[0].tolist() == [FIRST_TIME + 9, 2, 9]
     torch.testing.assert_close(found[1], expected[1], atol=1e-5, rtol=0)
+
+
+@in_both_forms
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_text_begins_with_times_that_are_not_suppressed(kernels: Kernels, count: int) -> None:
+    """As many as are asked for, the first token of the lane of one of them not among them."""
+    rows = [Row({T + 7: 9.5, T + 10: 9.0, T + 12: 8.0, 0: 8.5, T + 1: 1.0, T + 2: 0.5}, ())]
+    found, expected = (choose(each, rows, None, count) for each in (kernels, TORCH))
+    for own, of_torch in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, of_torch, atol=1e-5, rtol=0)
+    assert found[2][:count, 0].tolist() == [T + 12, T + 1, T + 2][:count]
 
 
 @in_both_forms
