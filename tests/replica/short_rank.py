@@ -24,6 +24,11 @@ def rank_2_fails(line: bytes, link: socket.socket) -> None:
         sys.exit(3)
 
 
+def listens_no_more(line: bytes, link: socket.socket) -> None:
+    os.close(json.loads(line)["operations_fd"])
+    link.close()
+
+
 def never_ready(line: bytes, link: socket.socket) -> None:
     pass
 

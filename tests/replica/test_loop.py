@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from asr_server.channel.messages import (
 from asr_server.config import Settings
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine import Engine
+from asr_server.engine import ranks as engine_ranks
 from asr_server.replica import loop
 from asr_server.replica.loop import CannotStart, HeartbeatThread, load_engine, serve
 from asr_server.replica.ranks import Ranks
@@ -217,7 +219,10 @@ def test_another_error_of_the_start_is_not_hidden_and_leaves_no_thread() -> None
     assert (server.sent, server.is_closed, server.is_beating) == ([], True, False)
 
 
-def test_what_makes_a_start_impossible_is_told_in_one_line_that_is_not_too_long(tmp_path: Path) -> None:
+def test_what_makes_a_start_impossible_is_told_in_one_line_that_is_not_too_long(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="asr_server.replica")
     with pytest.raises(CannotStart) as caught:
         load_engine(settings_of(str(tmp_path / ("x" * 200))), 1)
     reason = str(caught.value)
@@ -230,6 +235,20 @@ def test_what_makes_a_start_impossible_is_told_in_one_line_that_is_not_too_long(
 
     with pytest.raises(CannotStart, match=r"^x{400}$"):
         load_engine(settings_of(str(pocket_directory()), tensor_parallel_size=2), 1, fail)
+    where = [record.exc_info and record.exc_info[0] for record in caplog.records]
+    assert [record.getMessage() for record in caplog.records] == ["the engine cannot be started"] * 2
+    assert where[1] is OSError, "the log has the traceback"
+
+
+def test_the_engine_is_rank_0_of_its_ranks_and_tells_the_others_what_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others = SimpleNamespace(store="/a/store", links=["a link"], broadcast=print)
+    monkeypatch.setattr(engine_ranks, "join", lambda config, *given: given)
+    monkeypatch.setattr(Engine, "load", lambda config, *given: (config.num_ranks, *given))
+    settings = settings_of(str(pocket_directory()), tensor_parallel_size=2)
+    loaded: object = load_engine(settings, 1, lambda: others)  # type: ignore[arg-type, return-value]
+    assert loaded == (2, print, (0, "/a/store", ["a link"]))
 
 
 def test_other_ranks_are_started_only_where_the_model_is_split_and_can_be() -> None:

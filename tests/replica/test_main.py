@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -96,7 +97,10 @@ def test_a_replica_ends_when_its_server_does() -> None:
 
 def test_the_engine_is_loaded_from_the_checkpoint_of_the_settings() -> None:
     spec = ReplicaSpec(0, ADDRESS, embedded(model=str(pocket_directory()), device="cpu", max_slots=2))
+    gc.unfreeze()
     engine = module.create_engine(spec)
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 10_000, "no collection looks at what was loaded"
     assert engine.initial_credit().num_slots == 2
     engine.close()
 
@@ -145,6 +149,24 @@ def listening() -> Any:
     events, commands = (f"tcp://127.0.0.1:{port}" for port in ports)
     yield Address(events, commands, keys=theirs)
     context.destroy(linger=0)
+
+
+def test_a_replica_elsewhere_ends_when_its_server_is_lost_and_logs_where_it_is() -> None:
+    class Server:
+        def __init__(self, address: Address, on_lost: Callable[[], None]) -> None:
+            self.on_lost = on_lost
+
+        def log_handler(self) -> logging.Handler:
+            return logging.StreamHandler(sys.stderr)
+
+    def work(tell: Callable[[Any], None]) -> None:
+        vars(module).update(TcpEngineServer=Server, run=lambda server, create_engine: server.on_lost())
+        module.ReplicaActor().run(ReplicaSpec(6, ADDRESS, embedded()).to_line(), __version__)
+
+    ended = Fork(work).end()
+    assert ended.status == 1
+    assert "replica 6" in ended.errors
+    assert f"starts on {os.uname().nodename} as process " in ended.errors
 
 
 def test_a_host_of_another_version_is_refused_by_name() -> None:

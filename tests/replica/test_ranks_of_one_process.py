@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import logging
 import os
 import signal
@@ -10,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import msgspec
@@ -36,6 +39,7 @@ def with_ranks(rank: str, work: Callable[[Ranks, Callable[[Any], None]], None], 
         for name, value in limits.items():
             setattr(ranks, name, value)
         logging.basicConfig(level="INFO", force=True)
+        atexit._clear()  # what the process of the tests leaves for its own end
         started = Ranks(5, SETTINGS, 2)
         work(started, tell)
         for each in started._ranks:
@@ -54,6 +58,36 @@ def test_each_other_rank_is_a_process_that_is_told_who_it_is() -> None:
     assert [(spec.replica, spec.rank, spec.num_on_device) for spec in specs] == [(5, 1, 2), (5, 2, 2)]
     assert {spec.settings for spec in specs} == {SETTINGS}
     assert len({spec.store_fd for spec in specs}) == 1
+
+
+def test_the_watches_keep_no_process_alive() -> None:
+    def names(started: Ranks, tell: Callable[[Any], None]) -> None:
+        tell([each.name for each in threading.enumerate() if each.daemon and "watch" in each.name])
+
+    assert with_ranks("never_ready", names).told == ["watch replica 5 rank 1", "watch replica 5 rank 2"]
+
+
+def test_what_is_sent_to_ranks_that_listen_no_more_is_an_error() -> None:
+    """So nothing of theirs is still open on this side."""
+
+    def send(started: Ranks, tell: Callable[[Any], None]) -> None:
+        for link in started.links:
+            link.settimeout(20)
+            assert link.recv(1) == b""
+        with pytest.raises(BrokenPipeError):
+            started.broadcast({"name": "one"})  # type: ignore[arg-type]  # any message
+        tell(True)
+
+    assert with_ranks("listens_no_more", send).told is True
+
+
+def test_an_error_at_the_end_of_this_process_leaves_a_moment_to_name_the_rank_that_ended() -> None:
+    def end(started: Ranks, tell: Callable[[Any], None]) -> None:
+        atexit._run_exitfuncs()
+
+    ended = with_ranks("rank_2_fails", end, TICK_S=60.0)
+    assert ended.status == 1
+    assert "exited with status 3: the replica ends" in ended.errors
 
 
 def test_an_operation_reaches_every_rank_whole_and_in_order() -> None:
@@ -115,6 +149,17 @@ def test_a_rank_that_is_silent_for_too_long_ends_all(
     ended = with_ranks(rank, wait_for_beats, TICK_S=0.01, **limits)
     assert ended.status == is_ended
     assert ("has been silent for 0 s" in ended.errors) == is_ended
+
+
+def test_silence_is_counted_in_ticks_up_to_the_limit_and_noticed_within_five_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert ranks.FROZEN_AFTER_S + ranks.TICK_S <= 5
+    monkeypatch.setattr(ranks, "select", SimpleNamespace(select=lambda *_: ([], [], [])))
+    monkeypatch.setattr(ranks, "TICK_S", 40.0)
+    with open(os.devnull) as nothing:
+        rank: Any = SimpleNamespace(process=SimpleNamespace(stdout=nothing))
+        assert ranks._Rank.wait_for_the_end(rank) == "has been silent for 120 s"
 
 
 @pytest.mark.parametrize(
@@ -184,12 +229,16 @@ def test_a_rank_says_that_it_is_ready_once_it_is_loaded_and_follows_until_rank_0
 
     def load(config: EngineConfig, shard: str) -> str:
         os.write(1, b"loads ")
-        done.append([config.num_ranks, shard])
+        gc.unfreeze()
+        done.append([config.num_ranks, shard, gc.isenabled()])
         return "a model"
 
     def follow(loaded: str, receive: Callable[[], Operation | None]) -> None:
         os.write(1, b" follows")
         done.append([loaded, *map(repr, iter(receive, None))])
+        done.append(
+            [gc.isenabled(), gc.get_freeze_count() > 10_000]
+        )  # no collection looks at what was loaded
 
     def work(tell: Callable[[Any], None]) -> None:
         os.close(write_fd)
@@ -207,8 +256,9 @@ def test_a_rank_says_that_it_is_ready_once_it_is_loaded_and_follows_until_rank_0
     assert ended.output == b"loads " + ranks.READY + b" follows"
     assert ended.told == [
         [2, 1, "/proc/self/fd/9", [spec.link_fd]],
-        [2, "a share"],
+        [2, "a share", False],
         ["a model", *map(repr, operations)],
+        [True, True],
     ]
     other.close()
     os.close(operations_fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,28 @@ import pytest
 from anyio.to_thread import current_default_thread_limiter
 
 from asr_server.api import watched_file
+from asr_server.api.models import ModelRegistry
+from asr_server.api.plain_routes import PlainRoutes
+from asr_server.api.served_model import ServedModel
 from asr_server.api.usage import UsageLog
+from asr_server.audio.pool import PreprocessPool
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import MIB
+from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.server import app as module
-from asr_server.server.app import FILE_THREADS, OWN_HEADERS, create_metrics_app, release_memory_when_idle
+from asr_server.server.app import (
+    FILE_THREADS,
+    OWN_HEADERS,
+    create_app,
+    create_metrics_app,
+    release_memory_when_idle,
+)
 from tests.api.named_keys import WEB, bearer, entry, rewrite, settings_with
-from tests.api.running_app import MODEL, SECOND, RunningApp, run_app, until
+from tests.api.running_app import MODEL, SECOND, RunningApp, number_of_the_chunk, run_app, until
 from tests.embedded import embedded
+from tests.fake_replica import FakeReplica
 from tests.loop_clock import loop_clock
+from tests.vocabulary import make_tokenizer
 
 BROWSER = {"origin": "https://a.example"}
 
@@ -28,7 +43,7 @@ BROWSER = {"origin": "https://a.example"}
     [
         *(("GET", path, 200) for path in ("/", "/docs", "/metrics", "/v1/activity", "/load")),
         *(("GET", path, 200) for path in ("/health", "/health/", "/v1/activity", "/v1/models/")),
-        *(("GET", path, 404) for path in ("/redoc", "/static", "/v1", "/nowhere/")),
+        *(("GET", path, 404) for path in ("/redoc", "/static", "/v1", "/nowhere/", "/static-offline-docs")),
         *(("POST", path, 400) for path in ("/asr", "/inference", "/v1/audio/transcriptions/")),
         ("POST", "/openai/deployments/whisper-1/audio/transcriptions", 400),
         ("POST", "/v1/realtime/client_secrets", 200),
@@ -45,6 +60,26 @@ async def test_each_part_answers_and_nothing_else(
 async def test_errors_of_every_part_have_openais_body(app: RunningApp) -> None:
     for path in ("/nowhere", "/v1/models/none", "/asr"):
         assert set((await app.client.get(path)).json()["error"]) == {"message", "type", "param", "code"}
+    from_the_end = {"range": "bytes=999999999-"}
+    reply = await app.client.get("/static-offline-docs/favicon.png", headers=from_the_end)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (416, None), "which Starlette refuses itself"
+
+
+async def test_a_body_that_nobody_reads_ends_its_connection_behind_the_reply(app: RunningApp) -> None:
+    reply = await app.client.post("/nowhere", content=b"x" * 100_000)
+    assert (reply.status_code, reply.headers["connection"]) == (404, "close")
+
+
+async def test_the_document_has_the_errors_of_each_path_and_recordings_go_past_fastapi(
+    app: RunningApp,
+) -> None:
+    operation = (await app.client.get("/openapi.json")).json()["paths"]["/v1/audio/transcriptions"]["post"]
+    assert {"200", "400", "413", "429", "503"} <= set(operation["responses"])
+    assert app.app.user_middleware[-1].cls is PlainRoutes, "the innermost: all others are around it"
+
+
+async def test_the_load_is_sampled_from_the_start_on(app: RunningApp) -> None:
+    await until(lambda: app.app.state.server.activity._samples)
 
 
 async def test_the_figures_have_a_port_of_their_own_where_one_is_set() -> None:
@@ -143,21 +178,34 @@ async def test_a_request_is_shown_on_the_page_of_activity(app: RunningApp) -> No
     assert answer.request_id == reply.headers["x-request-id"]
 
 
-async def test_a_server_that_shares_its_port_listens_once_its_models_are_ready() -> None:
-    may_launch = asyncio.Event()
-    opened: list[bool] = []
+async def test_the_port_of_the_figures_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    async with run_app(embedded(metrics_port=0)):
+        line = capsys.readouterr().out
+    assert re.fullmatch(r"metrics on http://127\.0\.0\.1:\d+/metrics\n", line)
 
-    async def open_it() -> None:
-        async with run_app(embedded(reuse_port=True), before_launch=may_launch.wait) as app:
-            opened.append(app.dispatcher.ready)
 
-    opening = asyncio.create_task(open_it())
-    for _ in range(100):
-        await asyncio.sleep(0)
-    assert not opening.done()
-    may_launch.set()
+@pytest.mark.parametrize("shares", [True, False])
+async def test_a_server_that_shares_its_port_listens_once_its_models_are_ready(shares: bool) -> None:
+    settings, replica, may_launch = (
+        embedded(reuse_port=shares),
+        FakeReplica(number_of_the_chunk),
+        asyncio.Event(),
+    )
+    replica.before_launch = may_launch.wait
+    dispatcher, pool = Dispatcher(settings, replica), PreprocessPool(1)
+    model = ServedModel(settings, dispatcher, pool, make_tokenizer(), AudioWindow())
+    app = create_app(settings, ModelRegistry([model]), pool)
+    lifespan = app.router.lifespan_context(app)
+    opening = asyncio.create_task(lifespan.__aenter__())
+    if shares:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not opening.done()
+        may_launch.set()
     await opening
-    assert opened == [True]
+    assert dispatcher.ready == shares
+    may_launch.set()
+    await lifespan.__aexit__(None, None, None)
 
 
 # -- Memory --
