@@ -47,14 +47,16 @@ def random_words(seed: int) -> list[Word]:
     return words
 
 
+@pytest.mark.parametrize("label_width", [0, 20])
 @pytest.mark.parametrize("seed", range(10))
-def test_all_words_are_shown_in_order_within_the_limits(seed: int) -> None:
+def test_all_words_are_shown_in_order_within_the_limits(seed: int, label_width: int) -> None:
     words = random_words(seed)
-    cues = list(readable_cues(words))
+    cues = list(readable_cues(words, label_width))
     assert [word for cue in cues for line in cue.lines for word in line] == words
     for cue in cues:
         assert len(cue.lines) <= 2
         assert all(line_width(line) <= MAX_LINE_WIDTH for line in cue.lines)
+        assert line_width(cue.lines[0]) <= MAX_LINE_WIDTH - label_width
         assert cue.end_s - cue.start_s <= MAX_DURATION_S + 1e-9
         inside = [word for line in cue.lines for word in line]
         gaps = [b.start_s - a.end_s for a, b in pairwise(inside)]
@@ -213,6 +215,30 @@ def test_a_line_of_chinese_has_sixteen_letters() -> None:
 def test_marks_above_letters_have_no_width_and_wide_letters_two_and_a_half() -> None:
     assert line_width([Word(" a\u0301", 0, 1)]) == 1
     assert line_width([Word(" 今Ａ", 0, 1), Word(" é", 1, 2)]) == 2 * 42 / 16 + 2
+
+
+@pytest.mark.parametrize("before", [[], [Word(" Yes.", -2.0, 0.0)]])
+def test_a_line_has_42_letters_and_not_43(before: list[Word]) -> None:
+    for width, num_cues in ((20, 1), (21, 2)):
+        text = f"{'x' * width} {'x' * 21} {'y' * 20} {'y' * 21}"
+        cues = list(readable_cues([*before, *spoken(text)]))
+        assert len(cues) == num_cues + len(before)
+
+
+def test_a_cue_may_have_as_many_words_as_letters() -> None:
+    words = [Word("x", i * 0.08, (i + 1) * 0.08) for i in range(84)]
+    assert [[len(line) for line in cue.lines] for cue in readable_cues(words)] == [[42, 42]]
+
+
+def test_two_sentences_of_a_word_and_a_second_each_are_two_cues() -> None:
+    for last in (Word(" Go.", 1.0, 2.0), Word(" Go.", 1.0, 2.5)):
+        assert len(list(readable_cues([Word(" Yes.", 0.0, 1.0), last]))) == 2
+
+
+def test_lines_that_differ_by_8_letters_more_weigh_as_much_as_the_next_worse_break() -> None:
+    first, last = "x" * 24, "y" * 20
+    assert lines_of(spoken(f"{first} and that, {last}")) == [[first, f"and that, {last}"]]
+    assert lines_of(spoken(f"{first[2:]} and that, {last}")) == [[f"{first[2:]} and that,", last]]
 
 
 def test_a_word_wider_than_a_line_has_a_line_to_itself() -> None:
