@@ -3,8 +3,8 @@ import json
 import msgspec
 
 from asr_server.core import DroppedSegment, Track, Transcript, Word
-from asr_server.formats.render import RenderOptions, render
-from asr_server.formats.subtitles import srt
+from asr_server.formats.render import RenderOptions, json_body, render
+from asr_server.formats.subtitles import SubtitleLayout, srt
 from tests.formats.samples import ONE, SILENT, segment, transcript
 
 TEN_FIELDS = {
@@ -31,6 +31,7 @@ def test_json_has_text_languages_and_usage_and_nothing_else() -> None:
 
 
 def test_json_has_logprobs_when_asked_for() -> None:
+    assert json_body(ONE).logprobs is None
     body = json.loads(render(ONE, "json", RenderOptions(with_logprobs=True)))
     assert body["logprobs"] == [{"token": " one", "logprob": -0.5, "bytes": [32, 111, 110, 101]}]
 
@@ -77,6 +78,19 @@ def test_no_text_can_break_out_of_its_cue() -> None:
 
 def test_a_clock_carries_into_the_next_second() -> None:
     assert "00:01:00,000 --> 100:00:00,000" in srt([segment(0, 59.9996, 360_000, "x")])
+
+
+def test_words_are_needed_where_they_are_asked_for_or_cues_are_made_of_them() -> None:
+    readable, raw = SubtitleLayout(), SubtitleLayout(raw=True)
+    needing = [
+        (with_words, layout.raw, format)
+        for with_words in (False, True)
+        for layout in (readable, raw)
+        for format in ("json", "srt", "vtt")
+        if RenderOptions(with_words=with_words, layout=layout).needs_words([format])
+    ]
+    everywhere = [(True, is_raw, format) for is_raw in (False, True) for format in ("json", "srt", "vtt")]
+    assert needing == [(False, False, "srt"), (False, False, "vtt"), *everywhere]
 
 
 def test_words_come_in_the_order_of_the_text() -> None:

@@ -18,6 +18,7 @@ from typing import IO, Any
 import msgspec
 import pytest
 
+from asr_server.channel.messages import FROZEN_AFTER_S
 from asr_server.engine import config as engine_config
 from asr_server.engine import ranks as engine_ranks
 from asr_server.engine.config import EngineConfig
@@ -154,7 +155,7 @@ def test_a_rank_that_is_silent_for_too_long_ends_all(
 def test_silence_is_counted_in_ticks_up_to_the_limit_and_noticed_within_five_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert ranks.FROZEN_AFTER_S + ranks.TICK_S <= 5
+    assert FROZEN_AFTER_S + ranks.TICK_S <= 5
     monkeypatch.setattr(ranks, "select", SimpleNamespace(select=lambda *_: ([], [], [])))
     monkeypatch.setattr(ranks, "TICK_S", 40.0)
     with open(os.devnull) as nothing:

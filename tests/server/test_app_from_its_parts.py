@@ -75,7 +75,8 @@ async def test_the_document_has_the_errors_of_each_path_and_recordings_go_past_f
 ) -> None:
     operation = (await app.client.get("/openapi.json")).json()["paths"]["/v1/audio/transcriptions"]["post"]
     assert {"200", "400", "413", "429", "503"} <= set(operation["responses"])
-    assert app.app.user_middleware[-1].cls is PlainRoutes, "the innermost: all others are around it"
+    innermost: object = app.app.user_middleware[-1].cls
+    assert innermost is PlainRoutes, "all others are around it"
 
 
 async def test_the_load_is_sampled_from_the_start_on(app: RunningApp) -> None:
