@@ -111,7 +111,7 @@ def _runs(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[Seque
         yield [word for segment in segments for word in segment.words]
         return
     for segment in segments:
-        step = layout.max_words_per_line or max(1, len(segment.words))
+        step = layout.max_words_per_line or len(segment.words)
         for first in range(0, len(segment.words), step):
             yield segment.words[first : first + step]
 

@@ -95,6 +95,12 @@ def test_marks_within_words_are_escaped_and_the_underline_is_not() -> None:
     assert "a <b> <u>-></u>\n" in srt([SAID], SubtitleLayout(highlight_words=True))
 
 
+def test_quotes_stay_and_a_clock_counts_minutes_and_hours() -> None:
+    said = segment(0, 60.0, 3600.0, """ "It's" """)
+    assert vtt([said]) == """WEBVTT\n\n00:01:00.000 --> 01:00:00.000\n"It's"\n\n"""
+    assert srt([said]) == """1\n00:01:00,000 --> 01:00:00,000\n"It's"\n\n"""
+
+
 def test_segments_without_words_are_subtitles_as_they_are() -> None:
     plain = segment(0, 0, 1, " one two three")
     for layout in (SubtitleLayout(), SubtitleLayout(raw=True), SubtitleLayout(max_words_per_line=1)):
