@@ -174,7 +174,7 @@ class SharedMemoryWriter:
         return end
 
     def _give_back(self, offset: int, length: int) -> None:
-        fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+        fallocate = ctypes.CDLL(None).fallocate
         fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
         fallocate(self.fd, _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE, offset, length)
 

@@ -156,6 +156,10 @@ def test_the_memory_of_a_replica_is_a_gibibyte_of_addresses() -> None:
     writer.close()
 
 
+def test_a_quarter_of_a_gibibyte_is_kept() -> None:
+    assert module.KEPT_BYTES == 256 << 20
+
+
 # -- Arrays and bytes --
 
 

@@ -70,6 +70,8 @@ async def test_lines_of_the_log_reach_the_server_cut_and_end_with_the_replica(
     handler = server.log_handler()
     assert isinstance(handler, LogHandler)
     assert handler._socket.getsockopt(zmq.SNDHWM) == 1000, "lines are dropped before memory is"
+    assert len(server._monitors) == 2, "a lost line ends no replica"
+    assert server._watch.daemon
     handler.setFormatter(logging.Formatter("%(message)s"))
     logging.root.addHandler(handler)
     logging.getLogger("a replica").warning("x" * 20_001)

@@ -121,6 +121,15 @@ def test_an_array_whose_content_does_not_fit_is_refused(header: dict[str, Any]) 
         NESTED.decode([message])
 
 
+def test_the_message_itself_is_no_array_of_its_own() -> None:
+    """Its first frame is the message."""
+    for size in range(20, 120):
+        body = msgspec.msgpack.encode(["|u1", [size], None, 0, None])
+        message = msgspec.msgpack.encode({"array": msgspec.msgpack.Ext(wire.ARRAY, body)})
+        with pytest.raises(wire.MalformedMessage):
+            NESTED.decode([message])
+
+
 def test_ten_thousand_mutated_messages_are_read_or_refused() -> None:
     choose = random.Random(0)
     frames = wire.commands.encode(submit(np.arange(100, dtype=np.float32)))

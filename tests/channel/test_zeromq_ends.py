@@ -70,8 +70,9 @@ async def test_any_number_of_events_waits_for_a_server_that_is_busy(ends: Ends) 
 async def test_commands_and_events_have_no_limit_and_heartbeats_one_minute(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = ends.server
+    server, client = ends.server, ends.client
     assert server._events.getsockopt(zmq.SNDHWM) == server._commands.getsockopt(zmq.RCVHWM) == 0
+    assert client._events.getsockopt(zmq.RCVHWM) == client._commands.getsockopt(zmq.SNDHWM) == 0
     made: list[int | bytes] = []
     connect = server._connect
 
@@ -85,7 +86,9 @@ async def test_commands_and_events_have_no_limit_and_heartbeats_one_minute(
         assert made == [60]
 
 
-async def test_events_that_are_here_are_given_out_without_waiting(ends: Ends) -> None:
+async def test_events_that_are_here_are_given_out_without_waiting(
+    ends: Ends, caplog: pytest.LogCaptureFixture
+) -> None:
     assert ends.client.receive_now() is None  # nothing has come, so that commands could go nowhere
     await ends.connect()
     assert ends.client.receive_now() is None
@@ -98,6 +101,31 @@ async def test_events_that_are_here_are_given_out_without_waiting(ends: Ends) ->
             events += [event] if (event := ends.client.receive_now()) else []
             await asyncio.sleep(0)
     assert events == [Credit(2), Credit(3)]
+    assert [line.partition(":")[0] for line in caplog.messages] == ["a message that is no event was dropped"]
+
+
+async def test_a_message_that_is_no_command_is_dropped_with_a_line(
+    ends: Ends, caplog: pytest.LogCaptureFixture
+) -> None:
+    await ends.connect()
+    ends.client._commands.send_multipart([b"\xc1"])
+    ends.client.send(Drain())
+    received: list[Command] = []
+    while not received:
+        received += ends.server.receive(wait_s=5.0)
+    assert received == [Drain()]
+    assert [line.partition(":")[0] for line in caplog.messages] == [
+        "a message that is no command was dropped"
+    ]
+
+
+async def test_both_ends_leave_no_context() -> None:
+    made = Ends()
+    await made.connect()
+    made.server.close()
+    made.client.close()
+    assert made.server._context.closed
+    assert made.client._context.closed
 
 
 async def test_events_before_the_first_one_was_taken_wait_for_the_connection(ends: Ends) -> None:

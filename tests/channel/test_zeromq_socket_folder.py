@@ -32,8 +32,10 @@ def owner() -> Iterator[tuple[subprocess.Popen[str], Path]]:
 def test_what_a_killed_server_left_is_removed(owner: tuple[subprocess.Popen[str], Path]) -> None:
     process, path = owner
     (path / "events").touch()
+    before = len(os.listdir("/proc/self/fd"))
     remove_abandoned_folders()
     assert path.is_dir()  # its owner lives
+    assert len(os.listdir("/proc/self/fd")) == before
     process.kill()
     process.wait()
     remove_abandoned_folders()
@@ -47,6 +49,14 @@ def test_ones_own_folders_stay_until_they_are_removed() -> None:
     assert folder.path.is_dir()
     folder.remove()
     assert not folder.path.exists()
+
+
+def test_a_folder_that_somebody_has_removed_is_no_error_at_the_end() -> None:
+    folder = SocketFolder()
+    folder.path.rmdir()
+    before = len(os.listdir("/proc/self/fd"))
+    folder.remove()
+    assert len(os.listdir("/proc/self/fd")) == before - 1
 
 
 def nested(path: Path, depth: int) -> None:

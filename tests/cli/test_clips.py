@@ -40,6 +40,7 @@ def test_clips_are_seconds_or_clock_times_in_order(
     [
         (["--clip", "90"], "'90' is no START-END, such as 90-120"),
         (["--clip", "1:30-1:10"], "'1:30-1:10' ends before it begins"),
+        (["--clip", "5-5"], "'5-5' ends before it begins"),
         (["--clip", "0-5", "--url", "http://x"], "--clip is for this machine"),
     ],
 )

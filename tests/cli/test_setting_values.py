@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from asr_server.cli.setting_values import takes_empty_text
 from asr_server.config import environment_name, flag_name
 from tests.cli.test_options import problems
 
 ORIGINS = "*, or origins such as https://example.com, separated by commas"
+
+
+def test_only_some_settings_take_an_empty_text() -> None:
+    assert [takes_empty_text(setting) for setting in ("api_key", "root_path", "port", "model")] == [
+        *(True, True),
+        *(False, False),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from asr_server import metrics
 from asr_server.channel.messages import ChunkTimes, Submit
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.core import Chunk, ChunkId, ChunkResult, DecodingOptions
-from asr_server.dispatch.queue import FairQueue, PendingChunk, RequestHandle
+from asr_server.dispatch.queue import FairQueue, Isolation, PendingChunk, RequestHandle
+from asr_server.dispatch.supervisor import ReplicaState
 from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded, ShuttingDown
-from tests.dispatch.scripted import result
+from tests.dispatch.scripted import ScriptedReplica, result
 
 WINDOW = AudioWindow(1500)
 
@@ -133,6 +135,51 @@ async def test_chunks_of_one_request_leave_and_all_are_taken_with_those_passed_o
     queue.clear()
     queue.release(busy)
     assert served(queue) == []
+
+
+async def test_those_that_stay_keep_their_order_when_one_leaves() -> None:
+    queue, handles = FairQueue(WINDOW), [request(str(number)) for number in range(12)]
+    durations = [3.0, 9.0, 4.0, 20.0, 10.0, 5.0, 6.0, 30.0, 25.0, 15.0, 12.0, 7.0]  # a heap with deep places
+    chunks = [pending(handle, 0, duration_s) for handle, duration_s in zip(handles, durations, strict=True)]
+    for leaving in range(12):
+        queued(queue, *chunks)
+        queue.remove(handles[leaving])
+        by_tag = sorted(chunks, key=lambda chunk: chunk.finish_tag)
+        staying = [(each.request.request_id, 0) for each in by_tag if each.request is not handles[leaving]]
+        assert served(queue) == staying
+
+
+async def test_suspects_are_tried_by_attempts_where_a_replica_is_ready_idle_and_has_credit() -> None:
+    isolation, handles = Isolation(), [request(str(number)) for number in range(9)]
+    attempts = [0, 5, 1, 7, 6, 2, 3, 8, 4]
+    suspects = [pending(handle) for handle in handles]
+    for suspect, attempt in zip(suspects, attempts, strict=True):
+        suspect.submit = replace(suspect.submit, id=replace(suspect.submit.id, attempt=attempt))
+        isolation.add(suspect)
+    busy, idle = (ReplicaState(ScriptedReplica(name, 0)) for name in ("busy", "idle"))
+    assert isolation.next_trial([busy, idle]) is None, "none is ready"
+    busy.ready = idle.ready = True
+    busy.in_flight = {ChunkId("x", 0)}
+    busy.credit = 4
+    assert isolation.reserved([busy, idle]) is idle
+    assert isolation.next_trial([busy, idle]) is None, "the one without work has no credit"
+    assert isolation.next_trial([busy]) is None, "its work comes first"
+    idle.credit = 1
+    isolation.remove(handles[0])
+    order = []
+    while (trial := isolation.next_trial([busy, idle])) is not None:
+        state, suspect = trial
+        assert state is idle
+        order.append(suspect.submit.id.attempt)
+        state.in_flight = {suspect.submit.id}
+        assert isolation.reserved([busy, idle]) is idle
+        assert isolation.next_trial([busy, idle]) is None
+        state.in_flight = set()
+    assert order == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert isolation.reserved([busy, idle]) is None
+    isolation.add(suspects[0])
+    isolation.clear()
+    assert isolation.next_trial([idle]) is None
 
 
 async def test_a_request_waits_while_so_many_of_its_chunks_wait() -> None:

@@ -43,6 +43,24 @@ def pass_time(
         state.on_tick()
 
 
+def test_a_replica_that_says_nothing_yet_has_nothing() -> None:
+    state = new_state(ready=False)
+    assert (state.ready, state.credit, state.num_slots, state.in_flight) == (False, 0, 0, set())
+    assert (state.watched_s, state.heartbeat, state.ended_with_chunks) == (0.0, Heartbeat(0), False)
+
+
+async def test_how_long_the_start_took_is_known_once_a_replica_is_ready(start: Start) -> None:
+    executor = ScriptedExecutor(credit=0)
+    keeper = start(executor, lambda state, events: None)
+    assert (keeper.start_s, keeper.was_ready, keeper.given_up) == (0.0, False, False)
+    await until(lambda: keeper.replica_states and keeper.replica_states[0].watched_s > 0.05)
+    executor.launched[0].say(Credit(2, num_slots=3))
+    executor.launched[0].say(Credit(1))
+    await until(lambda: keeper.replica_states[0].credit == 3)
+    assert keeper.start_s == keeper.replica_states[0].ready_at_s > 0.05
+    assert keeper.replica_states[0].num_slots == 3, "the first credit says how many"
+
+
 def test_a_replica_that_takes_no_step_is_hung() -> None:
     state = new_state()
     pass_time(state, USUAL_LIMITS.hung_after_s, num_steps=0)
@@ -268,9 +286,13 @@ async def test_a_launch_that_raises_is_tried_again(start: Start, caplog: pytest.
     assert not any(record.exc_info for record in caplog.records)
 
 
-async def test_launches_that_keep_raising_are_given_up(start: Start) -> None:
+async def test_launches_that_keep_raising_are_given_up(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
     keeper = start(FailingExecutor(MAX_FAILED_STARTS), lambda state, event: None)
     await until(lambda: keeper.given_up)
+    assert caplog.messages[-1] == "replica 0 failed to start 3 times: given up"
+    assert keeper.failed_to_start
     assert not keeper.was_ready
     assert "Too many open files" in keeper.last_failure
 
