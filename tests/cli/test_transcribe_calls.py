@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -43,6 +44,7 @@ from tests.embedded import embedded
         ([], "Give INPUT..., --manifest or --watch"),
         (["a.wav", "--watch", ".", "-o", "x"], "one of the three"),
         (["--watch", "."], "--watch needs --output-dir"),
+        (["--watch", "/nowhere", "-o", "x"], "does not exist"),
         (["--watch", ".", "-o", "x", "--overwrite"], "does not go with --overwrite"),
     ],
 )
@@ -260,8 +262,10 @@ def test_who_hears_is_said_unless_it_was_to_be_quiet(asked: Asked, monkeypatch: 
 def test_a_server_elsewhere_gets_its_model_and_key_and_none_of_this_machines_settings(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    logging.root.setLevel(logging.WARNING)
     assert asked("a.wav", "--url", "http://x").exit_code == 0
     assert asked.transcriber == RemoteServer("http://x", "", "")
+    assert logging.root.level == logging.ERROR
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     assert asked("a.wav", "--url", "http://x", "--model", "turbo", "--log-format", "json").exit_code == 0
     assert asked.transcriber == RemoteServer("http://x", "secret", "turbo")
