@@ -102,7 +102,7 @@ class Watch:
                 await self._transcribe(item, outputs)
 
     async def _transcribe(self, item: Input, outputs: FolderOutputs) -> None:
-        summary = Summary(1)
+        summary = Summary()
         if failure := outputs.prepare(0):
             summary.failures.append(failure)
         else:

@@ -118,6 +118,7 @@ def test_a_changed_limit_keeps_what_was_used() -> None:
     [
         (0, "0ms"),
         (0.0196, "20ms"),
+        (0.5, "500ms"),
         (1, "1s"),
         (8.64, "8.64s"),
         (59.999, "1m0s"),

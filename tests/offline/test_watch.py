@@ -18,6 +18,7 @@ from asr_server.audio.recording import Source
 from asr_server.core import Transcript
 from asr_server.errors import InvalidAudio
 from asr_server.offline.local import OnProgress, TranscribeJob
+from asr_server.offline.outputs import OutputError
 from asr_server.offline.watch import Arrivals, Watch, watch_folder
 from tests.formats.samples import transcript
 
@@ -235,3 +236,27 @@ async def test_a_folder_that_takes_long_to_look_through_is_looked_at_less_often(
     with pytest.raises(asyncio.CancelledError):
         await Watch(Transcriber(), job_in(tmp_path)).run()
     assert pauses == [2.0, 5.0]
+
+
+async def test_a_recording_whose_results_have_no_folder_is_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, transcriber = job_in(tmp_path), Transcriber()
+    (tmp_path / "in" / "deep").mkdir()
+    (tmp_path / "in" / "deep" / "a.wav").write_text("one")
+    (tmp_path / "out" / "deep").touch()
+    watch = Watch(transcriber, job, look_s=0.01)
+    assert [task.visible for task in watch._bars._progress.tasks] == [False], "there is no number of files"
+    async with watching(watch):
+        while not watch.counts["failed"]:
+            await asyncio.sleep(0.01)
+    reason = f"cannot make the folder {tmp_path}/out/deep: File exists"
+    assert f"failed: {tmp_path}/in/deep/a.wav: {reason}\n" in capsys.readouterr().err
+    assert transcriber.read == []
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_a_transcriber_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    job = replace(job_in(tmp_path), output_dir=tmp_path / "file" / "out")
+    with pytest.raises(OutputError, match="cannot write to the output folder"):
+        watch_folder(lambda _: pytest.fail("a transcriber was made"), job)
