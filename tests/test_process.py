@@ -168,6 +168,12 @@ def test_a_child_ends_when_its_parent_has_closed_its_input(last: bytes) -> None:
         assert child.returncode == 1
 
 
+def test_a_child_that_has_done_its_work_need_not_wait_for_its_parent() -> None:
+    script = "from asr_server.process import *; end_with_the_parent()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=-1) as child:
+        assert child.wait(60) == 0
+
+
 ATTEMPTS = """
 folder, port = sys.argv[1], int(sys.argv[2])
 open_file = open(f"{folder}/there")
@@ -256,8 +262,10 @@ def test_each_linux_is_asked_to_take_away_all_that_it_can(
 
     libc = SimpleNamespace(syscall=system_call, capset=lambda header, data: 0)
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: libc)
+    num_files = len(os.listdir("/proc/self/fd"))
     process.confine()
     assert rules == ([taken_away] if taken_away else [])
+    assert len(os.listdir("/proc/self/fd")) == num_files
 
 
 @pytest.mark.parametrize(

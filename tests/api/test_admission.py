@@ -97,6 +97,16 @@ async def test_times_with_few_requests_say_nothing_about_the_pace(clock: Clock) 
         assert wait_s(limiter) == MIN_WAIT_S
 
 
+async def test_time_in_which_nobody_came_says_nothing_about_the_pace(clock: Clock) -> None:
+    limiter = AdmissionLimiter(2, clock)
+    for _ in range(50):
+        clock.now_s += 100.0
+        async with limiter.acquire():
+            clock.now_s += 3.0
+    async with await fill(limiter, 2):
+        assert wait_s(limiter) == pytest.approx(3.0, rel=0.01)
+
+
 async def test_requests_slower_than_any_before_lengthen_the_wait_before_they_end(clock: Clock) -> None:
     limiter = AdmissionLimiter(1, clock)
     async with await fill(limiter, 1):

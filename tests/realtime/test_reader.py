@@ -147,7 +147,7 @@ async def test_an_interim_reading_is_of_the_growing_chunk_and_one_at_a_time(app:
     hand.reader.read_interim()
     await until(lambda: app.replica.held)
     (submit,) = app.replica.held
-    assert not submit.options.word_timestamps
+    assert (submit.options.word_timestamps, submit.options.segment_times) == (False, False)
     hand.reader.read_interim()
     assert hand.events == [InterimRead(ITEM)]
     app.replica.release(submit)

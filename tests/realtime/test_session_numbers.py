@@ -191,3 +191,35 @@ async def test_turns_are_counted_once_each_be_they_read_or_failed() -> None:
             await client.commit()
             await client.until(".failed")
         assert app.app.state.server.realtime.num_turns == 2
+
+
+async def test_a_session_that_asks_for_nothing_is_of_the_default_model(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="asr_server.api.middleware")
+    async with run_app() as app:
+        async with open_session(url(app)):
+            pass
+        await until(lambda: [each for each in caplog.messages if each.startswith("WebSocket")])
+    figures: dict[str, Any] = getattr(caplog.records[-1], FIGURES)
+    assert (figures["model"], figures["stream"]) == ("whisper-digits", True)
+
+
+async def test_what_was_cleared_leaves_no_sample_to_the_next_turn(app: RunningApp) -> None:
+    async with open_session(url(app)) as client:
+        await client.update(**MANUAL)
+        await client.append(SECOND)
+        await client.send({"type": "input_audio_buffer.clear"})
+        await client.append(SECOND)
+        await client.commit()
+        assert (await client.until(".completed"))[-1]["usage"]["seconds"] == 1.0
+
+
+async def test_a_new_format_loses_no_sample_of_the_one_before(app: RunningApp) -> None:
+    async with open_session(url(app)) as client:
+        await client.update(**MANUAL)
+        await client.append(SECOND)
+        await client.update(format={"type": "audio/pcmu"})
+        await client.append(bytes(range(128)) * 50)
+        await client.commit()
+        assert (await client.until(".completed"))[-1]["usage"]["seconds"] == 1.8
