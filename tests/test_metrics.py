@@ -298,3 +298,11 @@ def test_work_of_the_pool_counts_its_wait_and_its_time(monkeypatch: pytest.Monke
     metrics.on_preprocessed(10.0, 12.0)
     assert (waited(), worked()) == (2.0, 5.0)
     assert stats.timeline == [Stage("decode_audio", 12.0, 17.0)]
+
+
+def test_audio_that_nothing_was_timed_of_has_no_speed() -> None:
+    count = Added("asr_request_rtfx_count", route="/untimed")
+    stats = RequestStats()
+    stats.on_audio(6.0, "en")
+    stats.on_answered("/untimed")
+    assert count() == 0

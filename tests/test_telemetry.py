@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 import warnings
 from collections.abc import Iterator
@@ -221,3 +222,13 @@ def test_the_request_of_a_block_ends_with_it() -> None:
             raise ZeroDivisionError
         assert current_request_id.get() == "one"
     assert current_request_id.get() == ""
+
+
+def test_what_is_announced_is_read_at_once_by_whoever_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        announce("listening")
+        assert os.read(reading, 100) == b"listening\n"
+    os.close(reading)
