@@ -189,3 +189,15 @@ def test_what_is_dropped_ends_with_its_frame() -> None:
     small = head_of(0x81, 5) + b"small"
     came = b"".join(cutter.cut(head_of(0x81, length) + bytes(length) + small))
     assert came == bytes((0x01, 0xFF)) + PIECE_BYTES.to_bytes(8, "big") + MASK + bytes(PIECE_BYTES) + small
+
+
+@pytest.mark.parametrize("size", [70_000, 100_000])
+def test_what_is_dropped_is_as_long_as_its_frame_however_the_bytes_arrive(size: int) -> None:
+    length = 3 * PIECE_BYTES
+    small = head_of(0x81, 5) + b"small"
+    sent = small + head_of(0x81, length) + bytes(length) + small
+    cutter = FrameCutter(MOST)
+    cutter.drops_rest = True
+    came = b"".join(part for at in range(0, len(sent), size) for part in cutter.cut(sent[at : at + size]))
+    fragment = bytes((0x01, 0xFF)) + PIECE_BYTES.to_bytes(8, "big") + MASK + bytes(PIECE_BYTES)
+    assert came == small + fragment + small
