@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
+import soundfile
 
 from asr_server.audio.g711 import A_LAW, MU_LAW, Table
 
@@ -19,6 +22,15 @@ FULL_SCALE = 32768
 )
 def test_a_code_is_its_level(table: Table, levels: dict[int, int]) -> None:
     assert {code: int(table[code] * FULL_SCALE) for code in levels} == levels
+
+
+@pytest.mark.parametrize(("table", "subtype"), [(MU_LAW, "ULAW"), (A_LAW, "ALAW")])
+def test_each_code_has_the_level_that_libsndfile_gives_it(table: Table, subtype: str) -> None:
+    codes = io.BytesIO(bytes(range(256)))
+    expected, _ = soundfile.read(
+        codes, dtype="float32", format="RAW", subtype=subtype, samplerate=8000, channels=1
+    )
+    assert np.array_equal(table, expected)
 
 
 @pytest.mark.parametrize("table", [MU_LAW, A_LAW])
