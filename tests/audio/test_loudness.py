@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -113,3 +115,38 @@ def test_a_waveform_keeps_its_shape() -> None:
     spoken: Spoken = say("8", "linda", gap_s=0.5)
     quiet = at_peak(spoken.samples, -35.0)
     assert np.corrcoef(normalized(quiet), quiet)[0, 1] > 0.999
+
+
+def by_definition(samples: Samples) -> Samples:
+    """Each block of 50 ms by itself: its neighbours' loudest and quietest, in loops."""
+    num_blocks = -(-len(samples) // 800)
+    blocks = np.pad(samples, (0, num_blocks * 800 - len(samples))).astype(np.float64).reshape(-1, 800)
+    levels = 10 * np.log10(np.maximum(blocks.var(axis=1), 1e-9))
+
+    def around(values: list[float], reach: int, number: int) -> list[float]:
+        return values[max(0, number - reach) : number + reach + 1]
+
+    numbers = range(num_blocks)
+    bridged = [max(around(levels.tolist(), 15, n)) for n in numbers]
+    bridged = [min(around(bridged, 15, n)) for n in numbers]
+    speech = [max(around(bridged, 5, n)) for n in numbers]
+    gains = []
+    for number, block in enumerate(blocks):
+        quiet = min(around(levels.tolist(), 15, number))
+        most_db = min(30.0, max(0.0, speech[number] - quiet - 6))
+        gain_db = min(most_db, max(-10.0, -20 - speech[number]))
+        gains.append(min(10 ** (gain_db / 20), 0.95 / max(np.abs(block).max(), 1e-6)))
+    edges = [gains[0], *(min(pair) for pair in pairwise(gains)), gains[-1]]
+    ramps = [np.linspace(first, last, 800, endpoint=False) for first, last in pairwise(edges)]
+    return (np.concatenate(ramps) * blocks.ravel())[: len(samples)].astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_gain_of_each_block_is_decided_by_those_around(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 45, 24)
+    levels = np.repeat(10 ** (rng.uniform(-75, 4, len(lengths)) / 20), lengths * BLOCK)
+    samples = (levels * rng.uniform(-1, 1, len(levels))).astype(np.float32)[:-123] + np.float32(0.01)
+    found, expected = normalized(samples), by_definition(samples)
+    assert np.abs(found - expected).max() < 1e-3
+    assert np.corrcoef(found, expected)[0, 1] > 0.99999
