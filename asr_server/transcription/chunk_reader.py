@@ -80,19 +80,21 @@ class _Reading:
             return None
         previous_text = PreviousText(self.prompt_before)
         again = _Reading(spoken, ChunkProgress(), previous_text, self.numbers, deque(), self.prompt_before)
-        [rest] = spoken.pieces
-        for part in self._sent():
+        sent, end_s = self._sent()
+        for part in sent:
             again.add(part)
-            rest = _from(rest, part.start_s + (part.tail_s or 0.0))
+        [chunk] = spoken.pieces
+        rest = rest_of(chunk, max(0, round(end_s * SAMPLE_RATE) - chunk.start_sample))
         return (again, rest) if self._has_lost_text(rest) else None
 
-    def _sent(self) -> list[DecodedPart]:
-        sent = self.progress.parts
+    def _sent(self) -> tuple[list[DecodedPart], float]:
+        sent = self.progress.parts  # a client may have their segments
         if not any(part.spans for part in sent):
-            return []
+            return [], 0.0
         *before, last = self.parts[: len(sent)]
-        num_spans = len(sent[-1].spans)
-        return [*before, ending_at(last, num_spans, last.spans[num_spans - 1].end_s if num_spans else 0.0)]
+        spans = last.spans[: len(sent[-1].spans)]
+        end_s = spans[-1].end_s if spans else 0.0
+        return [*before, ending_at(last, len(spans), end_s)], last.start_s + end_s
 
     def _has_lost_text(self, rest: Chunk) -> bool:
         if rest.start_s == self.doubted_from_s:
@@ -111,10 +113,6 @@ class _Reading:
         if until_repetition(early, self.prompt(tokenizer), tokenizer) is not None:
             return True
         return without_echoes(early, self.last_letters(tokenizer), self.spoken, tokenizer) != early
-
-
-def _from(chunk: Chunk, start_s: float) -> Chunk:
-    return rest_of(chunk, round(start_s * SAMPLE_RATE) - chunk.start_sample)
 
 
 @dataclass(eq=False)
