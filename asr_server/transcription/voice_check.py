@@ -33,7 +33,7 @@ from asr_server.transcription.words import num_letters
 DOUBTFUL_LOGPROB: Final = -0.6
 DOUBTFUL_NO_SPEECH: Final = 0.2
 SURE_LOGPROB: Final = -0.4  # what is invented for music is often one probable short sentence
-FULL_LETTERS_PER_S: Final = 3.5  # a quarter of a reader's
+FULL_LETTERS_PER_S: Final = 5.0  # a reader says 11 to 17: text of less has lost the times of its words
 LEAD_S: Final = 0.3  # before speech that was passed over
 MIN_ADVANCE_S: Final = 0.5  # from a chunk's start to where it is read again: the same audio has the same text
 SURELY_S: Final = 0.5  # of certain speech: Whisper's own judgement counts no more
@@ -216,13 +216,11 @@ def _is_doubtful(span: Span, part: DecodedPart) -> bool:
 
 
 def is_trusted(result: ChunkResult, text: str, duration_s: float) -> bool:
-    """Return whether a text is beyond doubt, or probable and as long as its time."""
-    if not result.logprobs:
+    """Return whether a text fills its time, and is beyond doubt or probable."""
+    if not result.logprobs or num_letters(text) < FULL_LETTERS_PER_S * duration_s:
         return False
-    if not _are_doubtful(result.logprobs, result):
-        return True
-    is_full = num_letters(text) >= FULL_LETTERS_PER_S * duration_s
-    return is_full and float(np.mean(result.logprobs)) >= SURE_LOGPROB
+    is_probable = float(np.mean(result.logprobs)) >= SURE_LOGPROB
+    return is_probable or not _are_doubtful(result.logprobs, result)
 
 
 def _are_doubtful(logprobs: Sequence[float], result: ChunkResult) -> bool:

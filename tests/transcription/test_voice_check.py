@@ -152,14 +152,15 @@ async def test_the_whole_chunk_is_kept_where_what_is_left_out_is_loud(level: flo
 @pytest.mark.parametrize(
     ("logprob", "no_speech_prob", "num_letters", "is_trusted_"),
     [
-        (-0.6, 0.2, 3, True),
+        (-0.6, 0.2, 50, True),
+        (-0.6, 0.2, 49, False),
         (-0.61, 0.2, 100, False),
         (-0.41, 0.21, 100, False),
-        (-0.4, 0.21, 35, True),
-        (-0.4, 0.21, 34, False),
+        (-0.4, 0.21, 50, True),
+        (-0.4, 0.21, 49, False),
     ],
 )
-def test_a_text_is_trusted_if_it_is_beyond_doubt_or_probable_and_full(
+def test_a_text_is_trusted_if_it_fills_its_time_and_is_beyond_doubt_or_probable(
     logprob: float, no_speech_prob: float, num_letters: int, is_trusted_: bool
 ) -> None:
     result = answer(*words("12"), avg_logprob=logprob, no_speech_prob=no_speech_prob)
