@@ -237,7 +237,7 @@ def in_pieces_or(uncut: ChunkResult) -> Callable[[Submit], ChunkResult]:
     [
         (say(t(0), *words("1373737392"), t(7)), "one three seven three seven three seven three nine two", []),
         (say(t(0), *words("1373737392"), t(7), avg_logprob=-0.7), "one two", [" nine"]),
-        (say(t(0), *words("1373737392"), t(7), no_speech_prob=0.3), "one two", [" nine"]),
+        (say(t(0), *words("1373737392"), t(7), avg_logprob=-0.5, no_speech_prob=0.3), "one two", [" nine"]),
     ],
 )
 async def test_a_chunk_that_loses_text_beside_noise_is_read_in_one_piece_too(
