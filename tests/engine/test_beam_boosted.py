@@ -12,6 +12,8 @@ from asr_server.engine.beam import NUM_NAMED, NUM_RESERVED, BeamSearch, Hypothes
 from asr_server.engine.boost import FIRST_BONUS, KeywordBoost, Row
 from tests.engine.test_beam import END, WIDTH, next_candidates, next_logprobs, read_on
 
+Lists = list[list[tuple[int, float]]]
+
 
 def machine(*keywords: tuple[int, ...]) -> KeywordBoost:
     return KeywordBoost(keywords, (), lambda token: False)
@@ -52,8 +54,63 @@ def test_in_a_full_search_the_least_likely_texts_leave_their_places_to_a_match()
     assert len(beam.running) == WIDTH
 
 
+def flags(beam: BeamSearch) -> list[tuple[tuple[int, ...], bool, bool]]:
+    """Return each text, whether it is the greedy one, and whether it is there for its match alone."""
+    return [(each.tokens, each.is_greedy, each.is_tentative) for each in beam.running]
+
+
+def lists(*following: dict[int, float]) -> Lists:
+    return [[(token, math.log(p)) for token, p in each.items()] for each in following]
+
+
+def test_two_of_five_places_are_left_to_the_likeliest_of_three_matches() -> None:
+    beam = BeamSearch(WIDTH, 30, END, boost=machine((8, 3), (2, 3), (6, 3)))
+    likely, named = {1: 0.24, 3: 0.2, 4: 0.17, 5: 0.15, 7: 0.13}, {8: 0.08, 2: 0.1, 6: 0.09}
+    assert beam.advance(lists(likely), lists(named)) == [0] * WIDTH
+    expected = [(1, True, False), (3, False, False), (4, False, False), (2, False, True), (6, False, True)]
+    assert flags(beam) == [((token,), *flag) for token, *flag in expected]
+
+
+def test_of_two_places_a_match_may_take_one() -> None:
+    beam = BeamSearch(2, 30, END, boost=machine((2, 3)))
+    assert beam.advance(lists({1: 0.5, 4: 0.4}), lists({2: 0.1})) == [0, 0]
+    assert flags(beam) == [((1,), True, False), ((2,), False, True)]
+
+
+def test_a_match_stays_tentative_until_its_keyword_is_complete() -> None:
+    beam = BeamSearch(WIDTH, 30, END, boost=machine((2, 3, 4)))
+    beam.advance(lists({1: 0.5}), lists({2: 0.4}))
+    assert flags(beam) == [((1,), True, False), ((2,), False, True)], "likely, but named alone"
+    assert beam.advance(lists({5: 0.9}, {3: 0.9})) == [0, 1]
+    assert flags(beam) == [((1, 5), True, False), ((2, 3), False, True)]
+    beam.advance(lists({6: 0.9}, {4: 0.9}))
+    assert sorted(flags(beam)) == [((1, 5, 6), True, False), ((2, 3, 4), False, False)]
+    one_token = BeamSearch(WIDTH, 30, END, boost=machine((2,)))
+    one_token.advance(lists({1: 0.9}), lists({2: 0.2}))
+    assert flags(one_token) == [((1,), True, False), ((2,), False, False)]
+
+
+def test_an_unlikely_candidate_is_kept_for_its_match_up_to_the_margin() -> None:
+    beam = BeamSearch(WIDTH, 30, END, boost=machine((2, 3), (4, 3)))
+    beam.advance([[(1, -0.5), (2, -3.0), (4, -3.25)]])  # of 1.5, and a bonus of 1
+    assert flags(beam) == [((1,), True, False), ((2,), False, True)]
+
+
+def test_texts_that_wait_for_the_same_keyword_behind_other_words_are_both_kept() -> None:
+    beam = BeamSearch(WIDTH, 30, END, boost=machine((2, 3)))
+    beam.advance(lists({1: 0.5, 5: 0.4}))
+    beam.advance(lists({6: 0.9}, {7: 0.9}), lists({2: 0.3}, {2: 0.3}))
+    assert sorted(each.tokens for each in beam.running) == [(1, 2), (1, 6), (5, 2), (5, 7)]
+
+
+def test_a_token_without_a_bonus_is_close_within_the_margin_alone() -> None:
+    for other, is_sure in (((5, -2.5), True), ((2, -3.0), False), ((2, -3.25), True), ((5, -2.0), False)):
+        beam = BeamSearch(WIDTH, 30, END, boost=machine((2, 3)))
+        assert beam.append_if_sure(1, -0.5, 9.0, [other]) is is_sure, other
+
+
 def test_a_token_is_not_sure_where_a_keyword_s_is_close_with_its_bonus() -> None:
-    for bonus, is_sure in ((FIRST_BONUS, True), (9.0, False)):
+    for bonus, is_sure in ((FIRST_BONUS, True), (4.0, True), (4.8, False), (9.0, False)):
         own = machine((2, 3))
         own._states[2].gain = bonus
         beam = BeamSearch(WIDTH, 30, END, boost=own)
@@ -63,8 +120,6 @@ def test_a_token_is_not_sure_where_a_keyword_s_is_close_with_its_bonus() -> None
 
 
 # -- A search of a model made of chance -------------------------------------------------------------------
-
-Lists = list[list[tuple[int, float]]]
 
 
 def chance_keywords(seed: int) -> KeywordBoost:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from asr_server.engine.beam import BeamSearch, Hypothesis, leads, num_candidates, num_named
+from asr_server.engine.boost import Match
 from tests.engine.test_beam import END, WIDTH, read_on
 
 
@@ -85,15 +86,18 @@ def test_a_lead_is_that_over_all_others_together() -> None:
 @pytest.mark.parametrize(("ahead", "are_same"), [(1, True), (2, True), (3, False)])
 def test_the_same_words_may_be_spelt_in_two_tokens_more(ahead: int, are_same: bool) -> None:
     beam = BeamSearch(WIDTH, 30, END)
+    earned = Match(earned=1.0)  # by a keyword before
     short = Hypothesis((1, 2, 7, 8), (-0.5,) * 4, -2.0)
-    long = Hypothesis((1, 2, 7, 8, *range(3, 3 + ahead)), (-0.5,) * (4 + ahead), -2.0 - ahead / 2)
+    long = Hypothesis(
+        (1, 2, 7, 8, *range(3, 3 + ahead)), (-0.5,) * (4 + ahead), -1.0 - ahead / 2, match=earned
+    )
     for one, other in ((short, long), (long, short)):
         lead = beam._lead(one, other)
         assert (lead is not None) is are_same
         if lead is not None:
             sign = -1 if one is short else 1
             allowed = ahead * 0.5 * one.sum_logprob / len(one.tokens)
-            assert lead == pytest.approx(sign * allowed)
+            assert lead == pytest.approx(sign * (1 + allowed))
 
 
 def test_two_equal_tokens_at_the_end_make_hypotheses_the_same_and_one_does_not() -> None:
@@ -102,6 +106,8 @@ def test_two_equal_tokens_at_the_end_make_hypotheses_the_same_and_one_does_not()
     assert beam._lead(one, other) == pytest.approx(0.6)
     assert beam._lead(one, other._replace(tokens=(2, 6, 8))) is None
     assert beam._lead(Hypothesis((8,), (-0.5,), -0.5), other) is None, "too short to know"
+    assert beam._lead(Hypothesis((7, 8), (-0.5,) * 2, -1.0), other) == pytest.approx(1.1)
+    assert beam._lead(one, Hypothesis((7, 8, 3, 4), (-0.5,) * 4, -2.0)) is None, "one token is ahead of it"
     assert BeamSearch(WIDTH, 30, END, margin=math.inf)._lead(one, other) is None, "openai-whisper's"
 
 
@@ -122,6 +128,9 @@ def test_running_texts_count_as_far_as_places_are_left_by_those_that_ended() -> 
     assert beam.best().tokens == (3,)
     beam.running = [beam.running[0]._replace(is_tentative=True)]
     assert beam.best().tokens == (1,)
+    beam.running = [Hypothesis((3,), (-0.5,), -0.5)]
+    beam.ended *= 2
+    assert beam.best().tokens == (1,), "no place is left"
     beam.running, beam.ended = [], []
     assert math.isnan(beam.best().sum_logprob)
 
@@ -132,6 +141,7 @@ def test_a_hypothesis_far_below_an_ended_text_goes_on_if_it_is_better_for_its_le
     assert not beam._has_lost(Hypothesis((1, 2), (), -3.5)), "within the margin"
     assert beam._has_lost(Hypothesis((1, 2), (), -3.6))
     assert not beam._has_lost(Hypothesis((1, 2, 3, 4), (), -3.6)), "-1.8 by the root of its length"
+    assert not beam._has_lost(Hypothesis((1, 2, 3, 4), (), -4.0)), "as good for its length"
     beam.ended = []
     assert not beam._has_lost(Hypothesis((1, 2), (), -99.0))
 
@@ -141,3 +151,53 @@ def test_hypotheses_change_their_places() -> None:
     read_on(beam, {1: 0.4, 2: 0.3, 3: 0.3})
     beam.reorder([2, 0, 1])
     assert [each.tokens for each in beam.running] == [(3,), (1,), (2,)]
+
+
+def test_what_lies_exactly_at_the_margin_is_kept_and_is_not_sure() -> None:
+    beam = BeamSearch(WIDTH, 30, END)
+    assert not beam.best().is_ended
+    assert not beam.append_if_sure(1, -0.1, 1.5)
+    assert beam.advance([[(1, -0.5), (2, -2.0)]]) == [0, 0]
+
+
+def test_no_more_texts_end_than_the_search_is_wide() -> None:
+    beam = BeamSearch(2, 30, END)
+    read_on(beam, {1: 0.5, 2: 0.4})
+    beam.ended = [Hypothesis((5,), (-0.1,), -0.2, is_ended=True)]
+    assert read_on(beam, {END: 0.9}, {END: 0.9}) == []
+    assert [each.tokens for each in beam.ended] == [(5,), (1,)]
+
+
+@pytest.mark.parametrize(("lead", "kept"), [(0.0, 2), (0.5, 1), (-0.5, 2)])
+def test_the_likelier_of_two_that_are_the_same_goes_on_for_the_greedy_one(lead: float, kept: int) -> None:
+    beam = BeamSearch(WIDTH, 30, END)
+    beam.running = [
+        Hypothesis((1, 3), (-0.5, -0.5), -1.0 + lead, is_greedy=False),
+        Hypothesis((2, 3), (-0.5, -0.5), -1.0),
+    ]
+    parents = beam.advance([[(4, -0.5)], [(4, -0.5)]])
+    assert parents == [kept - 1]
+    assert [(each.tokens, each.is_greedy) for each in beam.running] == [((kept, 3, 4), True)]
+
+
+def test_the_end_of_a_text_is_no_time() -> None:
+    beam = BeamSearch(WIDTH, 30, END)
+    assert read_on(beam, {1: 0.35, END + 1: 0.3, END: 0.3}) == [(1,), (END + 1,)]
+    assert beam.running[1].sum_logprob == pytest.approx(math.log(0.3))
+    assert [each.tokens for each in beam.ended] == [()]
+
+
+def test_a_segment_that_would_begin_where_the_audio_ends_does_not() -> None:
+    beam = BeamSearch(WIDTH, 30, END, audio_end=END + 5)
+    read_on(beam, {1: 0.9})
+    read_on(beam, {END + 3: 0.9})
+    assert read_on(beam, {END + 5: 0.6}) == []
+    assert [each.tokens for each in beam.ended] == [(1, END + 3)]
+
+
+def test_times_that_are_impossible_or_together_nearly_sure_are_one_or_none() -> None:
+    beam = BeamSearch(WIDTH, 30, END)
+    assert beam.advance([[(1, -0.1), (END + 1, -math.inf)]]) == [0]
+    beam = BeamSearch(WIDTH, 30, END)
+    beam.advance([[(END + 1, 0.0), (END + 2, -3.0)]])
+    assert beam.running == [Hypothesis((END + 1,), (0.0,), 0.0)], "rounding makes nothing likelier than sure"
