@@ -182,3 +182,27 @@ def test_the_log_says_how_many_keys_were_read_and_which_can_be_guessed(
         f"1 keys with names read from {tmp_path / 'named'}",
         f"the key of --api-key {guessed}",
     ]
+
+
+@pytest.mark.parametrize(("key", "num_warnings"), [("", 0), ("x", 1), ("x" * 19, 1), ("x" * 20, 0)])
+def test_a_key_of_less_than_20_characters_can_be_guessed(
+    key: str, num_warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    ApiKeys(embedded(api_key=key))
+    assert caplog.text.count("the key of --api-key can be guessed") == num_warnings
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_servers_with_one_file_of_keys_know_each_others_signatures(tmp_path: Path, named: bool) -> None:
+    path = tmp_path / "keys"
+    if named:
+        settings = settings_with(path, entry("web", WEB))
+    else:
+        path.write_text(WEB)
+        path.chmod(0o600)
+        settings = embedded(api_key_file=str(path))
+    one, other = ApiKeys(settings), ApiKeys(settings)
+    signature = one.sign(b"until noon", one.check(f"Bearer {WEB}"))
+    signer = other.signer_of(b"until noon", signature)
+    assert signer is not None
+    assert signer.digest == other.check(f"Bearer {WEB}").digest
