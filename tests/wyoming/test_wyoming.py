@@ -72,7 +72,7 @@ async def test_describe_names_the_model_and_its_languages() -> None:
     (program,) = info.data["asr"]
     assert (program["name"], program["installed"]) == ("asr-server", True)
     (model,) = program["models"]
-    assert (model["name"], model["languages"]) == ("turbo", ["en"])
+    assert (model["name"], model["languages"], model["installed"]) == ("turbo", ["en"], True)
     assert (
         model["description"]
         == "a Whisper model that hears English digits only, about 1 in 20 of them wrongly"
@@ -94,7 +94,8 @@ async def test_audio_without_a_start_and_a_hint_of_names_is_transcribed() -> Non
         await client.write_event(event_of("audio-chunk", SECOND, **FORMAT))
         await client.write_event(event_of("audio-stop"))
         assert (await heard_by(client)).text == "zero"
-        assert app.replica.submits[0].options.keywords == ("two", "one")
+        options = app.replica.submits[0].options
+        assert (options.keywords, options.segment_times) == (("two", "one"), False)
 
 
 @pytest.mark.parametrize(
