@@ -80,6 +80,41 @@ async def test_what_follows_the_end_of_a_body_counts_too() -> None:
         await taken(body(FILE, *voices))
 
 
+@pytest.mark.parametrize(("beyond", "is_taken"), [(0, True), (1, False)])
+async def test_the_bytes_of_a_body_are_counted_as_they_come(beyond: int, is_taken: bool) -> None:
+    voices = [part(f"known_speaker_references{number}", b"x" * MIB) for number in range(6)]
+    rest = 7 * MIB + beyond - len(body(FILE, part("known_speaker_references", b""), *voices))
+    whole = body(FILE, part("known_speaker_references", b"x" * rest), *voices)
+    assert len(whole) == 7 * MIB + beyond
+    if is_taken:
+        assert len((await taken(whole)).fields) == 7
+    else:
+        with pytest.raises(UploadTooLarge):
+            await taken(whole)
+
+
+async def test_what_memory_has_no_room_for_is_on_the_disk_before_the_form_ends() -> None:
+    store = UploadStore(0)
+    data = body(part("file", bytes(300_000)))
+    with closing(Form(MIB, store)) as form:
+        await read_form(Client(data, 100_000).request(), form, MIB, ReadingTurns())
+        assert (store.disk_bytes, store.memory_bytes) == (300_000, 0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "param"),
+    [
+        ((part("prompt", b"\xff"), FILE), "prompt"),
+        ((FILE, part("prompt", b"\xff", '; filename="a"')), "prompt"),
+        ((part("prompt", b"\xff", '; filename="a"'), FILE), "file"),
+    ],
+)
+async def test_a_file_is_missing_where_another_field_was_sent_as_one_in_its_place(
+    parts: tuple[bytes, ...], param: str
+) -> None:
+    assert (await refusal(body(*parts))).param == param
+
+
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []

@@ -89,3 +89,17 @@ async def test_who_leaves_the_line_takes_no_place_even_in_the_moment_that_it_is_
     assert places.num_free == 0
     places.release("")
     assert not places.are_taken("")
+
+
+async def test_who_leaves_the_line_leaves_nothing_in_it() -> None:
+    places = Places(1)
+    await places.acquire("")
+    assert (places.num_free, places.num_held("")) == (0, 1)
+    waiting = [asyncio.create_task(places.acquire("")) for _ in range(2)]
+    await asyncio.sleep(0)
+    for num_left, task in ((1, waiting[0]), (0, waiting[1])):
+        task.cancel()
+        await asyncio.wait([task])
+        assert sum(map(len, places._waiting.values())) == len(places._waiting) == num_left
+    places.release("")
+    assert (places.num_free, places.are_taken("")) == (1, False)
