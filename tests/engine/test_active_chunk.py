@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import Literal
 
 import numpy as np
 import pytest
 
+from asr_server.channel.messages import ChunkTimes
 from asr_server.core import TEMPERATURE_LADDER, ChunkId, ChunkResult, DecodingOptions
-from asr_server.engine.active_chunk import ActiveChunk
-from asr_server.engine.boost import KeywordBoost
+from asr_server.engine.active_chunk import ActiveChunk, _num_closed
+from asr_server.engine.beam import BeamSearch, Hypothesis
+from asr_server.engine.boost import KeywordBoost, Match
 from tests.vocabulary import make_tokenizer, words
 
 FLUENT, SAID_TWICE, REPETITIVE = 1.0, 2.6, 5.0
@@ -42,6 +45,7 @@ def climb(tries: list[tuple[float, float]]) -> tuple[int, float]:
         ([(-0.1, REPETITIVE)] * 4 + [(-3.0, FLUENT)], (5, 0.8)),
         ([(-0.2, REPETITIVE), (-0.1, REPETITIVE)] + [(-0.3, REPETITIVE)] * 4, (6, 0.2)),
         ([(-0.2, SAID_TWICE), (-0.9, FLUENT)], (2, 0.2)),
+        ([(-0.2, SAID_TWICE), (-1.0, FLUENT)], (2, 0.2)),  # just plausible
         ([(-0.2, SAID_TWICE)] * 5 + [(-4.2, FLUENT)], (6, 0.0)),  # nothing else is plausible
         ([(-0.1, REPETITIVE), (-0.2, SAID_TWICE)] + [(-4.2, FLUENT)] * 4, (3, 0.2)),
         ([(-1.2, FLUENT), (-0.6, CUT_SHORT), (-1.3, FLUENT)], (3, 0.0)),
@@ -126,3 +130,65 @@ def test_a_guess_that_adds_the_same_is_not_wrong() -> None:
         assert chunk.append(5, -1.0, 100) is None
         assert chunk.boost_states == [KeywordBoost.start]
         assert chunk.has_guessed_wrong() == is_wrong
+
+
+def test_a_new_chunk_has_nothing_yet_and_equals_none_but_itself() -> None:
+    chunks = [ActiveChunk(ChunkId("a", 0), np.ones(160, np.float32), DecodingOptions(), "en") for _ in "ab"]
+    assert len(set(chunks)) == 2
+    for chunk in chunks:
+        assert (chunk.audio_slot, chunk.num_examined, chunk.finished) == (-1, 0, False)
+        assert (chunk.admitted_at, chunk.encoded_at, chunk.pauses.shape) == (0, 0, (0, 2))
+        chunk.drop_samples()
+        assert len(chunk.samples) == 160
+        assert not chunk.samples.any()
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_a_searchs_result_is_its_best_text_without_the_bonus_of_keywords(is_ended: bool) -> None:
+    chunk = ActiveChunk(ChunkId("a", 0), np.zeros(160, np.float32), DecodingOptions(), "en")
+    beam = chunk.beam = BeamSearch(2, 9, END_OF_TEXT)
+    best = Hypothesis((1, 2), (-0.5, -0.75), -0.25, is_ended, match=Match(earned=1.5))
+    if is_ended:
+        beam.ended, beam.running = [best], []
+    else:
+        beam.running = [best]
+        assert chunk.position == 1, "behind no prompt"
+    result = chunk.result_of_beam(beam, make_tokenizer())
+    assert (result.tokens, result.logprobs) == ((1, 2), (-0.5, -0.75))
+    assert result.avg_logprob == pytest.approx(-1.75 / 3)
+    assert result.finish_reason == ("stop" if is_ended else "length")
+
+
+@pytest.mark.parametrize(("languages", "expected"), [(("en",), None), (("en", "de"), "de")])
+def test_a_result_has_a_language_where_there_is_more_than_one(
+    languages: tuple[str, ...], expected: str | None
+) -> None:
+    chunk = ActiveChunk(ChunkId("a", 0), np.zeros(160, np.float32), DecodingOptions(), "de")
+    assert chunk.result("stop", make_tokenizer(languages)).language == expected
+
+
+def test_a_chunks_times_are_those_to_its_audio_and_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunk = ActiveChunk(ChunkId("a", 0), np.zeros(160, np.float32), DecodingOptions(), "en")
+    chunk.admitted_at, chunk.encoded_at = 100.0, 100.5
+    monkeypatch.setattr(time, "monotonic", lambda: 102.5)
+    assert chunk.times() == ChunkTimes(0.5, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_before", "expected"),
+    [
+        ((3, 71), 0, 2),
+        ((3, 70), 0, 0),  # at the audio's start
+        ((70, 3, 71), 0, 3),
+        ((70, 3, 71, 72), 0, 3),
+        ((70, 3, 71, 72, 4), 0, 3),
+        ((70, 3, 71, 72, 4, 75), 3, 6),
+        ((70, 3, 71, 72, 4), 3, 3),
+        ((71,), 0, 0),
+        ((), 0, 0),
+    ],
+)
+def test_a_segment_is_closed_by_a_time_behind_a_word(
+    tokens: tuple[int, ...], num_before: int, expected: int
+) -> None:
+    assert _num_closed(tokens, num_before, 70) == expected
