@@ -57,8 +57,10 @@ def test_a_port_that_is_not_rays_is_refused(
 ) -> None:
     assert module.ANSWER_LIMIT_S < 20
     monkeypatch.setattr(module, "ANSWER_LIMIT_S", 0.2)
-    with listener(answer) as address, pytest.raises(OSError, match=f"cannot connect to {address}: {reason}"):
-        check_answers(address)
+    with listener(answer) as address:
+        with pytest.raises(OSError, match=f"cannot connect to {address}: {reason}") as raised:
+            check_answers(address)
+        assert raised.value.errno == 0
 
 
 @pytest.fixture
@@ -240,9 +242,16 @@ def test_one_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_why_one_does_not_start_is_said(line: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     popen, command = subprocess.Popen, [sys.executable, "-c", f"print({line!r})"]
-    monkeypatch.setattr(subprocess, "Popen", lambda _, **options: popen(command, **options))
+    started: list[subprocess.Popen[str]] = []
+
+    def start(_: object, **options: Any) -> subprocess.Popen[str]:
+        started.append(popen(command, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
     with pytest.raises(OSError, match=f"^no Ray cluster could be started on this machine: {reason}$"):
         LocalCluster()
+    assert [process.returncode for process in started] == [0]
 
 
 def test_a_signal_is_the_servers_business_while_its_process_starts_ray_and_afterwards(tmp_path: Path) -> None:
@@ -250,11 +259,14 @@ def test_a_signal_is_the_servers_business_while_its_process_starts_ray_and_after
     session.mkdir()
 
     def work(tell: Callable[[Any], None]) -> None:
+        assert not Path("/proc/self/cmdline").read_bytes().startswith(b"asr-server ray cluster")
+
         def init(**options: Any) -> SimpleNamespace:
             for number in (signal.SIGTERM, signal.SIGINT):
                 os.kill(os.getpid(), number)
                 signal.signal(number, signal.SIG_DFL)
-            tell(options)
+            title = Path("/proc/self/cmdline").read_bytes().strip(b"\0").decode()
+            tell(options | {"title": title})
             return SimpleNamespace(address_info={"address": "127.0.0.1:4321", "session_dir": str(session)})
 
         sys.modules["ray"] = SimpleNamespace(init=init, shutdown=session.joinpath("ended").touch)  # type: ignore[assignment]
@@ -274,7 +286,31 @@ def test_a_signal_is_the_servers_business_while_its_process_starts_ray_and_after
         "object_store_memory": 80 << 20,
         "log_to_driver": False,
         "logging_level": logging.ERROR,
+        "title": "asr-server ray cluster",
     }
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_why_ray_does_not_start_is_a_line_and_a_session_that_it_has_removed_itself_is_none(
+    starts: bool,
+) -> None:
+    def work(tell: Callable[[Any], None]) -> None:
+        def init(**options: Any) -> SimpleNamespace:
+            if starts:
+                return SimpleNamespace(address_info={"address": "a:1", "session_dir": "/nowhere/session"})
+            raise RuntimeError("no room\n for it")
+
+        sys.modules["ray"] = SimpleNamespace(init=init, shutdown=lambda: None)  # type: ignore[assignment]
+        try:
+            run_as_main(module.__name__)
+        except SystemExit as ended:
+            tell(ended.code)
+
+    process = Fork(work)
+    process.give_no_more()
+    ended = process.end()
+    line = b"the cluster's address: a:1\n" if starts else b"the cluster did not start: no room for it\n"
+    assert (ended.output, ended.told, ended.errors) == (line, None if starts else 1, "")
 
 
 @pytest.mark.slow

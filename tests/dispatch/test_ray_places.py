@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from asr_server import __version__
-from asr_server.channel.messages import LogLine
+from asr_server.channel.messages import Drain, LogLine
 from asr_server.channel.tcp import TcpEngineClient
 from asr_server.channel.zeromq import ReplicaSpec
 from asr_server.dispatch import ray as module
@@ -176,6 +177,37 @@ async def test_an_actor_is_started_in_its_place_and_sent_its_settings(
     assert stand_in.calls[-1] == "kill"
 
 
+async def test_an_actor_on_a_gpu_takes_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    stand_in = StandIn(monkeypatch, gpus=4)
+    executor = RayExecutor(embedded(executor="ray", replicas_per_device=2))
+    await executor.start()
+    stand_in.began.set_result(None)
+    replica = await executor.launch(0)
+    options = stand_in.options["actor"]
+    assert (options["num_cpus"], options["num_gpus"]) == (0, 0.5)
+    stand_in.end.set_result(None)
+    await replica.close()
+
+
+async def test_a_replica_is_asked_to_leave_then_killed_and_its_end_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand_in, loop = StandIn(monkeypatch), asyncio.get_running_loop()
+    end: asyncio.Future[None] = loop.create_future()
+    done: list[object] = []
+
+    def kill(actor: object) -> None:
+        done.append(actor)
+        loop.call_soon_threadsafe(loop.call_later, 0.02, end.set_exception, RuntimeError("was killed"))
+
+    monkeypatch.setattr(stand_in, "kill", kill)
+    client: Any = SimpleNamespace(send=done.append, close=lambda: done.append(end.done()))
+    await RayReplica("replica 0", "the actor", end, client).close(drain_s=0.01)
+    assert done == [Drain(), "the actor", True]
+    assert not end._log_traceback, "its error was noted, and asyncio has none to warn of"
+
+
 async def test_a_place_is_waited_for_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -230,7 +262,15 @@ async def test_a_replicas_log_lines_are_printed(
 async def test_leaving_gives_the_places_back_and_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     stand_in, executor = await started(monkeypatch)
-    await executor.stop()
+    may_end = threading.Event()
+    call = threading.Thread(target=may_end.wait, args=(60,), name=module.CALL_THREAD)
+    call.start()
+    leaving = asyncio.create_task(executor.stop())
+    await asyncio.sleep(0.02)
+    assert (stand_in.removed, leaving.done()) == ([], False), "it waits for calls that are under way"
+    may_end.set()
+    await leaving
+    call.join()
     assert stand_in.removed == executor._places
     assert stand_in.calls[-2:] == ["shutdown", "cluster closed"]
 
@@ -244,8 +284,11 @@ async def test_a_cluster_that_is_gone_does_not_hold_up_a_stop(
     def refuse(address: str) -> None:
         raise OSError("cannot connect")
 
+    unregistered: list[object] = []
     monkeypatch.setattr(module, "check_answers", refuse)
+    monkeypatch.setattr(module, "atexit", SimpleNamespace(unregister=unregistered.append))
     await executor.stop()
+    assert unregistered == [stand_in.shutdown]
     assert caplog.messages == ["the Ray cluster could not be left in order: OSError: cannot connect"]
     assert stand_in.calls[-1] == "cluster closed"
     assert "shutdown" not in stand_in.calls
