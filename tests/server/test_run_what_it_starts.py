@@ -1,0 +1,69 @@
+"""What a run gives uvicorn, starts before the engine, and leaves when it is hurried."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import uvicorn
+
+from asr_server.audio.pool import PreprocessPool
+from asr_server.server import run as run_module
+from asr_server.telemetry import configure_logging
+from tests.api.running_app import until
+from tests.embedded import embedded
+from tests.forked import Fork
+from tests.server.test_run_in_one_process import LAZY, Session, serving_app, sessions_of
+
+
+@pytest.mark.parametrize(
+    ("level", "uvicorns"),
+    [("debug", "warning"), ("info", "warning"), ("warning", "warning"), ("error", "error")],
+)
+def test_uvicorn_says_nothing_that_is_said_elsewhere_and_libraries_load_before_the_engine(
+    level: str, uvicorns: str
+) -> None:
+    def work(tell: Callable[[Any], None]) -> None:
+        happened: list[object] = []
+
+        class Served:
+            exit_status = happened
+
+            def __init__(self, config: uvicorn.Config, state: object) -> None:
+                happened.append([config.log_level, config.access_log])
+
+            def run(self, sockets: object) -> None: ...
+
+        class Pool(PreprocessPool):
+            def warm_up(self) -> None:
+                happened.append("libraries")
+
+        configure_logging("error")
+        vars(run_module)["Server"] = Served
+        vars(run_module)["PreprocessPool"] = Pool
+        tell(run_module.run([embedded(**LAZY, log_level=level)]))
+
+    assert Fork(work).end().told == ["libraries", [uvicorns, False]]
+
+
+async def test_no_collection_looks_at_what_was_there_when_the_server_listens() -> None:
+    gc.unfreeze()
+    async with serving_app(embedded()):
+        assert gc.get_freeze_count() > 10_000
+
+
+async def test_a_drain_that_is_hurried_leaves_nothing_that_waits_for_sessions() -> None:
+    before = asyncio.all_tasks()
+    async with serving_app(embedded(drain_s=3600)) as app:
+        session = Session(leaves_at=2)
+        staying = asyncio.create_task(session.stay_in(sessions_of(app)))
+        await until(lambda: sessions_of(app).num_active)
+        app.signal()
+        await until(lambda: app.dispatcher.draining)
+        app.signal()
+        await app.serving
+        await staying
+    await until(lambda: all(task.done() for task in asyncio.all_tasks() - before))
