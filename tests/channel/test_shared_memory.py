@@ -177,6 +177,8 @@ def test_memory_that_is_closed_is_gone_though_something_still_refers_to_its_writ
     writer = SharedMemoryWriter(MIB)
     assert "asr-server-arrays" in Path("/proc/self/maps").read_text()
     writer.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(writer.fd)
     assert "asr-server-arrays" not in Path("/proc/self/maps").read_text()
 
 

@@ -8,6 +8,7 @@ import torch
 
 from asr_server.channel import wire
 from asr_server.channel.messages import Credit, LanguageDetected, Submit
+from asr_server.channel.shared_memory import SharedMemoryReader, SharedMemoryWriter
 from asr_server.core import ChunkId, DecodingOptions
 
 
@@ -48,6 +49,21 @@ def test_reading_and_writing_copy_nothing() -> None:
     received = wire.commands.decode(wire.commands.encode(submit(samples)))
     assert isinstance(received, Submit)
     assert np.shares_memory(received.samples, samples)
+
+
+def test_a_large_array_lies_in_shared_memory_where_there_is_room() -> None:
+    writer = SharedMemoryWriter(1 << 16)
+    reader = SharedMemoryReader(writer.fd)
+    message = submit(np.arange(10_000, dtype=np.float32))
+    for num_frames in (1, 2):  # the second one finds no room
+        frames = wire.commands.encode(message, writer)
+        assert len(frames) == num_frames
+        received = wire.commands.decode(frames, reader)
+        assert isinstance(received, Submit)
+        np.testing.assert_array_equal(received.samples, message.samples)
+    assert len(wire.commands.encode(submit(np.zeros(63, np.float32)), writer)) == 1
+    assert writer.num_bytes_used == 40_960
+    writer.close()
 
 
 def test_events_keep_plain_ints_and_floats() -> None:
