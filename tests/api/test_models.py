@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from asr_server.api.models import ModelRegistry
@@ -32,17 +30,3 @@ def test_a_star_among_the_aliases_takes_any_name() -> None:
     assert ModelRegistry([model]).choose("Systran/faster-whisper-large-v3") is model
     with pytest.raises(ModelNotFound, match=r"'\*' takes any"):
         ModelRegistry([served(Settings())]).choose("Systran/faster-whisper-large-v3")
-
-
-async def test_idle_models_are_looked_for_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-
-    async def sleep(duration_s: float) -> None:
-        waits.append(duration_s)
-        if len(waits) == 3:
-            raise asyncio.CancelledError
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    with pytest.raises(asyncio.CancelledError):
-        await ModelRegistry([])._unload_idle()
-    assert waits == [1.0] * 3

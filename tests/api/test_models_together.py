@@ -120,6 +120,23 @@ async def test_idle_models_are_looked_for_every_second(
     await until(lambda: idle.state == "unloaded")
     assert used.state == "ready"
     await registry.stop()
+    await until(lambda: registry._watching is not None and registry._watching.cancelled())
+    await ModelRegistry([]).stop()  # before its start
+
+
+async def test_a_model_that_has_lost_its_replicas_is_neither_ready_nor_loaded(
+    make: Callable[..., ServedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = ModelRegistry([make("one")])
+    await registry.start()
+    await registry.until_ready()
+    registry.require_ready()
+    monkeypatch.setattr(Dispatcher, "ready", False)
+    with pytest.raises(EngineUnavailable, match="has ended and is started again"):
+        registry.require_ready()
+    with pytest.raises(EngineUnavailable, match="has ended and is started again"):
+        await registry.load("one")
+    await registry.stop()
 
 
 # -- Load and replace ----------------------------------------------------------------------------------------

@@ -73,6 +73,18 @@ async def test_a_drain_ends_each_session_and_waits_until_they_have_left() -> Non
     await asyncio.wait_for(draining, 60)
 
 
+async def test_a_drain_waits_for_sessions_that_came_after_others_had_left() -> None:
+    sessions = RealtimeSessions(2)
+    with sessions.enter(Session()):
+        pass
+    with sessions.enter(Session()):
+        draining = asyncio.create_task(sessions.drain(60.0))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not draining.done()
+    await draining
+
+
 async def test_a_drain_waits_no_longer_than_its_limit_and_not_at_all_without_sessions() -> None:
     sessions = RealtimeSessions(2)
     with sessions.enter(Session()):

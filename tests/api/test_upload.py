@@ -345,6 +345,25 @@ async def test_a_faster_upload_takes_the_place_of_a_slower_one(
     assert (store.disk_bytes, store.memory_bytes) == (0, 0)
 
 
+@pytest.mark.parametrize("num_more", [0, 7])
+async def test_all_of_an_upload_on_disk_is_there_for_who_reads_it_by_its_number(num_more: int) -> None:
+    upload = Upload(100 * MIB, UploadStore(100 * MIB))
+    upload.add(bytes(8 * MIB + 7))
+    await upload.spill_to_disk()
+    upload.add(bytes(num_more))
+    assert os.fstat((await upload.source()).fileno()).st_size == 8 * MIB + 7 + num_more
+    upload.close()
+
+
+def test_a_file_that_cannot_be_closed_is_no_error_of_the_request() -> None:
+    def fail() -> None:
+        raise OSError(28, "No space left on device")
+
+    upload = Upload(MIB, UploadStore(MIB))
+    upload._file = SimpleNamespace(close=fail)  # type: ignore[assignment]
+    upload.close()
+
+
 async def test_an_upload_that_nobody_sends_is_never_the_slowest() -> None:
     assert Upload(MIB, UploadStore(0)).bytes_per_s == math.inf
 
