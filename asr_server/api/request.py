@@ -117,8 +117,6 @@ def _invalid(error: ValidationError) -> InvalidValue:
     first = error.errors(include_url=False, include_context=False)[0]
     field = str(first["loc"][0])
     param = f"{field}[]" if field in ARRAY_FIELDS else field
-    if first["type"] == "missing" and len(first["loc"]) == 1:
-        return InvalidValue(f"'{param}' is required.", param)
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         message = f"Unknown field '{param[:_MAX_QUOTED]}'. {naming('unknown_fields')} can be ignore."
         return InvalidValue(message, param)

@@ -275,6 +275,12 @@ SPLIT = ("channels", "split")
         ([("diarize", "true")], "diarize", "a response_format that shows speakers"),
         ([SPLIT, ("include[]", "logprobs")], "include[]", "channels=split"),
         ([("stream_include_segments", "true")], "stream_include_segments", "requires stream=true"),
+        (
+            [("stream", "true"), ("timestamp_granularities[]", "word")],
+            "timestamp_granularities[]",
+            "requires response_format=verbose_json",
+        ),
+        ([("chunking_strategy[threshold]", "0.5")], "chunking_strategy", "Field required"),
     ],
 )
 def test_fields_that_do_not_go_together_are_refused_by_name(
@@ -293,6 +299,7 @@ def test_fields_that_do_not_go_together_are_refused_by_name(
         [VERBOSE, ("num_speakers", "2")],
         [VERBOSE, ("min_speakers", "2"), ("max_speakers", "2")],
         [VERBOSE, ("min_speakers", "32")],
+        [VERBOSE, ("max_speakers", "1")],
         [("diarize", "true"), ("stream", "true"), ("stream_include_segments", "true")],
         [("stream", "true"), ("stream_include_segments", "true"), ("timestamp_granularities[]", "word")],
         [("stream", "true"), ("stream_continuous_usage_stats", "true")],
