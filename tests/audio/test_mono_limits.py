@@ -37,7 +37,9 @@ def test_whole_numbers_from_two_on_are_integers_of_the_smallest_scale(loudest: f
 def test_floats_beyond_all_scales_are_cut_down() -> None:
     assert FloatScale().push(np.full((100, 1), 3.3e9, np.float32)).max() == 2**15
     assert FloatScale().push(block(40_000.5, 0.5, num_frames=101)).max() == 2**15
-    assert not FloatScale().push(np.full((100, 1), np.nan, np.float32)).any()
+    scale, damaged = FloatScale(), block(np.nan, np.inf, -np.inf, num_frames=3)
+    assert not scale.push(damaged).any()
+    assert np.array_equal(scale.push(block(0.5, 0.5, num_frames=2)), block(0.5, 0.5, num_frames=2))
 
 
 def test_a_hundredth_of_the_samples_beyond_four_makes_integers() -> None:
@@ -75,6 +77,19 @@ def test_an_offset_is_a_hundredth_and_more_than_the_sound(
         kept = SteadyOffset(1600)
         kept.push(samples)
         assert np.array_equal(kept.push(samples[:10]), pushed[:10])
+
+
+def test_an_offset_stays_until_it_has_moved_by_a_hundredth() -> None:
+    steady = SteadyOffset(1600)
+    for level, rest in ((0.5, 0.0), (0.505, 0.005), (0.52, 0.0), (0.515, -0.005)):
+        assert steady.push(np.full(1600, level, np.float32)) == pytest.approx(rest, abs=1e-6)
+
+
+def test_sides_that_cancelled_out_are_added_again_once_their_difference_would_cancel() -> None:
+    mono, one = Mono16k(16_000, 2), tone(0.5)
+    for gain, is_inverted in ((-1.0, True), (0.5, True), (0.9, False), (-0.5, False)):
+        mixed = mono.push(np.stack([one, np.float32(gain) * one], axis=1))
+        assert np.abs(mixed - one * (1 - gain if is_inverted else 1 + gain) / 2).max() < 1e-6
 
 
 def test_a_tenth_of_a_second_is_judged_and_no_less() -> None:
