@@ -146,3 +146,20 @@ def test_a_quantized_or_damaged_file_of_whisper_cpp_is_named(
 def test_the_longest_name_and_most_dimensions_are_read(tmp_path: Path) -> None:
     (tmp_path / "ggml-x.bin").write_bytes(ONE + ggml_tensor(NAME, (1,) * 8, bytes(4)))
     assert read_ggml(tmp_path / "ggml-x.bin").tensors[NAME].shape == (1,) * 8
+
+
+def test_a_tensor_of_one_letter_and_one_dimension_and_a_word_of_no_letters_are_read(tmp_path: Path) -> None:
+    (tmp_path / "ggml-x.bin").write_bytes(ggml(0, 0, 1, 0) + ggml_tensor("a", (1,), bytes(4)))
+    assert read_ggml(tmp_path / "ggml-x.bin").tensors["a"].shape == (1,)
+
+
+def test_as_many_words_and_tensors_as_any_model_may_have_are_read(tmp_path: Path) -> None:
+    (tmp_path / "ggml-x.bin").write_bytes(ggml(0, 0, 1 << 17) + bytes(4 << 17))
+    assert read_ggml(tmp_path / "ggml-x.bin").tensors == {}
+    flags = variable("a", (), b"\1", BYTE) * (1 << 14)
+    (tmp_path / "model.bin").write_bytes(ctranslate2(flags, 1 << 14, end=bytes(4)))
+    model = read_ctranslate2(tmp_path / "model.bin")
+    assert (model.tensors, model.encoder_heads, model.decoder_heads) == ({}, 0, 0)
+    deep = variable("decoder/new/weight", (1,) * 8, numbers(1))
+    (tmp_path / "model.bin").write_bytes(ctranslate2(deep, 1, end=bytes(4)))
+    assert read_ctranslate2(tmp_path / "model.bin").tensors["decoder.new.weight"].shape == (1,) * 8
