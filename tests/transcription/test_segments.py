@@ -188,6 +188,7 @@ def test_words_that_reach_into_the_next_segment_end_where_it_begins() -> None:
     spans = tuple(msgspec.structs.replace(s, words=w) for s, w in zip(part.spans, said, strict=True))
     cut = segments.ending_at(msgspec.structs.replace(part, spans=spans), 2, 3.0).spans
     assert [(word.start_s, word.end_s) for word in cut[0].words] == [(0.5, 1.0), (1.0, 2.2)]
+    assert [(word.start_s, word.end_s) for word in cut[1].words] == [(2.2, 3.0)]
 
 
 def test_a_segment_lasts_from_its_first_word_to_its_last() -> None:
