@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,14 @@ from torch import Tensor
 
 from asr_server.core import ChunkId
 from asr_server.engine.slots import SlotState
-from asr_server.engine.tokens import draw, log_probabilities, noise_seed_of, penalise
+from asr_server.engine.tokens import (
+    _gumbel_noise,
+    _restrict,
+    draw,
+    log_probabilities,
+    noise_seed_of,
+    penalise,
+)
 
 SCORES = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, float("-inf")])
 NEUTRAL = {
@@ -134,3 +142,48 @@ def test_random_numbers_hang_on_seed_chunk_part_and_temperature_alone() -> None:
 
 KNOWN_SEED = 3054469152052268
 KNOWN_DRAWS = [20964, 16800, 51852, 26998, 45850]
+
+
+def splitmix64(seed: int, number: int) -> int:
+    """Return a number of Steele, Lea and Flood's generator, in Python's own integers."""
+    bits = (seed + number * 0x9E3779B97F4A7C15) % 2**64
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % 2**64
+    return bits ^ bits >> 31
+
+
+def test_noise_is_gumbels_of_splitmix64_counted_over_tokens_and_steps() -> None:
+    own = state(2, noise_seed=torch.tensor([3, 2**52 + 1]), num_generated=torch.tensor([0, 5]))
+    found = _gumbel_noise(own, 40)
+    for row, (seed, step) in enumerate(((3, 0), (2**52 + 1, 5))):
+        uniform = [((splitmix64(seed, step * 40 + n) >> 11) + 0.5) / 2**53 for n in range(1, 41)]
+        expected = [-math.log(-math.log(each)) for each in uniform]
+        torch.testing.assert_close(
+            found[row], torch.tensor(expected, dtype=torch.double), atol=1e-12, rtol=1e-12
+        )
+
+
+@pytest.mark.parametrize(("score", "expected"), [(4.0, 2.0), (0.5, 0.25), (-0.5, -1.0), (0.0, 0.0)])
+def test_a_repeated_tokens_score_comes_nearer_to_impossible(score: float, expected: float) -> None:
+    own = state(1, repetition_penalty=2.0, num_generated=1)
+    own.generated[0, 0] = 3
+    scores = torch.full((1, 10), score)
+    assert penalise(scores, own, 9)[0].tolist() == [expected if token == 3 else score for token in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "scores", "allowed"),
+    [
+        ({"top_p": 0.5}, [0.0, 0.0, -99.0], 1),
+        ({"top_p": 0.51}, [0.0, 0.0, -99.0], 2),
+        ({"top_p": 1.0}, [40.0, 0.0, -40.0], 3),
+        ({"min_p": 1.0}, [1.0, 1.0, 0.0], 2),
+        ({"top_k": 2}, [2.0, 1.0, 0.0], 2),
+    ],
+)
+def test_what_lies_at_a_limit_is_drawn_or_not(
+    settings: dict[str, float], scores: list[float], allowed: int
+) -> None:
+    """Half is reached by one of two equal tokens; a top-p of 1 cuts off nothing."""
+    found = _restrict(torch.tensor([scores]), state(1, **settings))
+    assert int(found.isfinite().sum()) == allowed

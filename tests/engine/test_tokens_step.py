@@ -28,6 +28,7 @@ from asr_server.engine.tokens import (
     log_probabilities,
     padded_rows,
     rows_at_once,
+    top_scores,
 )
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.kernels.table import FEW_ROWS, judge
@@ -91,6 +92,46 @@ def test_a_step_chooses_the_likeliest_and_lists_the_next_ones(count: int) -> Non
         largest = likely.topk(count)
         assert torch.equal(lines[:count].t().long(), largest.indices)
         torch.testing.assert_close(lines[count:].t(), largest.values)
+
+
+@pytest.mark.parametrize("vocabulary", [100, 128, 500])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_largest_scores_are_found_and_of_equals_the_first(count: int, vocabulary: int) -> None:
+    scores = torch.randn(3, vocabulary, generator=torch.Generator().manual_seed(0))
+    scores[0, [7, 70, 90]] = 9.0
+    largest, tokens = top_scores(scores, count)
+    expected = scores.topk(count)
+    assert torch.equal(largest, expected.values)
+    assert torch.equal(scores.gather(1, tokens), largest)
+    if count == 1:
+        assert int(tokens[0]) == 7
+
+
+def allowed(text: tuple[int, ...], scores: Tensor | None = None) -> set[int]:
+    """Return the tokens that may follow a text."""
+    state = SlotState.empty(1, 8, CPU)
+    state.num_generated.fill_(len(text))
+    state.token.fill_(text[-1])
+    state.previous.fill_(text[-2] if len(text) > 1 else 31)
+    state.last_time.fill_(max((token for token in text if token >= FIRST_TIME), default=FIRST_TIME - 1))
+    scores = torch.zeros(1, VOCABULARY) if scores is None else scores.clone()
+    made = TokenRules(GenerationRules((0, 3), (), None), SPECIALS, VOCABULARY, CPU)
+    made.apply(scores, state)
+    return {token for token in range(VOCABULARY) if scores[0, token] > -math.inf}
+
+
+def test_behind_the_second_token_a_time_may_be_followed_by_its_pair_or_the_end() -> None:
+    scores = torch.zeros(1, VOCABULARY)
+    scores[:, END] = 9.0  # likelier than all times together
+    expected = {*range(END, FIRST_TIME - 1), *range(FIRST_TIME + 3, VOCABULARY)}
+    assert allowed((5, FIRST_TIME + 3), scores) == expected
+    assert allowed((6, 5, FIRST_TIME + 3), scores) == expected
+
+
+def test_a_text_as_likely_as_all_times_together_may_follow_and_the_first_token_may_be_suppressed() -> None:
+    scores = torch.full((1, VOCABULARY), -math.inf)
+    scores[:, [0, 3, 4, FIRST_TIME + 5]] = torch.tensor([9.0, 9.0, 5.0, 5.0])
+    assert allowed((7,), scores) == {4, FIRST_TIME + 5}
 
 
 # -- Keywords -------------------------------------------------------------------------------------------
