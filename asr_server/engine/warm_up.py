@@ -28,7 +28,7 @@ def warm_up(runner: Runner | LeadingRunner, tokenizer: Tokenizer) -> None:
         if tokenizer.specials.languages:
             runner.language_probabilities([0]).read()
         runner.prefill([0], [chunk.prompt[: chunk.sot_index + 1]], chunk.sot_index)
-        runner.start([SlotStart(0, chunk.prompt, chunk.options, 0.0, 0)])
+        runner.start([SlotStart(0, chunk.prompt, chunk.options)])
         _check(_decode(runner, chunk))
         result = ChunkResult(_TEXT, (), 0.0, 0.0, 0.0, 0.0, None, "stop")
         for pending in runner.align([(chunk, result)]):

@@ -135,7 +135,7 @@ def test_a_second_of_silence_passes_through_the_first_slot(languages: dict[str, 
         (1, len(start.prompt) + 1),
     ]
     (((chunk, result),),) = calls["align"]
-    assert chunk.options.word_timestamps
+    assert (chunk.slot, chunk.audio_slot, chunk.options.word_timestamps) == (0, 0, True)
     assert result.tokens == (0, 1)
 
 

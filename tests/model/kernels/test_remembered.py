@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +125,15 @@ def test_a_folder_that_cannot_be_written_to_hinders_no_start(
     (tmp_path / "file").touch()
     monkeypatch.setattr(remembered, "writable", lambda _: tmp_path / "file")
     assert remembered.remembered("a GPU", choice({}), recall).report == "tried"
+
+
+def test_a_file_system_without_locks_keeps_no_file_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    files: list[FileIO] = []
+
+    def fail(file: FileIO, _: int) -> None:
+        files.append(file)
+        raise OSError("no locks")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    assert remembered.remembered("a GPU", choice({}), recall).report == "tried"
+    assert [file.closed for file in files] == [True]

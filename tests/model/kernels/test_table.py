@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from functools import partial
 from typing import Any
 
@@ -91,3 +91,26 @@ def test_a_kernel_that_does_not_compile_is_not_used(error: Exception) -> None:
     assert forms is None, "the next start may have a compiler"
     assert type(error).__name__ in report
     assert "\n" not in report
+
+
+def test_a_kernel_may_be_off_by_the_tolerance_and_no_more() -> None:
+    for off, chosen in ((0.5, Kernels(flash_decode=kernel)), (0.75, TORCH)):
+        tried = candidate(lambda off=off: torch.ones(3) + off, tolerance=0.5)
+        found = choose(
+            Kernels(flash_decode=kernel), [tried], lambda call, own=tried: float(call is not own.kernel)
+        )
+        assert found.kernels == chosen
+
+
+def test_an_errors_first_120_letters_are_reported() -> None:
+    def fail() -> Tensor:
+        raise RuntimeError("x" * 200)
+
+    _, report, _ = choose(Kernels(flash_decode=kernel), [candidate(fail)], of_times(0, 1))
+    assert report.count("x") == 120
+
+
+@pytest.mark.parametrize("record", [TORCH, candidate()])
+def test_neither_kernels_nor_candidates_change(record: Any) -> None:
+    with pytest.raises(FrozenInstanceError):
+        record.name = record.advance = None
