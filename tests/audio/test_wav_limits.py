@@ -183,3 +183,28 @@ def test_sound_is_not_loud_or_goes_on_as_it_was(level: float, num_flips: int, is
     assert _is_sound(samples) == is_sound
     samples[7] = np.nan
     assert not _is_sound(samples)
+
+
+def test_an_odd_size_is_padded_before_the_next_samples(tmp_path: Path) -> None:
+    """Of 24 bits, sound behind too small a size goes on with whole frames."""
+    eight = chunk(b"fmt ", form(8))
+    content = wav(
+        eight, chunk(b"data", bytes(4001)), b"\0", chunk(b"data", bytes(500)), chunk(b"LIST", bytes(4))
+    )
+    assert num_bytes(tmp_path, content, 8) == 4501
+    wide = np.zeros((len(LOUD) // 2, 3), np.uint8)
+    wide[:, 1:] = np.frombuffer(LOUD, np.uint8).reshape(-1, 2)
+    decoder = opened(tmp_path, wav(chunk(b"fmt ", form(24)), chunk(b"data", wide.tobytes(), 3001)))
+    assert np.array_equal(all_of(decoder)[:, 0], np.frombuffer(LOUD, "<i2") / np.float32(2**15))
+
+
+def test_a_plain_file_has_an_exact_length_and_no_layout(tmp_path: Path) -> None:
+    decoder = opened(tmp_path, FIRST)
+    assert (decoder.has_exact_duration, decoder.duration_s, decoder.layout) == (True, 0.25, ())
+    assert opened(tmp_path, wav(chunk(b"fmt ", form(8)), chunk(b"data", b""))).duration_s == 0
+
+
+def test_another_kind_of_riff_and_another_wave_are_left_to_others(tmp_path: Path) -> None:
+    for content in (FIRST.replace(b"WAVE", b"AVI "), FIRST.replace(b"RIFF", b"XXXX")):
+        with pytest.raises(CannotOpen, match="not a RIFF/WAVE file"):
+            opened(tmp_path, content)
