@@ -164,6 +164,7 @@ async def test_a_replica_that_closes_its_end_waits_for_its_watch() -> None:
     server._watch = SimpleNamespace(join=lambda: joined.append(server._context.closed))  # type: ignore[assignment]
     server.close()
     assert joined == [True], "which ends with its sockets"
+    assert server._closing, "so that this is no loss"
     watch.join()
     client.close()
 

@@ -136,6 +136,10 @@ def test_a_key_loses_the_line_end_of_its_secret_and_is_refused_where_no_client_c
         assert line == "--api-key (VLLM_API_KEY) is wrong: must be empty, or printable ASCII without spaces"
 
 
+def test_wrong_settings_are_an_error_of_a_line_each() -> None:
+    assert str(SettingsError(["one", "two"])) == "one\ntwo"
+
+
 def test_a_model_name_longer_than_any_file_name_is_one_line() -> None:
     (line,) = problems(model="a" * 300)
     assert line.startswith("--model (ASR_SERVER_MODEL) is 'aaa")

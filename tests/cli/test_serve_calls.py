@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from asr_server.cli import main
+from asr_server.cli.serve import health_url
 from asr_server.config import EMBEDDED_MODEL_LIMIT, Settings
 from asr_server.errors import CheckpointError
 from tests.embedded import embedded
@@ -122,6 +123,10 @@ def test_the_check_asks_the_server_whose_flags_another_process_has(
         done = CliRunner().invoke(main, ["health", "--pid", str(process.pid)])
     assert done.exit_code == (0 if is_there else 1)
     assert done.stderr.startswith("" if is_there else f"Error: http://127.0.0.1:{port}/health: ")
+
+
+def test_what_else_is_on_the_servers_command_line_does_not_matter() -> None:
+    assert health_url(["--port", "9", "--help", "--unknown"]) == "http://127.0.0.1:9/health"
 
 
 def test_without_such_a_process_the_environment_says_where_the_server_listens(
