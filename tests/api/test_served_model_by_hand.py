@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -234,3 +236,14 @@ async def test_a_load_under_way_ends_with_the_server() -> None:
         await each.model.stop()
         await asyncio.gather(loading, return_exceptions=True)
         assert loading.cancelled()
+
+
+@pytest.mark.parametrize(
+    ("is_loaded", "failed", "told"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_a_model_that_was_to_load_later_has_not_failed_to_start(
+    is_loaded: bool, failed: bool, told: bool
+) -> None:
+    supervisor = SimpleNamespace(failed_to_start=failed, given_up=failed)
+    model: Any = SimpleNamespace(_is_loaded=is_loaded, dispatcher=SimpleNamespace(supervisor=supervisor))
+    assert (ServedModel.failed_to_start.fget(model), ServedModel.has_failed.fget(model)) == (told, told)  # type: ignore[attr-defined]

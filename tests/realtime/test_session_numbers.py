@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -223,3 +224,19 @@ async def test_a_new_format_loses_no_sample_of_the_one_before(app: RunningApp) -
         await client.append(bytes(range(128)) * 50)
         await client.commit()
         assert (await client.until(".completed"))[-1]["usage"]["seconds"] == 1.8
+
+
+async def test_a_session_with_too_much_to_read_takes_no_further_event_until_some_is_read(
+    app: RunningApp,
+) -> None:
+    async with open_session(url(app)) as client:
+        (own,) = app.app.state.server.realtime._active
+        own._backlog.add(8)
+        for _ in range(2):
+            await client.send({"type": "input_audio_buffer.clear"})
+        await client.until(".cleared")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await client.until(".cleared")
+        own._backlog.add(-8)
+        await client.until(".cleared")
