@@ -204,6 +204,7 @@ def test_a_step_changes_the_slots_as_torch_does() -> None:
         for column in (state.token, state.previous, state.last_time, state.position, state.num_generated):
             column.copy_(torch.arange(100) % 7)
         state.position.clamp_(max=5)
+        state.previous.add_(1)
         state.no_speech.copy_(torch.arange(100) / 100)
     tokens = torch.arange(100, device=DEVICE) + END_OF_TEXT - 2
     logprobs = -torch.arange(100.0, device=DEVICE)
