@@ -13,7 +13,7 @@ import torch
 
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine.active_chunk import ActiveChunk
-from asr_server.engine.alignment import PendingAlignment, TokenTimesThread, first_frames
+from asr_server.engine.alignment import PendingAlignment, TokenTimesThread, first_frames, normalise
 from asr_server.engine.config import EngineConfig
 from asr_server.engine.runner import Runner, StepPlan
 from asr_server.engine.slots import SlotStart
@@ -98,9 +98,10 @@ def test_texts_of_all_lengths_are_aligned_beside_each_other(runner: Runner) -> N
 
 def test_what_is_left_unread_is_not_aligned(runner: Runner) -> None:
     """The audio's tail is read again, from the last segment's end."""
-    read = (START, *words("47"), START + 50)
-    (found,) = align(runner, finished(1, (*read, START + 50, *words("123")), reason="length"))
-    check(found, 1, words("47"), 50)
+    for end in (50, 40):
+        read = (START, *words("47"), START + end)
+        (found,) = align(runner, finished(1, (*read, START + end, *words("123")), reason="length"))
+        check(found, 1, words("47"), end)
 
 
 def test_pauses_come_along_with_the_times(runner: Runner) -> None:
@@ -191,3 +192,32 @@ def test_times_are_found_in_a_thread_and_come_in_order() -> None:
     with pytest.raises(RuntimeError, match="after shutdown"):
         thread.add(first.pending)
     assert TOKENIZER.is_text(40)
+
+
+def test_the_times_of_one_text_are_waited_for_or_not() -> None:
+    gate, thread = threading.Event(), TokenTimesThread()
+    only = Gated(40, gate)
+    assert list(thread.take(waits=True)) == [], "nothing has begun"
+    thread.add(only.pending)
+    assert list(thread.take(waits=False)) == []
+    gate.set()
+    assert [chunk for chunk, _ in thread.take(waits=True)] == [only.pending.chunk]
+    thread.close()
+
+
+def test_attention_is_normalised_over_the_tokens_of_each_head() -> None:
+    attention = torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(0))
+    attention[1, :, 2] = 0.25
+    expected = (attention.numpy() - attention.numpy().mean(1, keepdims=True)) / np.maximum(
+        attention.numpy().std(1, keepdims=True), 1e-30
+    )
+    torch.testing.assert_close(normalise(attention), torch.from_numpy(expected), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "expected"), [(100, 1), (639, 1), (640, 2), (48_000, 150), (99_000, 150)]
+)
+def test_a_text_is_laid_along_one_position_at_least_and_along_the_window_at_most(
+    num_samples: int, expected: int, runner: Runner
+) -> None:
+    assert runner._aligner._num_positions(num_samples) == expected

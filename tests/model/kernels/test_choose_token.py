@@ -72,7 +72,7 @@ ROWS = {
     "a time of its lane that has passed": Row({4: 9.0, T: 8.5, 20: 8.0}, (T + 3, 6), T + 3),
     "the next time behind a text of its lane": Row({8: 9.0, T + 4: 8.5}, (T + 3, 6), T + 3),
     "what lies behind the vocabulary in a lane": Row({VOCABULARY - 3 * BLOCK: 9.0, 28: 8.0}),
-    "unlikely ones": Row({7: -1.0, 8: -2.0}),
+    "unlikely ones": Row(NO_TIMES | {7: -1.0, 8: -2.0}),
     "two of one lane, blocks apart": Row({2: 9.0, 2 + 2 * BLOCK: 8.0}),
     "two times of one lane": Row({T + 3: 9.0, T + 3 + BLOCK: 8.5}),
     "the second of a lane before the first": Row({14 + BLOCK: 9.0, 14: 8.0}),

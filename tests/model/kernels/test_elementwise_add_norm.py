@@ -46,3 +46,19 @@ def test_what_leaves_float16_is_kept_within_it(kernels: Kernels) -> None:
     total, normed = add_norm(large, large, norm, kernels)
     assert total.abs().max() == torch.tensor(torch.finfo(torch.float16).max - 1000).half()
     assert torch.isfinite(normed).all()
+
+
+@pytest.mark.parametrize("num_rows", [3, 4])
+@torch.inference_mode()
+def test_programs_may_have_two_rows_of_which_the_last_is_missing(
+    num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elementwise, "_ROWS", 2)
+    norm = nn.LayerNorm(80, device=DEVICE)
+    x, change = torch.randn(2, num_rows, 80, device=DEVICE)
+    for found, expected in zip(
+        add_norm(x, change, norm, Kernels(add_norm=elementwise.add_norm)),
+        add_norm(x, change, norm, TORCH),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)

@@ -31,6 +31,16 @@ def test_rows_have_torchs_numbers_and_scales(width: int, dtype: torch.dtype) -> 
     assert torch.equal(quantised.float(), exact)
 
 
+@pytest.mark.skipif(
+    ON_GPU and torch.cuda.get_device_capability() < (8, 9), reason="the GPU has no 8-bit floats"
+)
+def test_programs_may_have_two_rows_of_which_the_last_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elementwise, "_ROWS", 2)
+    x = torch.tensor([[448.0, 1.0], [-224.0, 2.0], [0.5, 448.0]], device=DEVICE)
+    for found, expected in zip(elementwise.quantise_rows(x), quantise(x, -1), strict=True):
+        assert torch.equal(found.float(), expected.float())
+
+
 @pytest.mark.skipif(not ON_GPU or torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU")
 def test_a_gpu_rounds_as_torch_does() -> None:
     x = torch.randn(300, 5120, device=DEVICE, dtype=torch.bfloat16)
