@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import zipfile
@@ -13,7 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_server.checkpoint.pickled import check_pickled, read_openai, read_torch
+from asr_server.checkpoint.pickled import (
+    _contiguous,
+    _Storage,
+    _Unpickler,
+    check_pickled,
+    read_openai,
+    read_torch,
+)
 from asr_server.errors import CheckpointError
 
 DIMS = {"n_audio_head": 2, "n_text_head": 3, "n_audio_layer": 4, "n_text_layer": 5, "n_mels": 80}
@@ -203,3 +211,29 @@ def test_objects_beside_an_entry_with_tensors_are_passed_over_and_none_is_made(t
     for key in ("more", None):
         with pytest.raises(CheckpointError, match="is no file of torch"):
             read_torch(tmp_path / "x.pt", key)
+
+
+@pytest.mark.parametrize(
+    ("first", "shape", "is_tensor"),
+    [
+        *((0, (1,) * 8, True), (3, (2,), True), (0, (1,) * 9, False)),
+        *((-1, (2,), False), (0, (-2,), False), (0, (2.0,), False), (True, (2,), False)),
+    ],
+)
+def test_a_tensor_has_eight_dimensions_at_most_and_whole_sizes(
+    first: int, shape: tuple[Any, ...], is_tensor: bool
+) -> None:
+    storage, strides = _Storage("F32", "0"), (1,) * len(shape)
+    if is_tensor:
+        assert _contiguous(storage, first, shape, strides) == (storage, first, shape)
+    else:
+        with pytest.raises(ValueError, match="a shape that no tensor has"):
+            _contiguous(storage, first, shape, strides)
+
+
+@pytest.mark.parametrize(("dtype", "member"), [("F99", "0"), ("F32", 0)])
+def test_a_storage_has_numbers_of_a_kind_and_a_member(dtype: str, member: Any) -> None:
+    unpickler = _Unpickler(io.BytesIO())
+    assert unpickler.persistent_load(("storage", "F32", "0", "cpu", 4)) == _Storage("F32", "0")
+    with pytest.raises(ValueError, match="a storage that is none"):
+        unpickler.persistent_load(("storage", dtype, member, "cpu", 4))
