@@ -350,3 +350,35 @@ async def test_a_turn_that_is_dropped_reports_nothing_and_ends_its_work(app: Run
     hand.reader.cancel()
     await until(lambda: all(task.done() for task in hand.tasks))
     assert (hand.events, hand.backlog.num_unread, speakers.num_closed) == ([], 0, 1)
+
+
+async def test_what_was_read_ahead_before_is_given_up_for_what_is_read_ahead_now(app: RunningApp) -> None:
+    hand = Hand(app)
+    hand.reader.push(noise(1.0))
+    app.replica.holding = True
+    hand.reader.read_ahead()
+    await until(lambda: app.replica.held)
+    hand.reader.read_ahead()
+    await until(lambda: app.replica.cancelled)
+    hand.reader.cancel()
+
+
+async def test_a_turn_that_is_dropped_ends_its_interim_reading(app: RunningApp) -> None:
+    hand = Hand(app)
+    hand.reader.push(noise(1.0))
+    app.replica.holding = True
+    hand.reader.read_interim()
+    await until(lambda: app.replica.held)
+    hand.reader.cancel()
+    await until(lambda: all(task.done() for task in hand.tasks))
+
+
+async def test_a_chunk_without_text_has_no_language_and_nothing_is_kept_of_it() -> None:
+    async with run_app(answer=lambda _: say()) as app:
+        hand = Hand(app)
+        hand.reader.push(noise(1.0))
+        hand.reader.finish()
+        whole = (await hand.ended())[-1]
+        assert isinstance(whole, TurnRead)
+        assert whole.languages == ()
+        assert hand.reader._running == set()
