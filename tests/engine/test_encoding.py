@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from asr_server.checkpoint.files import AudioWindow
+from asr_server.core import SAMPLE_RATE
 from asr_server.engine import encoding
 from asr_server.engine.config import EngineConfig
 from asr_server.engine.cuda import Transfers
@@ -225,3 +227,11 @@ def test_a_window_is_shared_by_as_many_short_chunks_as_fit(monkeypatch: pytest.M
     made(CudaEncoder, device="cuda", short_audio="tail", encode_batch=2, compute_workers=1)
     most = {length: max(rows for rows, each in recorded if each == length) for _, length in recorded}
     assert most == {50: 6, 100: 3, WHOLE: 2}, "of two windows, and at most three chunks in the place of one"
+
+
+def test_a_gpu_encodes_short_audio_in_multiples_of_5_s() -> None:
+    """In few lengths: the encoder is recorded anew for each."""
+    window = AudioWindow().for_short_audio("tail", encoding._CUDA_LENGTHS)
+    assert window.short_lengths == tuple(range(250, 1500, 250))
+    assert window.positions_for(0) == 250
+    assert window.positions_for(30 * SAMPLE_RATE) == 1500
