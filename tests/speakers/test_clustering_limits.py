@@ -80,7 +80,7 @@ def test_clusters_are_one_person_whose_means_are_alike(cosine: float, num: int) 
 
 
 @pytest.mark.parametrize(
-    ("num_narrow", "cosine", "num"), [(6, 0.32, 1), (5, 0.32, 2), (6, 0.29, 2), (10, 0.32, 1)]
+    ("num_narrow", "cosine", "num"), [(6, 0.32, 1), (5, 0.32, 2), (6, 0.29, 2), (10, 0.32, 1), (20, 0.32, 2)]
 )
 def test_between_a_telephone_and_a_room_less_is_enough(num_narrow: int, cosine: float, num: int) -> None:
     narrow = np.arange(20) < num_narrow
