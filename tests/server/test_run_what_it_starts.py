@@ -55,15 +55,20 @@ async def test_no_collection_looks_at_what_was_there_when_the_server_listens() -
         assert gc.get_freeze_count() > 10_000
 
 
-async def test_a_drain_that_is_hurried_leaves_nothing_that_waits_for_sessions() -> None:
-    before = asyncio.all_tasks()
+async def test_a_drain_that_is_hurried_leaves_nothing_that_waits_for_sessions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_module, "CLOSE_LIMIT_S", 0.05)
     async with serving_app(embedded(drain_s=3600)) as app:
-        session = Session(leaves_at=2)
+        session = Session(leaves_at=99)
         staying = asyncio.create_task(session.stay_in(sessions_of(app)))
         await until(lambda: sessions_of(app).num_active)
         app.signal()
         await until(lambda: app.dispatcher.draining)
         app.signal()
         await app.serving
+        await asyncio.sleep(0)
+        waiting = [each for each in asyncio.all_tasks() if "RealtimeSessions.drain" in repr(each.get_coro())]
+        session.left.set()
         await staying
-    await until(lambda: all(task.done() for task in asyncio.all_tasks() - before))
+        assert waiting == []
