@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvicorn
 
+from asr_server.api.served_model import ServedModel
 from asr_server.audio.pool import PreprocessPool
 from asr_server.server import run as run_module
-from asr_server.telemetry import configure_logging
-from tests.api.running_app import until
+from tests.api.running_app import served, until
 from tests.embedded import embedded
-from tests.forked import Fork
-from tests.server.test_run_in_one_process import LAZY, Session, serving_app, sessions_of
+from tests.server.test_run_in_one_process import Session, serving_app, sessions_of
 
 
 @pytest.mark.parametrize(
@@ -24,29 +23,26 @@ from tests.server.test_run_in_one_process import LAZY, Session, serving_app, ses
     [("debug", "warning"), ("info", "warning"), ("warning", "warning"), ("error", "error")],
 )
 def test_uvicorn_says_nothing_that_is_said_elsewhere_and_libraries_load_before_the_engine(
-    level: str, uvicorns: str
+    level: Any, uvicorns: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def work(tell: Callable[[Any], None]) -> None:
-        happened: list[object] = []
+    happened: list[object] = []
 
-        class Served:
-            exit_status = happened
+    class Served:
+        exit_status = 7
 
-            def __init__(self, config: uvicorn.Config, state: object) -> None:
-                happened.append([config.log_level, config.access_log])
+        def __init__(self, config: SimpleNamespace, state: object) -> None:
+            happened.append((config.log_level, config.access_log))
 
-            def run(self, sockets: object) -> None: ...
+        def run(self, sockets: object) -> None: ...
 
-        class Pool(PreprocessPool):
-            def warm_up(self) -> None:
-                happened.append("libraries")
-
-        configure_logging("error")
-        vars(run_module)["Server"] = Served
-        vars(run_module)["PreprocessPool"] = Pool
-        tell(run_module.run([embedded(**LAZY, log_level=level)]))
-
-    assert Fork(work).end().told == ["libraries", [uvicorns, False]]
+    monkeypatch.setattr(run_module, "Server", Served)
+    monkeypatch.setattr(run_module, "raise_open_files_limit", lambda: 1 << 20)
+    monkeypatch.setattr(run_module, "_sockets", lambda settings: None)
+    monkeypatch.setattr(ServedModel, "from_checkpoint", lambda settings, pool: served(settings))
+    monkeypatch.setattr(uvicorn, "Config", lambda app, **options: SimpleNamespace(**options))
+    monkeypatch.setattr(PreprocessPool, "warm_up", lambda pool: happened.append("libraries"))
+    assert run_module.run([embedded(port=0, log_level=level)]) == 7
+    assert happened == ["libraries", (uvicorns, False)]
 
 
 async def test_no_collection_looks_at_what_was_there_when_the_server_listens() -> None:
