@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from python_multipart import MultipartParser
 from starlette.requests import Request
 from starlette.types import Message
 
@@ -238,20 +237,6 @@ async def test_a_piece_that_takes_long_to_parse_leaves_the_loop_to_others_meanwh
         await read(form, padded, piece=len(padded), limit=len(padded))
     counting.cancel()
     assert rounds > 20
-
-
-@pytest.fixture
-def slice_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What is given to the parser at once."""
-    sizes: list[int] = []
-    parse = MultipartParser.write
-
-    def note_size(parser: MultipartParser, data: bytes) -> int:
-        sizes.append(len(data))
-        return parse(parser, data)
-
-    monkeypatch.setattr(MultipartParser, "write", note_size)
-    return sizes
 
 
 @pytest.mark.parametrize("first_piece", range(len(FILE) - 2, len(FILE) + len(BOUNDARY) + 3))

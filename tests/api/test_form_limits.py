@@ -8,7 +8,6 @@ from contextlib import closing
 from itertools import count
 
 import pytest
-from python_multipart import MultipartParser
 
 from asr_server.api.form import Form, ReadingTurns, read_form
 from asr_server.api.upload import UploadStore
@@ -115,25 +114,12 @@ async def test_a_file_is_missing_where_another_field_was_sent_as_one_in_its_plac
     assert (await refusal(body(*parts))).param == param
 
 
-@pytest.fixture
-def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    found: list[int] = []
-    parse = MultipartParser.write
-
-    def note(parser: MultipartParser, data: bytes) -> int:
-        found.append(len(data))
-        return parse(parser, data)
-
-    monkeypatch.setattr(MultipartParser, "write", note)
-    return found
-
-
-async def test_content_is_parsed_by_64_kilobytes_and_all_else_by_8(sizes: list[int]) -> None:
+async def test_content_is_parsed_by_64_kilobytes_and_all_else_by_8(slice_sizes: list[int]) -> None:
     await taken(body(part("file", bytes(200_000), '; filename="a"')))
-    assert sizes[:3] == [8192, 65_536, 65_536]
-    sizes.clear()
+    assert slice_sizes[:3] == [8192, 65_536, 65_536]
+    slice_sizes.clear()
     await refusal(FILE + f"--{BOUNDARY}".encode() + b" " * 100_000)
-    assert max(sizes) == 8192
+    assert max(slice_sizes) == 8192
 
 
 class Turns(ReadingTurns):

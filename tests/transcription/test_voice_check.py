@@ -109,12 +109,16 @@ async def test_text_that_whisper_judges_silence_stays_where_somebody_surely_spea
     assert noise.text == ""
 
 
-async def pieces_of(sound: Samples, start_sample: int = 0) -> list[tuple[float, float]]:
+async def listened_to(chunk: Chunk) -> SpokenChunk:
     pool = PreprocessPool(1)
     try:
-        pieces = (await listen(Chunk(0, start_sample, sound), pool)).pieces
+        return await listen(chunk, pool)
     finally:
         pool.shutdown()
+
+
+async def pieces_of(sound: Samples, start_sample: int = 0) -> list[tuple[float, float]]:
+    pieces = (await listened_to(Chunk(0, start_sample, sound))).pieces
     return [(piece.start_s, piece.start_s + piece.duration_s) for piece in pieces]
 
 
@@ -140,11 +144,7 @@ async def test_the_whole_chunk_is_kept_where_what_is_left_out_is_loud(level: flo
     talk = TALK * np.float32(0.05 / np.std(TALK))
     sound = np.concatenate([talk, noise(6.0) * np.float32(level / 0.1), talk])
     chunk = Chunk(0, SAMPLE_RATE, sound)
-    pool = PreprocessPool(1)
-    try:
-        spoken = await listen(chunk, pool)
-    finally:
-        pool.shutdown()
+    spoken = await listened_to(chunk)
     assert len(spoken.pieces) == 2
     assert spoken.uncut == (SpokenChunk([chunk], (), spoken.certain_s) if is_kept else None)
 
