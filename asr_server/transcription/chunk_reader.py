@@ -194,7 +194,7 @@ class ChunkReader:
         result = await self._result(rest, options, reading)
         if not voice_check.is_trusted(result, self.tokenizer.decode(result.tokens), rest.duration_s):
             return False
-        decoded = decode_part(rest, result, options, self.tokenizer)
+        decoded = await self._decoded(rest, result, options)
         part = await self._until_missed_speech(decoded, rest, reading, num_sent=0)
         reading.add(part)
         tail = self._rest(rest, part, decoded, reading)

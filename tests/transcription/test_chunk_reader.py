@@ -249,6 +249,15 @@ async def test_a_chunk_that_loses_text_beside_noise_is_read_in_one_piece_too(
     assert [each.text for each in transcript.dropped] == dropped
 
 
+async def test_a_chunk_read_in_one_piece_after_a_replica_was_lost_has_words(app: RunningApp) -> None:
+    """Its early report has no alignment: words get times by their letters, as in any other part."""
+    app.answer = in_pieces_or(say(t(0), *words("1373737392"), t(7)))
+    options = msgspec.structs.replace(ENGLISH, word_timestamps=True)
+    _, transcript = await app.transcribe(BESIDE_NOISE, options)
+    (segment,) = transcript.segments
+    assert "".join(word.text for word in segment.words).strip() == segment.text.strip()
+
+
 async def test_words_are_aligned_where_they_or_the_times_of_segments_are_shown(app: RunningApp) -> None:
     """A model's own times ignore pauses; unless voices are checked, they are as asked for."""
     unchecked = Transcriber(app.dispatcher, app.pool, TOKENIZER, check_voice=False)
