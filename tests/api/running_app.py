@@ -28,6 +28,7 @@ from asr_server.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.server.app import create_app
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
+from tests.support.until import until as until
 from tests.vocabulary import make_tokenizer, words
 
 MODEL = {"model": "whisper-1"}
@@ -150,10 +151,3 @@ def error_of(response: httpx.Response) -> dict[str, str | None]:
     error: dict[str, str | None] = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return error
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Lets the event loop run until the condition holds; the limit bounds it."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)

@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from tests.conftest import Server, run_server
 from tests.fake_replica import wav
 from tests.real_weights import real_checkpoint
 from tests.speech import say
+from tests.support.until import wait_until
 
 ADMIN_KEY = "admin-key-of-24-letters."
 DIGITS = wav(say("123").samples)
@@ -122,13 +123,6 @@ def test_only_the_admin_key_changes_models(both: Server, server: Server) -> None
     refused = change(server, "whisper-1/unload")
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_off")
     assert "--admin-key" in refused.json()["error"]["message"]
-
-
-def wait_until(condition: Callable[[], bool], limit_s: float = 60) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 # -- Given back each time ------------------------------------------------------------------------------------

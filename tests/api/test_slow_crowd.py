@@ -22,6 +22,7 @@ from tests.api.raw_client import RawClient
 from tests.api.sample_files import sound_file
 from tests.conftest import Server, run_server
 from tests.speech import say
+from tests.support.until import until
 
 NUM_EACH = 300
 LARGE_REPLY = "/static-offline-docs/swagger-ui-bundle.js"  # 1.5 MB
@@ -159,9 +160,3 @@ def left_in(folder: Path, process: psutil.Process) -> tuple[list[str], list[str]
         except FileNotFoundError:  # the handle of a connection that closed meanwhile
             continue
     return sorted(os.listdir(folder)), sorted(link for link in links if link.startswith(str(folder)))
-
-
-async def until(condition: Callable[[], bool], limit_s: float) -> None:
-    async with asyncio.timeout(limit_s):
-        while not condition():
-            await asyncio.sleep(0.1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable
 
 import httpx
@@ -19,6 +18,7 @@ from tests.api.test_websockets import handshake
 from tests.conftest import STOP_LIMIT_S, WITHOUT_ENGINE, Server, run_server
 from tests.realtime.realtime_client import MANUAL, of_type, open_session, pcm24
 from tests.speech import VOICES, say
+from tests.support.until import until
 
 MODEL = {"model": "whisper-1"}
 PATH = "/v1/audio/transcriptions"
@@ -37,13 +37,6 @@ async def texts_of(url: str, uploads: list[bytes]) -> list[str]:
             *(client.post(PATH, files={"file": upload}, data=MODEL) for upload in uploads)
         )
     return [reply.json()["text"] if reply.status_code == 200 else reply.text for reply in replies]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + STOP_LIMIT_S
-    while not condition():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.02)
 
 
 def chunks(server: Server) -> int:

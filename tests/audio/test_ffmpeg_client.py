@@ -8,8 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,6 +28,7 @@ from asr_server.audio.recording import Recording
 from asr_server.core import Chunk
 from asr_server.errors import DecodingUnavailable, InvalidAudio
 from tests.audio.audio_files import audio_of, make, pieces_of, slices, voice
+from tests.support.until import wait_until as until
 
 pytestmark = pytest.mark.slow
 
@@ -50,13 +50,6 @@ def forkserver() -> Iterator[None]:
     yield
     decode_processes.shutdown()
     OTHERS.clear()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + ENOUGH_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def alive(process: psutil.Process) -> bool:

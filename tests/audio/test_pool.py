@@ -18,6 +18,7 @@ from asr_server.audio.recording import Cancelled, Recording
 from asr_server.core import Piece
 from asr_server.errors import InvalidAudio
 from tests.audio.audio_files import make, spoken, tiled
+from tests.support.until import until
 
 pytestmark = pytest.mark.slow
 
@@ -51,13 +52,6 @@ async def finish(pool: PreprocessPool, recording: Recording) -> list[Piece]:
         more, finished = await pool.decode_slice(recording)
         pieces += more
     return pieces
-
-
-async def until(condition: object, limit_s: float = ENOUGH_S) -> None:
-    """Waits for something that is bound to happen; the limit is for when it is broken."""
-    async with asyncio.timeout(limit_s):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.002)
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.mp3", "a.m4a"])

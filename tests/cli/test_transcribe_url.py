@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -22,6 +21,7 @@ from asr_server.core import SAMPLE_RATE
 from tests.api.running_app import SECOND, run_app
 from tests.conftest import Server, run_server
 from tests.speech import say
+from tests.support.until import until
 
 SPOKEN = say("314159", gap_s=[0.2, 0.2, 1.2, 0.2, 0.2, 0.5])
 ENDINGS = {"text": "txt", "json": "json", "verbose_json": "verbose.json", "srt": "srt", "vtt": "vtt"}
@@ -143,12 +143,6 @@ def begin(folder: Path, url: str, output_dir: Path, *flags: str) -> subprocess.P
 
 def texts_in(folder: Path) -> list[str]:
     return [path.read_text().strip() for path in sorted(folder.glob("*.txt"))]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_files_in_flight_are_sent_again_to_the_server_that_comes_in_its_place(tmp_path: Path) -> None:

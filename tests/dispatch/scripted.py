@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
+import tests.support.until
 from asr_server.channel.messages import Cancel, Command, Credit, Event, Result, Submit
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import Settings
@@ -95,13 +96,7 @@ def chunk(index: int, duration_s: float = 30.0) -> Chunk:
 OPTIONS = DecodingOptions(language="en")
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Lets the event loop run until the condition holds; the test's own limit bounds it."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0)
-
-
+until = partial(tests.support.until.until, pause_s=0)  # the rules of a dispatcher wait for no clock
 WITHOUT_PAUSE = ReplicaLimits(pause_s=0.0)  # between a replica's end and the next launch
 
 

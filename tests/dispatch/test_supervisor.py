@@ -20,6 +20,7 @@ from asr_server.dispatch.supervisor import (
     _early_ends,
 )
 from tests.dispatch.scripted import ScriptedExecutor, ScriptedReplica
+from tests.support.until import until
 
 Start = Callable[..., Supervisor]
 FAST = ReplicaLimits(tick_s=0.01, pause_s=0.0)
@@ -140,12 +141,6 @@ async def start() -> AsyncIterator[Start]:
 
     yield start
     await started[0].stop()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def restarts(reason: str) -> float:

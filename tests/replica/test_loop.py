@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +39,7 @@ from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint
 from tests.checkpoints import pocket_directory
 from tests.embedded import embedded
+from tests.support.until import wait_until as until
 
 
 @pytest.fixture(scope="module")
@@ -177,13 +177,6 @@ def test_heartbeats_come_before_the_engine_is_there_and_then_tell_of_its_steps(
     beating.stop()
     assert not beating.is_alive()
     assert not server.is_beating
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_a_replica_closes_its_engine_and_its_end_when_it_is_drained(

@@ -26,6 +26,7 @@ from tests.dispatch.ray_cluster import ray_cluster
 from tests.dispatch.test_executors import chunk, until_ready
 from tests.embedded import embedded
 from tests.speech import digits_of, say
+from tests.support.until import until
 
 SAID = [say(digits) for digits in ("407", "12", "98653", "5550", "1234567", "8", "31415", "926")]
 PLAIN = DecodingOptions(language="en")
@@ -198,12 +199,6 @@ def ranks_of_server(pid: int) -> list[psutil.Process]:
         for title, process in sorted(named.items())
         if title in ("asr-server replica 0", "asr-server replica 0 rank 1")
     ]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import numpy as np
@@ -16,6 +15,7 @@ from asr_server.transcription import Transcriber
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.memory_file import MemoryFile
+from tests.support.until import until as until
 from tests.vocabulary import at, make_tokenizer, words
 
 TOKENIZER = make_tokenizer()
@@ -48,13 +48,6 @@ class RunningApp:
         async with self.transcriber.transcribe(recording, options, speakers) as session:
             deltas = [delta async for delta in session]
             return deltas, session.transcript()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Lets the event loop run until the condition holds; the test's own limit bounds it."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def two_channels(*spans: tuple[int, int, int]) -> bytes:

@@ -1,0 +1,5 @@
+"""Sounds without a word in them."""
+
+from benchmarks.speech.noises import KINDS, forty_minutes, make_noise, thump
+
+__all__ = ["KINDS", "forty_minutes", "make_noise", "thump"]
