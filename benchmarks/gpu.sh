@@ -15,7 +15,7 @@
 # aborted, and says where each of its threads stood. Random weights, a fixed number of tokens a chunk. .cache/gpu must
 # travel too. A machine that is still there finds what an earlier call installed, compiled and drew.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 results=${OUT:-benchmarks/results}
 export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 TQDM_DISABLE=1 TRANSFORMERS_VERBOSITY=error
 ulimit -c 0 # an aborted process is not to write its memory to the disk

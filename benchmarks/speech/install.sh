@@ -3,8 +3,8 @@
 # right to use it are at hand, and from the package index. What cannot be had is left out, and says so: whatever
 # needs it is skipped.
 set -uo pipefail
-cd "$(dirname "$0")/../.."
-python=${PYTHON:-.venv/bin/python}
+cd "$(dirname "$0")/../.." || exit
+python=.venv/bin/python # make exports PYTHON, which has no packages
 packages=()
 [ -d /usr/share/pocketsphinx/test/data/librivox ] || packages+=(pocketsphinx-testdata)
 [ -d /usr/share/games/fillets-ng/script ] || packages+=(fillets-ng-data)
@@ -27,5 +27,5 @@ if [ ! -d $samples/pytest_audioeval/samples ]; then
         || echo "Recordings in ten languages are missing: pytest-audioeval cannot be fetched" >&2
 fi
 "$python" -m asr_server models fetch base tiny.en \
-    || echo "What needs published weights is skipped: none could be fetched" >&2
+    || echo "Published weights cannot be fetched: what needs them fetches them itself, or is skipped" >&2
 exit 0
