@@ -39,7 +39,7 @@ from asr_server.core import DecodingOptions, Transcript
 from asr_server.errors import InvalidValue, RequestError, ServiceUnavailable, ShuttingDown, TooSlow
 from asr_server.machine import listening_on
 from asr_server.telemetry import current_request_id
-from asr_server.transcription import boosted_keywords, first_error
+from asr_server.transcription import first_error
 
 MAX_LINE_BYTES: Final = 64 * 1024
 MAX_DATA_BYTES: Final = 64 * 1024
@@ -253,22 +253,19 @@ class WyomingConnection:
             model.using(),
         ):
             recording = Recording(await upload.source(), model.audio_limits)
-            async with model.transcriber.transcribe(recording, options) as session:
+            async with model.transcriber.run(recording, options) as session:
                 async for _ in session:
                     pass
-                return session.transcript()
+                return await session.transcript()
 
     async def _wait_until_left(self) -> dict[str, Any]:
         await self._has_left.wait()
         return {"type": "http.disconnect"}
 
     def _decoding_options(self, model: ServedModel) -> DecodingOptions:
-        wanted, transcriber = self._wanted, model.transcriber
-        return DecodingOptions(
-            language=transcriber.languages.given_code(wanted.language),
-            keywords=boosted_keywords(wanted.keywords),
-            segment_times=False,
-            temperatures=model.settings.temperatures,
+        wanted = self._wanted
+        return model.transcriber.options(
+            language=wanted.language, keywords=wanted.keywords, segment_times=False
         )
 
     # -- What is written -----------------------------------------------------------------------------------

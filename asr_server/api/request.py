@@ -27,13 +27,12 @@ from asr_server.api.schemas import (
 from asr_server.api.served_model import ServedModel
 from asr_server.audio.tracks import TrackChoice, parse_choice
 from asr_server.config import naming
-from asr_server.core import SENTENCES, DecodingOptions, VoiceChunking, temperatures_for
+from asr_server.core import SENTENCES, DecodingOptions, VoiceChunking
 from asr_server.errors import InvalidValue
 from asr_server.formats.render import RenderOptions
 from asr_server.formats.subtitles import SubtitleLayout
 from asr_server.speakers.clustering import SpeakerCount
 from asr_server.speakers.models import require_speaker_models
-from asr_server.transcription import boosted_keywords, prompt_tokens
 from asr_server.transcription.language import ENGLISH, is_given
 
 _NAME: Final = re.compile(r"(?P<field>[^\[\]]+)(?:\[(?P<key>[^\[\]]*)\])?")
@@ -232,9 +231,6 @@ class TranscriptionRequest:
 def parse_transcription_request(pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
     """Raises InvalidValue, ModelNotFound, SpeakersUnavailable."""
     fields, ignored, model = _parse(pairs, TranscriptionFields, models)
-    language, candidates = model.transcriber.languages.choice(
-        fields.language, fields.languages, ("language", "languages[]")
-    )
     count = _speaker_count(fields)
     if count is not None:
         require_speaker_models()
@@ -243,10 +239,8 @@ def parse_transcription_request(pairs: list[tuple[str, str]], models: Models) ->
         fields,
         model,
         [*fields.keywords, *fields.hotwords.split(",")],
-        language=language,
-        candidate_languages=candidates,
-        # who names several languages has a recording in several
-        multilingual=fields.multilingual or len(candidates) > 1,
+        languages=fields.languages,
+        multilingual=fields.multilingual,
         token_logprobs=render_options.with_logprobs,
         word_timestamps=render_options.needs_words([fields.response_format]) or count is not None,
     )
@@ -270,7 +264,6 @@ def parse_translation_request(pairs: list[tuple[str, str]], models: Models) -> T
         model,
         fields.hotwords.split(","),
         task="translate",
-        language=transcriber.languages.given_code(fields.language, "language"),
         word_timestamps=render_options.needs_words([fields.response_format]),
     )
     chunking = SENTENCES if fields.vad_filter else None
@@ -297,18 +290,17 @@ def _parse(
 def _decoding_options(
     fields: AudioFields, model: ServedModel, keywords: list[str], **own: Any
 ) -> DecodingOptions:
-    same_named = AudioFields.model_fields.keys() & {*DecodingOptions.__struct_fields__} - {"language"}
+    same_named = AudioFields.model_fields.keys() & {*DecodingOptions.__struct_fields__}
     values: dict[str, Any] = {name: getattr(fields, name) for name in same_named} | {
-        "prompt_tokens": prompt_tokens(model.transcriber.tokenizer, fields.prompt),
-        "keywords": boosted_keywords(keywords),
-        "early_results": True,  # in a stream or not, so that both say the same
+        "prompt": fields.prompt,
+        "keywords": keywords,
+        "temperature": fields.temperature,
         "streams": fields.is_streamed,
-        "temperatures": temperatures_for(fields.temperature, model.settings.temperatures),
         "top_k": max(0, fields.top_k),  # vLLM's -1 is off too
         "segment_times": _shows_segments(fields) or fields.channels == "split",
         "max_new_tokens": fields.max_completion_tokens,
     }
-    return DecodingOptions(**values | own)
+    return model.transcriber.options(**values | own)
 
 
 def _speaker_count(fields: TranscriptionFields) -> SpeakerCount | None:

@@ -45,7 +45,12 @@ class ServedModel:
         self.settings, self.pool = settings, pool
         self.dispatcher = dispatcher
         self.transcriber = Transcriber(
-            dispatcher, pool, tokenizer, settings.check_voice, StallLimits.from_settings(settings)
+            dispatcher,
+            pool,
+            tokenizer,
+            settings.check_voice,
+            StallLimits.from_settings(settings),
+            settings.temperatures,
         )
         self.audio_limits = AudioLimits.from_settings(settings, window)
         self.is_retired = False  # another version has its place

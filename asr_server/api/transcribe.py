@@ -103,10 +103,10 @@ class TranscriptionResponse(Response):
                     await response(scope, receive, send)
 
     async def _whole(self, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
-        async with transcribing(self._state, form, request, receive) as (session, track):
+        async with transcribing(self._state, form, request, receive) as session:
             async for _ in session:
                 pass
-            transcript = await _transcript(session, track, request)
+            transcript = await session.transcript()
         response = await _rendered(transcript, lambda: self._make_reply(transcript, request))
         response.headers.update(answer_headers(request.model.settings, request.ignored_fields))
         response.headers.update(recording_headers(transcript))
@@ -136,36 +136,21 @@ async def _rendered(transcript: Transcript, make: Callable[[], Made]) -> Made:
 @asynccontextmanager
 async def transcribing(
     state: AppState, form: Form, request: TranscriptionRequest, receive: Receive
-) -> AsyncIterator[tuple[RequestSession, SpeakerTrack | None]]:
+) -> AsyncIterator[RequestSession]:
     stats = metrics.current_request_stats()
     with closing(form), stats.stage("transcription"):
         async with cancel_on_disconnect(receive), state.admission.acquire(stats.key), request.model.using():
-            source = await form.upload.source()
-            track = await _speaker_track(state, request)
-            listener = track.push if track else None
+            source, track = await form.upload.source(), await _speaker_track(state, request)
             recording = Recording(
                 source,
                 request.model.audio_limits,
                 bool(request.speakers),
                 request.chunking,
-                listener,
-                request.track_choice,
+                choice=request.track_choice,
             )
-            try:
-                async with request.model.transcriber.transcribe(
-                    recording, request.options, request.speakers, track
-                ) as session:
-                    yield session, track
-            finally:
-                if track:
-                    track.close()
-
-
-async def _transcript(
-    session: RequestSession, track: SpeakerTrack | None, request: TranscriptionRequest
-) -> Transcript:
-    transcript = session.transcript()
-    return await track.label(transcript, request.model.transcriber.tokenizer) if track else transcript
+            transcriber = request.model.transcriber
+            async with transcriber.run(recording, request.options, request.speakers, track) as session:
+                yield session
 
 
 async def _speaker_track(state: AppState, request: TranscriptionRequest) -> SpeakerTrack | None:
@@ -194,11 +179,11 @@ async def _stream(
 ) -> None:
     stream = EventStream(send, answer_headers(request.model.settings, request.ignored_fields))
     try:
-        async with transcribing(state, form, request, receive) as (session, track):
+        async with transcribing(state, form, request, receive) as session:
             writer = EventWriter(request.fields, request.render_options)
             async for delta in session:
                 stream.write(writer.delta(delta))
-            transcript = await _transcript(session, track, request)
+            transcript = await session.transcript()
             stream.write(await _rendered(transcript, lambda: writer.done(transcript)))
         stream.write(STREAM_END)
     except ClientDisconnect:

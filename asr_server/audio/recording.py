@@ -102,7 +102,7 @@ class Recording:
         self._file: io.FileIO | None = None
         self._stream: Stream | None = None
         self._split_channels = split_channels
-        self._listener = listener
+        self.listener = listener  # gets all samples, in order
         most = self._limits.chunk_samples
         self._splitters = [
             VoiceSplitter(most, chunking) if chunking else Splitter(most)
@@ -207,8 +207,8 @@ class Recording:
         ]
 
     def _push(self, samples: Samples) -> list[Piece]:
-        if self._listener is not None:
-            self._listener(samples)
+        if self.listener is not None:
+            self.listener(samples)
         channels = samples.T if self._split_channels else (samples,)
         return [
             self._numbered(piece, channel)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -21,7 +21,7 @@ from asr_server.audio.tracks import parse_choice
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, Settings
-from asr_server.core import Clip, DecodingOptions, Task, Transcript, temperatures_for
+from asr_server.core import Clip, DecodingOptions, Task, Transcript
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import (
     CheckpointError,
@@ -35,7 +35,7 @@ from asr_server.formats.subtitles import READABLE_LAYOUT, SubtitleLayout
 from asr_server.speakers.clustering import SpeakerCount
 from asr_server.speakers.models import require_speaker_models
 from asr_server.speakers.track import SpeakerTrack
-from asr_server.transcription import StallLimits, Transcriber, boosted_keywords, prompt_tokens
+from asr_server.transcription import StallLimits, Transcriber, prompt_tokens
 
 Existing = Literal["refuse", "skip", "overwrite"]  # what happens to a file whose result is there already
 
@@ -117,7 +117,7 @@ class LocalTranscriber:
         self._pool = PreprocessPool(settings.preprocess_workers)
         stall_limits = StallLimits.from_settings(settings)
         self._transcriber = Transcriber(
-            self._dispatcher, self._pool, tokenizer, settings.check_voice, stall_limits
+            self._dispatcher, self._pool, tokenizer, settings.check_voice, stall_limits, settings.temperatures
         )
         self._speakers, self._voices = job.speakers, job.voices
         self._choice = parse_choice(job.track, bool(job.speakers))
@@ -154,23 +154,14 @@ class LocalTranscriber:
             raise EngineUnavailable(reason) from error
 
     async def _transcribe(self, source: Source, on_progress: OnProgress, own: DecodingOptions) -> Transcript:
-        with closing(SpeakerTrack(self._voices)) as voices:
-            track = voices if self._voices else None
-            listener = voices.push if self._voices else None
-            recording = Recording(
-                source,
-                self._limits,
-                bool(self._speakers),
-                listener=listener,
-                choice=self._choice,
-                clips=self._clips,
-            )
-            async with self._transcriber.transcribe(recording, own, self._speakers, track) as session:
-                async for delta in session:
-                    on_progress(delta.end_s, recording.expected_duration_s)
-                transcript = session.transcript()
-            if track:
-                transcript = await track.label(transcript, self._transcriber.tokenizer)
+        recording = Recording(
+            source, self._limits, bool(self._speakers), choice=self._choice, clips=self._clips
+        )
+        track = SpeakerTrack(self._voices) if self._voices else None
+        async with self._transcriber.run(recording, own, self._speakers, track) as session:
+            async for delta in session:
+                on_progress(delta.end_s, recording.expected_duration_s)
+            transcript = await session.transcript()
         if self._stands_in and not transcript.text:
             raise ChunkFailed(
                 f"no speech recognised: {self.model}, in the place of {DEFAULT_MODEL}, {EMBEDDED_MODEL_LIMIT}"
@@ -191,15 +182,14 @@ class LocalTranscriber:
 def _decoding_options(job: TranscribeJob, transcriber: Transcriber, settings: Settings) -> DecodingOptions:
     if job.task == "translate" and not transcriber.can_translate:
         raise InvalidValue(f"The model {settings.served_model_name} cannot translate.", "task")
-    return DecodingOptions(
+    return transcriber.options(
         task=job.task,
-        language=transcriber.languages.given_code(job.language),
-        prompt_tokens=prompt_tokens(transcriber.tokenizer, job.prompt),
-        keywords=boosted_keywords(job.hotwords),
+        language=job.language,
+        prompt=job.prompt,
+        keywords=job.hotwords,
+        temperature=job.temperature,
         word_timestamps=job.needs_words,
         segment_times=job.needs_segment_times,
         condition_on_previous_text=job.condition_on_previous_text,
         multilingual=job.multilingual,
-        early_results=True,  # as in the API, so that both say the same
-        temperatures=temperatures_for(job.temperature, settings.temperatures),
     )

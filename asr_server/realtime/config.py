@@ -38,7 +38,6 @@ from asr_server.realtime.server_events import (
     SessionVad,
 )
 from asr_server.speakers.models import require_speaker_models
-from asr_server.transcription import boosted_keywords, prompt_tokens
 
 
 class SessionConfig(msgspec.Struct, frozen=True):
@@ -150,19 +149,15 @@ def decoding_options(session: SessionConfig, models: Models) -> DecodingOptions:
     if session.is_diarized:
         require_speaker_models()
     model = models.choose(config.model)
-    transcriber = model.transcriber
     at = "session.audio.input.transcription"
-    language, candidates = transcriber.languages.choice(
-        config.language, config.languages, (f"{at}.language", f"{at}.languages")
-    )
-    return DecodingOptions(
-        language=language,
-        candidate_languages=candidates,
-        prompt_tokens=prompt_tokens(transcriber.tokenizer, config.prompt),
-        keywords=boosted_keywords(config.keywords),
+    return model.transcriber.options(
+        language=config.language,
+        languages=config.languages,
+        params=(f"{at}.language", f"{at}.languages"),
+        prompt=config.prompt,
+        keywords=config.keywords,
         segment_times=session.is_diarized,
         word_timestamps=session.is_diarized,
-        temperatures=model.settings.temperatures,
         token_logprobs="item.input_audio_transcription.logprobs" in session.include,
     )
 

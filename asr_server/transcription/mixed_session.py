@@ -36,8 +36,8 @@ class MixedSession:
     def language_probability(self) -> float | None:
         return self._session.language_probability
 
-    def transcript(self) -> Transcript:
-        return self._session.transcript()
+    async def transcript(self) -> Transcript:
+        return await self._session.transcript()
 
     async def _read_channels(self) -> list[TranscriptDelta]:
         most: list[TranscriptDelta] = []

@@ -11,10 +11,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from asr_server.audio.recording import ChunkSource, DecodeSlice, Recording
-from asr_server.core import Chunk, DecodingOptions, Transcript, TranscriptDelta
+from asr_server.checkpoint.tokenizer import Tokenizer
+from asr_server.core import Chunk, DecodingOptions, Samples, Transcript, TranscriptDelta
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.transcription.chunk_progress import NOTHING_SENT, ChunkProgress, not_yet_sent
 from asr_server.transcription.chunk_reader import ChunkReader
@@ -23,6 +24,18 @@ from asr_server.transcription.stall_watch import StallWatch
 from asr_server.transcription.transcript import TranscriptBuilder
 
 NextSlice = Callable[[int], Awaitable[DecodeSlice]]  # given how many chunks there is room for
+
+
+class Labeller(Protocol):
+    """Listen to a recording's samples, and label its transcript, as by who speaks."""
+
+    def push(self, samples: Samples) -> None: ...
+
+    async def wait_for_room(self) -> None: ...
+
+    async def label(self, transcript: Transcript, tokenizer: Tokenizer) -> Transcript: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -36,6 +49,7 @@ class TranscriptionSession:
     builder: TranscriptBuilder
     watch: StallWatch
     channels_apart: bool
+    labeller: Labeller | None
 
     def __post_init__(self) -> None:
         # What to wait for, in the order of the file. A number: all before these seconds has been sent.
@@ -75,8 +89,9 @@ class TranscriptionSession:
 
     async def only_delta(self) -> TranscriptDelta:
         """Return the delta of a one-chunk source, not counted in the metrics."""
-        (delta,) = [delta async for delta in self._all_deltas()]
-        return delta
+        progress = await self._pending.get()
+        assert isinstance(progress, ChunkProgress)
+        return self.builder.delta(await progress.result())
 
     def _count_audio(self, until_s: float, language: str | None) -> None:
         self.handle.stats.on_audio(max(0.0, until_s - self._counted_s), language)
@@ -98,8 +113,12 @@ class TranscriptionSession:
     def language_probability(self) -> float | None:
         return self.language.probability
 
-    def transcript(self) -> Transcript:
-        return self.builder.transcript()
+    async def transcript(self) -> Transcript:
+        """Return all text, after the last delta, with its labels."""
+        transcript = self.builder.transcript()
+        if self.labeller is None:
+            return transcript
+        return await self.labeller.label(transcript, self.reader.tokenizer)
 
     # -- Chunks out --
 

@@ -5,25 +5,32 @@ Runs on the event loop and computes nothing there. Knows no HTTP.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from typing import Any
 
 import msgspec
 
 from asr_server.audio.pool import PreprocessPool
 from asr_server.audio.recording import ChunkSource, DecodeSlice, Recording
 from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.core import Chunk, DecodingOptions, TranscriptDelta
+from asr_server.core import (
+    TEMPERATURE_LADDER,
+    Chunk,
+    DecodingOptions,
+    TranscriptDelta,
+    temperatures_for,
+)
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.queue import RequestHandle
-from asr_server.speakers.track import SpeakerTrack
 from asr_server.telemetry import unique_request_id
 from asr_server.transcription.chunk_reader import ChunkReader
 from asr_server.transcription.language import Languages
 from asr_server.transcription.language_detector import MAX_VOTES, LanguageDetector
 from asr_server.transcription.mixed_session import MixedSession, RequestSession
-from asr_server.transcription.session import NextSlice, TranscriptionSession
+from asr_server.transcription.prompt import boosted_keywords, prompt_tokens
+from asr_server.transcription.session import Labeller, NextSlice, TranscriptionSession
 from asr_server.transcription.stall_watch import StallLimits, StallWatch
 from asr_server.transcription.tasks import task_group
 from asr_server.transcription.transcript import TranscriptBuilder
@@ -37,6 +44,7 @@ class Transcriber:
         tokenizer: Tokenizer,
         check_voice: bool = True,
         stall_limits: StallLimits | None = None,
+        temperatures: tuple[float, ...] = TEMPERATURE_LADDER,
     ) -> None:
         specials = tokenizer.specials
         self.tokenizer = tokenizer
@@ -45,36 +53,74 @@ class Transcriber:
         self.pool = pool
         self.check_voice = check_voice
         self._dispatcher = dispatcher
+        self._temperatures = temperatures
         self._stall_limits = stall_limits or StallLimits()
 
+    def options(
+        self,
+        *,
+        language: str | None = None,
+        languages: Sequence[str] = (),
+        params: tuple[str, str] = ("language", "languages[]"),
+        multilingual: bool = False,
+        prompt: str = "",
+        keywords: Iterable[str] = (),
+        temperature: float = 0.0,
+        **own: Any,
+    ) -> DecodingOptions:
+        """Make the options of a request, live turn or file from what its client asks for.
+
+        Args:
+            languages: candidates; several mean a recording in several languages.
+            params: the client's field names for `language` and `languages`.
+            own: fields of `DecodingOptions`.
+
+        Raises InvalidValue for an unknown language.
+        """
+        code, candidates = self.languages.choice(language, languages, params)
+        return DecodingOptions(
+            language=code,
+            candidate_languages=candidates,
+            multilingual=multilingual or len(candidates) > 1,
+            prompt_tokens=prompt_tokens(self.tokenizer, prompt),
+            keywords=boosted_keywords(list(keywords)),
+            temperatures=temperatures_for(temperature, self._temperatures),
+            early_results=True,
+            **own,
+        )
+
     @asynccontextmanager
-    async def transcribe(
+    async def run(
         self,
         recording: Recording,
         options: DecodingOptions,
         speakers: Sequence[str] = (),
-        track: SpeakerTrack | None = None,
+        labeller: Labeller | None = None,
     ) -> AsyncIterator[RequestSession]:
         """Run a request while the block runs; leaving it cancels the rest and closes the recording.
 
         Args:
             speakers: speakers of split channels; else empty.
-            track: listens to the recording, which waits for it.
+            labeller: listens to the recording, which waits for it; labels the transcript; is closed.
 
         Raises, also inside the block: RequestError, EngineUnavailable, ChunkFailed.
         """
 
         async def next_slice(room: int) -> DecodeSlice:
-            if track is not None:
-                await track.wait_for_room()
+            if labeller is not None:
+                await labeller.wait_for_room()
             return await self.pool.decode_slice(recording, room)
 
         async with AsyncExitStack() as stack:
-            session = await stack.enter_async_context(self._run(recording, next_slice, options, speakers))
+            if labeller is not None:
+                recording.listener = labeller.push
+                stack.callback(labeller.close)
+            running = self._run(recording, next_slice, options, speakers, labeller)
+            session = await stack.enter_async_context(running)
 
             async def of_channel(alone: Recording) -> TranscriptionSession:
                 decode = partial(self.pool.decode_slice, alone)
-                return await stack.enter_async_context(self._run(alone, decode, options))
+                return await stack.enter_async_context(self._run(alone, decode, options, (), labeller))
 
             yield session if speakers else MixedSession(session, recording, of_channel)
 
@@ -94,10 +140,11 @@ class Transcriber:
         next_slice: NextSlice,
         options: DecodingOptions,
         speakers: Sequence[str] = (),
+        labeller: Labeller | None = None,
         is_live: bool = False,
     ) -> AsyncIterator[TranscriptionSession]:
         handle = self._dispatcher.open(unique_request_id(), is_live)
-        session = self._session(handle, source, next_slice, options, speakers)
+        session = self._session(handle, source, next_slice, options, speakers, labeller)
         try:
             async with task_group() as group:
                 session.start(group)
@@ -116,6 +163,7 @@ class Transcriber:
         next_slice: NextSlice,
         options: DecodingOptions,
         speakers: Sequence[str],
+        labeller: Labeller | None,
     ) -> TranscriptionSession:
         # Segments leave before their chunk is decoded, but where those of several channels wait for their
         # order, or where a limit on tokens has all text kept, because no unread tail is read again.
@@ -134,5 +182,5 @@ class Transcriber:
         reader = ChunkReader(handle, self.tokenizer, options, language, voice_pool, watch, num_channels)
         builder = TranscriptBuilder(self.tokenizer, source, options, language, speakers)
         return TranscriptionSession(
-            handle, source, next_slice, options, language, reader, builder, watch, bool(speakers)
+            handle, source, next_slice, options, language, reader, builder, watch, bool(speakers), labeller
         )

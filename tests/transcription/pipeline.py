@@ -38,10 +38,10 @@ class Pipeline:
 
     async def transcribe(self, sound: Samples, options: DecodingOptions) -> Transcript:
         recording = Recording(MemoryFile(wav(sound)), self.limits)
-        async with self.transcriber.transcribe(recording, options) as session:
+        async with self.transcriber.run(recording, options) as session:
             async for _ in session:
                 pass
-            return session.transcript()
+            return await session.transcript()
 
 
 @asynccontextmanager

@@ -45,9 +45,9 @@ class RunningApp:
         self, source: bytes, options: DecodingOptions = ENGLISH, speakers: tuple[str, ...] = ()
     ) -> tuple[list[TranscriptDelta], Transcript]:
         recording = Recording(MemoryFile(source), split_channels=bool(speakers))
-        async with self.transcriber.transcribe(recording, options, speakers) as session:
+        async with self.transcriber.run(recording, options, speakers) as session:
             deltas = [delta async for delta in session]
-            return deltas, session.transcript()
+            return deltas, await session.transcript()
 
 
 def two_channels(*spans: tuple[int, int, int]) -> bytes:

@@ -76,7 +76,7 @@ async def test_deltas_joined_are_the_text_whatever_the_ladder_rejects(
             )
             async with transcriber.run(number, options) as session:
                 deltas = [delta async for delta in session]
-                transcript = session.transcript()
+                transcript = await session.transcript()
             assert "".join(delta.text for delta in deltas) == transcript.text
             assert sum(delta.num_text_tokens for delta in deltas) == transcript.num_text_tokens
             assert sum(delta.num_audio_tokens for delta in deltas) == transcript.num_audio_tokens
@@ -97,7 +97,7 @@ async def test_where_nothing_is_rejected_early_results_change_nothing() -> None:
             options = msgspec.structs.replace(LENIENT, early_results=early_results)
             async with transcriber.run(3, options) as session:
                 num_deltas = len([delta async for delta in session])
-                texts.append((session.transcript().segments, num_deltas))
+                texts.append(((await session.transcript()).segments, num_deltas))
     (whole, num_chunks), (early, num_deltas) = texts
     assert early == whole
     assert num_deltas > num_chunks
@@ -114,7 +114,7 @@ async def test_a_request_that_streams_says_what_one_that_does_not_says_whatever_
                 )
                 async with transcriber.run(3, options) as session:
                     [delta async for delta in session]
-                    segments.append(session.transcript().segments)
+                    segments.append((await session.transcript()).segments)
             assert segments[0] == segments[1]
 
 
@@ -142,7 +142,7 @@ class RealTranscriber:
 
     def run(self, clip: int, options: DecodingOptions) -> AbstractAsyncContextManager[RequestSession]:
         recording = Recording(MemoryFile(wav(make_clip(clip, 4.0))), self._limits)
-        return self._transcriber.transcribe(recording, options)
+        return self._transcriber.run(recording, options)
 
 
 # -- With a replica that says what the test wants ------------------------------------------------------------
@@ -177,7 +177,7 @@ class App:
         self, is_sent_early: bool = True, options: DecodingOptions = STREAMED, sound: Samples = TWO_SECONDS
     ) -> list[str]:
         """The deltas of the sound, of which the first second is read early."""
-        async with self.transcriber.transcribe(Recording(MemoryFile(wav(sound))), options) as session:
+        async with self.transcriber.run(Recording(MemoryFile(wav(sound))), options) as session:
             deltas = aiter(session)
             submit = await self.next_submit()
             self.replica.report(submit)
@@ -187,8 +187,8 @@ class App:
             sent += [delta async for delta in deltas]
             texts = [delta.text for delta in sent]
             self.num_audio_tokens = [delta.num_audio_tokens for delta in sent]
-            self.segments = session.transcript().segments
-            assert "".join(texts) == session.transcript().text
+            self.segments = (await session.transcript()).segments
+            assert "".join(texts) == (await session.transcript()).text
             return texts
 
     async def next_submit(self) -> Submit:
@@ -316,7 +316,7 @@ async def test_what_was_sent_stands_when_the_rest_of_its_chunk_is_read_in_one_pi
 async def test_while_the_language_is_not_settled_text_waits_for_its_chunk(app: App) -> None:
     """The vote of several chunks may have it read again in another language."""
     options = msgspec.structs.replace(STREAMED, language=None)
-    async with app.transcriber.transcribe(Recording(MemoryFile(wav(noise(2.0)))), options) as session:
+    async with app.transcriber.run(Recording(MemoryFile(wav(noise(2.0)))), options) as session:
         submit = await app.next_submit()
         app.replica.probabilities = {"en": 0.6, "de": 0.4}
         app.replica.report(submit)
@@ -326,7 +326,7 @@ async def test_while_the_language_is_not_settled_text_waits_for_its_chunk(app: A
 
 async def test_the_first_text_is_not_held_up_by_the_encoding_of_more(app: App) -> None:
     app.replica.early = say(t(0), *words("0"), t(5), finish_reason="length")
-    async with app.transcriber.transcribe(Recording(MemoryFile(wav(noise(75.0)))), STREAMED) as session:
+    async with app.transcriber.run(Recording(MemoryFile(wav(noise(75.0)))), STREAMED) as session:
         submit = await app.next_submit()
         await asyncio.sleep(0.2)
         assert len(app.replica.submits) == 1
@@ -339,7 +339,7 @@ async def test_the_first_text_is_not_held_up_by_the_encoding_of_more(app: App) -
 
 async def test_where_the_client_limits_the_tokens_nothing_is_asked_for_early(app: App) -> None:
     """There would be no second part to read the rest in."""
-    async with app.transcriber.transcribe(
+    async with app.transcriber.run(
         Recording(MemoryFile(wav(noise(2.0)))), msgspec.structs.replace(STREAMED, max_new_tokens=50)
     ):
         assert not (await app.next_submit()).options.early_results

@@ -112,9 +112,9 @@ async def read(
     await dispatcher.start()
     try:
         recording = Recording(MemoryFile(wav(sound)))
-        async with Transcriber(dispatcher, pool, TOKENIZER).transcribe(recording, options) as session:
+        async with Transcriber(dispatcher, pool, TOKENIZER).run(recording, options) as session:
             deltas = [delta async for delta in session]
-            transcript = session.transcript()
+            transcript = await session.transcript()
         assert "".join(delta.text for delta in deltas) == transcript.text
         return transcript, replica.submits
     finally:

@@ -63,7 +63,7 @@ async def test_what_a_channel_says_has_its_language_probability(app: RunningApp)
     app.answer = lambda submit: say(*words("5")) if len(app.replica.submits) == 3 else say()
     speech = speak("1234").samples
     recording = Recording(MemoryFile(wav(np.stack([speech, speech / 2], axis=1))))
-    async with app.transcriber.transcribe(recording, DecodingOptions()) as session:
+    async with app.transcriber.run(recording, DecodingOptions()) as session:
         assert [delta.text async for delta in session if delta.text] == ["five"]
-        assert session.language_probability == session.transcript().language_probability
+        assert session.language_probability == (await session.transcript()).language_probability
         assert session.language_probability == pytest.approx(0.75 / 0.85)

@@ -43,10 +43,10 @@ async def read(
     try:
         recording = Recording(MemoryFile(wav(noise(4.0))))
         transcriber = Transcriber(dispatcher, pool, TOKENIZER, check_voice=False)
-        async with transcriber.transcribe(recording, options) as session:
+        async with transcriber.run(recording, options) as session:
             async for _ in session:
                 pass
-            return session.transcript(), replica.submits
+            return await session.transcript(), replica.submits
     finally:
         await dispatcher.stop()
         await asyncio.to_thread(pool.shutdown)

@@ -43,7 +43,7 @@ async def test_deltas_come_in_the_order_of_the_file_whatever_order_the_chunks_ar
 
 async def test_the_first_delta_does_not_wait_for_the_second(app: RunningApp) -> None:
     app.replica.holding = True
-    async with app.transcriber.transcribe(Recording(MemoryFile(THREE_CHUNKS)), ENGLISH) as session:
+    async with app.transcriber.run(Recording(MemoryFile(THREE_CHUNKS)), ENGLISH) as session:
         deltas = aiter(session)
         await until(lambda: app.replica.held)
         app.replica.release(app.replica.held[0])
@@ -59,7 +59,7 @@ async def test_how_long_the_first_text_took_is_counted_once(app: RunningApp) -> 
         return REGISTRY.get_sample_value("asr_time_to_first_text_seconds_sum") or 0.0
 
     before, before_s, started_at_s = num_counted(), first_text_s(), time.monotonic()
-    async with app.transcriber.transcribe(Recording(MemoryFile(THREE_CHUNKS)), ENGLISH) as session:
+    async with app.transcriber.run(Recording(MemoryFile(THREE_CHUNKS)), ENGLISH) as session:
         assert num_counted() == before
         assert len([delta async for delta in session]) == 3
     assert num_counted() == before + 1
@@ -68,7 +68,7 @@ async def test_how_long_the_first_text_took_is_counted_once(app: RunningApp) -> 
 
 async def test_the_audio_is_counted_as_far_as_it_is_read_and_once(app: RunningApp) -> None:
     recording = Recording(MemoryFile(two_channels((0, 0, 20), (1, 25, 40))), split_channels=True)
-    async with app.transcriber.transcribe(recording, ENGLISH, ("ann", "bob")) as session:
+    async with app.transcriber.run(recording, ENGLISH, ("ann", "bob")) as session:
         assert isinstance(session, TranscriptionSession)
         async for delta in session:
             assert session.handle.stats.audio_s == pytest.approx(delta.end_s)
@@ -156,7 +156,7 @@ async def test_a_chunk_that_fails_ends_the_request_and_cancels_the_rest(app: Run
 
 async def test_leaving_early_cancels_the_rest(app: RunningApp) -> None:
     app.replica.holding = True
-    async with app.transcriber.transcribe(Recording(MemoryFile(THREE_CHUNKS)), ENGLISH):
+    async with app.transcriber.run(Recording(MemoryFile(THREE_CHUNKS)), ENGLISH):
         await until(lambda: app.replica.held)
     assert app.dispatcher.num_chunks == 0
 
@@ -196,7 +196,7 @@ async def test_a_channel_that_is_silent_does_not_hold_up_the_other(app: RunningA
     app.replica.holding = True
     app.answer = lambda submit: say(t(0), *words(str(submit.id.chunk)), t(2))
     recording = Recording(MemoryFile(two_channels((0, 0, 75))), split_channels=True)
-    async with app.transcriber.transcribe(recording, ENGLISH, ("ann", "bob")) as session:
+    async with app.transcriber.run(recording, ENGLISH, ("ann", "bob")) as session:
         await until(lambda: len(app.replica.held) >= 2)
         app.replica.release(app.replica.held[0])
         texts = [delta.text async for delta in _until_text(session)]

@@ -66,7 +66,7 @@ async def transcriber(
 
 
 async def read(app: Transcriber, options: DecodingOptions = ENGLISH) -> str:
-    async with app.transcribe(Recording(MemoryFile(wav(noise(75)))), options) as session:
+    async with app.run(Recording(MemoryFile(wav(noise(75)))), options) as session:
         return "".join([delta.text async for delta in session])
 
 
@@ -131,7 +131,7 @@ async def test_a_client_that_reads_slowly_does_not_end_its_request() -> None:
     async with (
         asyncio.timeout(60),
         transcriber(replica, StallLimits(request_s=0.5)) as app,
-        app.transcribe(Recording(MemoryFile(wav(noise(75)))), ENGLISH) as session,
+        app.run(Recording(MemoryFile(wav(noise(75)))), ENGLISH) as session,
     ):
         deltas = aiter(session)
         first = await anext(deltas)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asr_server.audio.recording import Cancelled, Recording
-from asr_server.core import Chunk, DecodingOptions
+from asr_server.core import Chunk, DecodingOptions, Samples
 from asr_server.errors import InvalidAudio
 from asr_server.transcription import Transcriber
 from tests.fake_replica import noise, say, wav
@@ -65,8 +65,14 @@ async def test_a_recording_is_decoded_once_its_track_of_speakers_has_room(app: R
             asked.append(app.pool.stats.slices)
             await has_room.wait()
 
+        def push(self, samples: Samples) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
     recording = Recording(MemoryFile(THREE_CHUNKS))
-    async with app.transcriber.transcribe(recording, ENGLISH, track=Track()) as session:  # type: ignore[arg-type]
+    async with app.transcriber.run(recording, ENGLISH, labeller=Track()) as session:  # type: ignore[arg-type]
         await until(lambda: asked)
         assert app.pool.stats.slices == 0
         has_room.set()
@@ -88,7 +94,7 @@ async def test_cancelling_a_request_cancels_its_chunks_and_closes_its_recording(
 async def test_leaving_a_request_closes_its_recording_and_ends_its_tasks(app: RunningApp) -> None:
     app.replica.holding = True
     recording = Recording(MemoryFile(THREE_CHUNKS))
-    async with app.transcriber.transcribe(recording, ENGLISH):
+    async with app.transcriber.run(recording, ENGLISH):
         pass
     with pytest.raises(Cancelled):
         recording.next_slice()

@@ -64,7 +64,7 @@ async def detect_language(request: Request, encode: bool = True) -> Response:
 
 class _Detection(TranscriptionResponse):
     async def _whole(self, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
-        async with transcribing(self._state, form, request, receive) as (session, _):
+        async with transcribing(self._state, form, request, receive) as session:
             async for delta in session:
                 if delta.text and delta.language:
                     probability = session.language_probability
