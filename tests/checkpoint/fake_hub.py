@@ -28,20 +28,22 @@ class FakeHub:
     pause_s: float = 0.0  # before each block of a file
     cut_after: dict[str, list[int]] = field(default_factory=dict)  # bytes sent of a file, answer by answer
     damaged: set[str] = field(default_factory=set)  # files that are sent with other bytes than their sums say
-    ignores_ranges: bool = False
-    sends_more: int = 0  # bytes behind each file, beyond the size that it states
-    files_at: str = ""  # another host, to which requests for files are sent on
     requests: list[str] = field(default_factory=list)  # path and, if there is one, the range asked for
 
     def listing(self) -> dict[str, object]:
-        return {"sha": COMMIT, "siblings": [self._described(path) for path in sorted(self.folder.iterdir())]}
+        return {
+            "id": "someone/pocket",
+            "sha": COMMIT,
+            "siblings": [self._described(path) for path in sorted(self.folder.iterdir())],
+        }
 
     def _described(self, path: Path) -> dict[str, object]:
         content = path.read_bytes()
         about: dict[str, object] = {"rfilename": path.name, "size": len(content)}
         about["blobId"] = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
         if path.suffix in (".safetensors", ".bin"):
-            about["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+            digest = hashlib.sha256(content).hexdigest()
+            about["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 100}
         return about
 
 
@@ -50,8 +52,22 @@ def running_hub(folder: Path) -> Iterator[FakeHub]:
     hub = FakeHub(folder)
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            if hub.status != 200:
+                self._send(hub.status, b"", None, {"X-Error-Code": hub.error_code})
+                return
+            content = (hub.folder / self.path.rpartition("/")[2]).read_bytes()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("ETag", hashlib.sha256(content).hexdigest())
+            self.end_headers()
+
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
+            if not path.startswith("/api/models/") and "/resolve/" not in path:
+                self.send_error(404)
+                return
             first = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
             hub.requests.append(path + (f" from {first}" if first else ""))
             if hub.silent is not None:
@@ -61,8 +77,6 @@ def running_hub(folder: Path) -> Iterator[FakeHub]:
                 self._send(hub.status, b"", None, {"X-Error-Code": hub.error_code} if hub.error_code else {})
             elif path.startswith("/api/models/"):
                 self._send(200, json.dumps(hub.says or hub.listing()).encode())
-            elif hub.files_at:
-                self._send(302, b"", None, {"Location": hub.files_at + path})
             else:
                 self._send_file(path.rpartition("/")[2], first)
 
@@ -70,10 +84,8 @@ def running_hub(folder: Path) -> Iterator[FakeHub]:
             content = (hub.folder / name).read_bytes()
             if name in hub.damaged:
                 content = bytes(len(content))
-            content += bytes(hub.sends_more)
             last = hub.cut_after[name].pop(0) if hub.cut_after.get(name) else len(content)
-            begin = 0 if hub.ignores_ranges else first
-            self._send(206 if begin else 200, content[begin:], last - begin)
+            self._send(206 if first else 200, content[first:], last - first)
 
         def _send(
             self, status: int, body: bytes, num_sent: int | None = None, headers: dict[str, str] | None = None

