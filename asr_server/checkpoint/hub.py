@@ -24,7 +24,11 @@ LIBRARY_FOLDER: Final = ".cache"  # huggingface_hub's own, in the folder of a do
 _TEXT_ENDINGS: Final = (".json", ".txt")
 _COMMIT: Final = re.compile("[0-9a-f]{40}")
 _FILE_NAME: Final = re.compile(r"[^/\\\0-\x1f]{1,200}")
-_ENVIRONMENT: Final = {"HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_TELEMETRY": "1"}
+_ENVIRONMENT: Final = {
+    "HF_HUB_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
 _LOG_IN: Final = "log in with `hf auth login`, or set HF_TOKEN"
 
 
@@ -60,9 +64,7 @@ def download_from_hub(model: Published, folder: Path, with_weights: bool) -> str
 def main(repository: str, revision: str, folder: str, with_weights: str) -> None:
     """Print the commit and each file's sum as JSON, or why there is none."""
     from huggingface_hub import errors
-    from huggingface_hub.utils import disable_progress_bars
 
-    disable_progress_bars()
     try:
         print(json.dumps(_download(repository, revision, Path(folder), bool(with_weights))))
     except CheckpointError as error:
@@ -83,8 +85,11 @@ def _download(repository: str, revision: str, folder: Path, with_weights: bool) 
     wanted = _wanted(repository, list(files), with_weights)
     for name in wanted:
         hf_hub_download(repository, name, revision=about.sha, local_dir=folder, etag_timeout=CONNECT_LIMIT_S)
-    sums = {name: files[name].lfs.sha256 if files[name].lfs else files[name].blob_id for name in wanted}
-    return {"commit": about.sha, "sums": sums}
+    return {"commit": about.sha, "sums": {name: _sum(files[name]) for name in wanted}}
+
+
+def _sum(file: Any) -> str | None:
+    return str(file.lfs.sha256) if file.lfs else file.blob_id
 
 
 def _wanted(repository: str, names: list[str], with_weights: bool) -> list[str]:
