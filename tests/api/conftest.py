@@ -9,6 +9,7 @@ from python_multipart import MultipartParser
 
 from asr_server.core import SAMPLE_RATE
 from tests.api.browsing import CHROMIUM, LIMIT_MS, OpenPage
+from tests.api.held_app import HeldApp, run_held_app
 from tests.api.running_app import RunningApp, run_app
 from tests.conftest import Server, run_server
 from tests.speech import say
@@ -21,6 +22,12 @@ def locked_server() -> Iterator[Server]:
     """Asks for KEY."""
     with run_server("--api-key", KEY) as server:
         yield server
+
+
+@pytest.fixture
+def held_app() -> Iterator[HeldApp]:
+    with run_held_app() as app:
+        yield app
 
 
 @pytest.fixture
