@@ -94,7 +94,7 @@ trial: .venv/trial.stamp  ## what takes long: fuzzing, soaks, hours-long files
 
 bench: .venv/test.stamp  ## every benchmark, briefly (ARGS= for the full runs)
 	@benchmarks/speech/install.sh
-	@for benchmark in frontend engine shapes accuracy peers serving transport executors realtime parity api_process; do \
+	@for benchmark in engine accuracy peers serving realtime parity api_process; do \
 		$(BIN)/python -m benchmarks.$$benchmark $(or $(ARGS),--quick) || exit 1; \
 	done
 

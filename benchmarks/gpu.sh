@@ -3,9 +3,9 @@
 #   benchmarks/gpu_wheels.sh               beforehand, where there is a network: what a bare machine lacks
 #   benchmarks/gpu.sh first                390 s: is all well, with real weights too; then every figure of the headline:
 #                                          arrays in, greedy and as served; the whole server on clips and on long files
-#   benchmarks/gpu.sh second               300 s: large-v3, transformers beside, workers x copy overlap x batch, 8-bit floats
+#   benchmarks/gpu.sh second               300 s: large-v3, workers x copy overlap x batch, 8-bit floats
 #   benchmarks/gpu.sh sweeps               400 s: threads, loads, kernels, encode batches, lengths, word times
-#   benchmarks/gpu.sh systems              300 s: replicas that share the GPU, transport, executors, API process
+#   benchmarks/gpu.sh systems              300 s: replicas that share the GPU, API process
 #   benchmarks/gpu.sh --limit-s 200 PART   begins nothing that would not end by then
 #   benchmarks/gpu.sh --mps systems        also under an MPS daemon of its own, where the machine's rules allow it
 #   benchmarks/gpu.sh --dry-run [PART...]  anywhere: every part on CPU, with a small shape (`make gpu-dry-run`)
@@ -20,11 +20,11 @@ results=${OUT:-benchmarks/results}
 export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 TQDM_DISABLE=1 TRANSFORMERS_VERBOSITY=error
 ulimit -c 0 # an aborted process is not to write its memory to the disk
 
-device=cuda turbo=large-v3-turbo large=large-v3 clips=64 tokens=100 rounds=3 peer=bfloat16:64
+device=cuda turbo=large-v3-turbo large=large-v3 tokens=100 rounds=3
 real=.cache/gpu/real.tar.gz uploads=${TMPDIR:-/tmp}/asr-server-uploads start_limit_s=60
 declare -A limits_s=([first]=390 [second]=300 [sweeps]=400 [systems]=300) # of a call, from its first second to its last
 threads=(4) more_threads=(1 2 4 8 16) workers=(1 2 4) sharing=(1 2 3) quick=() mps=false dry=false most_s=560
-slots=128 steady=512 batches=(1 32 64 128 256) encode_batches=(8 11 16) brief=() executors=(inline multiprocess ray)
+slots=128 steady=512 batches=(1 32 64 128 256) encode_batches=(8 11 16)
 kernels=(torch triton) long_formats=wav,flac,wav,flac,wav,mp3 clip_lengths=(5 30) requests=512 at_once=(8 32 512)
 num_long=128 # files: about 40 hours
 while [[ ${1:-} == --* ]]; do
@@ -32,9 +32,9 @@ while [[ ${1:-} == --* ]]; do
     --mps) mps=true ;;
     --limit-s) most_s=$2 && shift ;;
     --dry-run)
-        dry=true device=cpu turbo=pocket large=pocket clips=4 tokens=20 rounds=1 peer=float32:4
+        dry=true device=cpu turbo=pocket large=pocket tokens=20 rounds=1
         threads=(1) more_threads=(2) workers=(2) sharing=(2) quick=(--quick) start_limit_s=300
-        slots=8 steady=8 batches=(2) encode_batches=(2) brief=(--budget-s 5) executors=(inline)
+        slots=8 steady=8 batches=(2) encode_batches=(2)
         kernels=(torch) clip_lengths=(5) requests=4 at_once=(2) num_long=2 uploads=.cache/gpu-dry-run/uploads
         ;;
     *) echo "unknown: $1" >&2 && exit 2 ;;
@@ -191,8 +191,6 @@ first() {
 
 second() {
     arrays large 35 --shape "$large" --tokens "$tokens" --in-flight 128 1
-    on_device peers 60 shapes --tokens "$tokens" --clips "$clips" --rounds "$rounds" --shape "$turbo" \
-        --ours arrays --peers "transformers:$peer" --plot "$OUT/peers.png"
     # The published tables of a pipelined server: warm-up, mean, least and most latency, throughput, GPU busy.
     on_device workers 105 engine --shape "$turbo" --rounds 2 --slots 256 --tokens "$tokens" \
         --in-flight "${batches[@]}" --compute-workers "${workers[@]}" --copy-overlap off on --plot "$OUT/workers.png"
@@ -232,8 +230,6 @@ systems() {
         rm -rf "$CUDA_MPS_PIPE_DIRECTORY"
         unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
     fi
-    bench transport 60 transport "${brief[@]}"
-    bench executors 60 executors --executors "${executors[@]}" "${brief[@]}"
     $dry || bench api-process 60 api_process --rounds "$rounds" --preprocess-workers 4
 }
 

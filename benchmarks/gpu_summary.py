@@ -61,13 +61,6 @@ def serving(figures: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def peers(figures: dict[str, Any]) -> Iterator[str]:
-    work = figures["work"]
-    for system, times in figures["rounds_s"].items():
-        rtfx = [work["clips"] * work["clip_s"] / seconds for seconds in times]
-        yield f"{work['checkpoint']}: {system}: RTFx {spread(rtfx, 0)}"
-
-
 def junit(path: Path) -> Iterator[str]:
     """How many passed, and what went wrong with the others."""
     suite = ElementTree.parse(path).getroot().find("testsuite")
@@ -97,7 +90,6 @@ SUMMARIES: dict[str, Callable[[Any], Iterator[str]]] = {
     **dict.fromkeys(("turbo", "turbo-beam", "large", "workers", "fp8", "graphs-off"), engine),
     **dict.fromkeys(("kernels", "batches", "lengths", "word-times"), engine),
     **dict.fromkeys(("http-clips", "http-long", "http-long-beam", "http-threads", "http-loads"), serving),
-    "peers": peers,
     "api-process": api_process,
     **{f"replicas-{count}{mps}": serving for count in (1, 2, 3) for mps in ("", "-mps")},
 }

@@ -15,7 +15,6 @@ its processes had at once (proportional set size: shared pages count once). Only
 others wait, so that the ratio of two systems in one round says more than their seconds where the machine has
 other work. With `--at-once 1` there is one recording's latency, too, the median of all. Ours is the whole
 server and gets files over HTTP, 16 at once unless told otherwise; the peers are libraries and get samples.
-Shapes whose weights cannot be had are compared by `benchmarks.shapes`, on random ones.
 """
 
 from __future__ import annotations

@@ -72,9 +72,7 @@ def machine() -> dict[str, Any]:
 
 def command() -> str:
     """The command line, as someone else would type it."""
-    path = Path(sys.argv[0])
-    module = path.parent.name if path.stem == "__main__" else path.stem
-    return " ".join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]])
+    return " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
 
 
 def grid(axes: Sequence[Sequence[Any]], one_at_a_time: bool, num_full: int = 0) -> list[tuple[Any, ...]]:

@@ -22,10 +22,10 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.machine import lower_priority
-from benchmarks.bare_health import bare_uvicorn
 from benchmarks.health import HealthProbe, probing_health
 from benchmarks.reporting import quantile
 from tests.api.attacks import ATTACKS, attack
+from tests.api.bare_health import bare_uvicorn
 from tests.api.disturbances import DECODER, DISTURBANCES, Patient, kill_a_replica
 from tests.api.sample_files import m4a, mp3, sound_file
 from tests.conftest import run_server

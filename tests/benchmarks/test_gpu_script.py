@@ -33,9 +33,9 @@ NOT_THERE = ("av", "httpx2", "openai", "ray", "wyoming")  # packages that are no
 EXPECTED = {
     *("parity.json", "turbo.json", "turbo-beam.json"),
     *("http-clips.json", "http-long.json", "http-long-beam.json"),
-    *("large.json", "peers.json", "workers.json", "fp8.json", "graphs-off.json"),
+    *("large.json", "workers.json", "fp8.json", "graphs-off.json"),
     *("http-threads.json", "http-loads.json", "kernels.json", "batches.json", "lengths.json"),
-    *("word-times.json", "replicas-2.json", "transport.json", "executors.json"),
+    *("word-times.json", "replicas-2.json"),
 }
 # Writes what it is asked to, notes its arguments, and fails for flags that the benchmark does not have.
 # Hundreds of them start: without packages, by -S, each does so in half the time.

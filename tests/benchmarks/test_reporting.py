@@ -37,10 +37,8 @@ def test_a_spread_names_the_median_and_the_ends() -> None:
     assert error_bars([[3.0, 1.0, 2.5]]) == ([2.5], [[1.5], [0.5]])
 
 
-def test_the_command_is_a_module_s_or_a_package_s_name_with_its_arguments(
+def test_the_command_is_the_modules_name_with_its_arguments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.argv", ["/somewhere/benchmarks/engine.py", "--quick"])
     assert command() == "python -m benchmarks.engine --quick"
-    monkeypatch.setattr("sys.argv", ["/somewhere/benchmarks/frontend/__main__.py", "--quick"])
-    assert command() == "python -m benchmarks.frontend --quick"

@@ -1,4 +1,4 @@
-"""A bare uvicorn that answers /health: what the machine itself costs. `python -m benchmarks.bare_health`"""
+"""A bare uvicorn that answers /health: what the machine itself costs. `python -m tests.api.bare_health`"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def answer(scope: Any, receive: Any, send: Any) -> None:
 @contextmanager
 def bare_uvicorn() -> Iterator[str]:
     """Yield the URL of such a server in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.bare_health"]
+    command = [sys.executable, "-m", "tests.api.bare_health"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:
