@@ -174,10 +174,6 @@ class DecodingUnavailable(ServiceUnavailable):
     code = "decoding_unavailable"
 
 
-class SpeakersUnavailable(ServiceUnavailable):
-    code = "speakers_unavailable"
-
-
 class ShuttingDown(EngineUnavailable):
     """The server is stopping; another can take the request."""
 

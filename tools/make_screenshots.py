@@ -3,7 +3,7 @@
     python tools/make_screenshots.py http://127.0.0.1:8000
 
 Needs the test dependencies, a chromium (tests/install-browser.sh) and flite (Debian). The server needs the
-model base and those of `asr-server models fetch speakers`.
+model base.
 """
 
 from __future__ import annotations

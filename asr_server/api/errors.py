@@ -27,7 +27,6 @@ from asr_server.errors import (
     RequestError,
     ServiceUnavailable,
     ShuttingDown,
-    SpeakersUnavailable,
 )
 
 MIN_WAIT_S: Final = 1.0
@@ -95,8 +94,6 @@ def _headers(error: Exception) -> dict[str, str]:
         case ShuttingDown():
             # The connection ends too: a client that keeps it would come back to this server.
             return _retry_after(error.retry_after_s) | {"Connection": "close"}
-        case SpeakersUnavailable():
-            return {"X-Should-Retry": "false"}  # until a person has fetched the models
         case Overloaded() | ServiceUnavailable():
             return _retry_after(error.retry_after_s)
         case ReplicasEnded():

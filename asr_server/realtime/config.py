@@ -37,7 +37,6 @@ from asr_server.realtime.server_events import (
     SessionTranscription,
     SessionVad,
 )
-from asr_server.speakers.models import require_speaker_models
 
 
 class SessionConfig(msgspec.Struct, frozen=True):
@@ -144,10 +143,8 @@ def _given(update: msgspec.Struct, default: msgspec.Struct) -> dict[str, Any]:
 
 
 def decoding_options(session: SessionConfig, models: Models) -> DecodingOptions:
-    """Make a session's decoding options. Raises InvalidValue for an unknown language, SpeakersUnavailable."""
+    """Make a session's decoding options. Raises InvalidValue for an unknown language."""
     config = session.transcription
-    if session.is_diarized:
-        require_speaker_models()
     model = models.choose(config.model)
     at = "session.audio.input.transcription"
     return model.transcriber.options(

@@ -83,7 +83,7 @@ class TurnSpeakers:
         await self._track.wait_for_room()
 
     async def label(self, segments: Sequence[Segment], bytes_of: BytesOf) -> list[Segment]:
-        """Return the turn's segments with speakers. Raises SpeakersUnavailable."""
+        """Return the turn's segments with speakers."""
         if self._is_closed_before:
             await self._is_closed_before.wait()
         return await self._session.label(self._track, segments, bytes_of)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr_server.core import SAMPLE_RATE, Samples
-from asr_server.speakers.models import CONVOLUTIONS, FILTERS, LSTM, load
+from asr_server.speakers.networks import CONVOLUTIONS, FILTERS, LSTM, load
 
 Floats = npt.NDArray[np.float32]
 
@@ -37,7 +37,7 @@ _PART: Final = STEP - _POSITION + _FIELD  # samples that the positions of one st
 def segment(samples: Samples) -> Floats:
     """Return log-probabilities [num_windows, num_frames, 7], a window every STEP, the last padded.
 
-    Silent windows have no speaker. Raises SpeakersUnavailable.
+    Silent windows have no speaker.
     """
     num_windows = max(1, -(-(len(samples) - WINDOW) // STEP) + 1)
     padded = _padded(samples, WINDOW + (num_windows - 1) * STEP)

@@ -123,11 +123,11 @@ class SpeakerTrack:
             await asyncio.wrap_future(self._heard[-MAX_WAITING - 1])
 
     async def turns(self) -> list[Turn]:
-        """Return the turns by start, after the last samples. Raises SpeakersUnavailable."""
+        """Return the turns by start, after the last samples."""
         return (await self.spoken()).turns
 
     async def spoken(self, known: Mapping[str, Person] | None = None) -> Spoken:
-        """Return who spoke, after the last samples. Raises SpeakersUnavailable.
+        """Return who spoke, after the last samples.
 
         Args:
             known: people who keep their names, beside the `references`.
@@ -142,7 +142,7 @@ class SpeakerTrack:
         return await loop.run_in_executor(self._executor, self._stitch, windows, people)
 
     async def label(self, transcript: Transcript, tokenizer: Tokenizer) -> Transcript:
-        """Return the transcript with a speaker for each word. Raises SpeakersUnavailable."""
+        """Return the transcript with a speaker for each word."""
         turns, loop = await self.turns(), asyncio.get_running_loop()
         arguments = transcript.segments, turns, tokenizer.decode_bytes
         segments = await loop.run_in_executor(self._executor, label_segments, *arguments)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.levels import HOP, HOPS_PER_LEVEL, Powers, decibels, powers
 from asr_server.speakers.clustering import Flags, Ints, directions, mean, merge
-from asr_server.speakers.models import EMBEDDING, load
+from asr_server.speakers.networks import EMBEDDING, load
 from asr_server.speakers.segmentation import CLASSES, FIRST_FRAME, FRAME, NUM_FRAMES, WINDOW, Floats, segment
 
 _MIN_FEATURES: Final = 30  # 0.3 s: less says nothing about a voice
@@ -73,7 +73,7 @@ class Heard(NamedTuple):
 def hear(
     samples: Samples, log_probabilities: Floats, start: int = 0, before: Sequence[Stretch] = ()
 ) -> Heard:
-    """Return the voices of at most one window. Raises SpeakersUnavailable.
+    """Return the voices of at most one window.
 
     Args:
         log_probabilities: [num_frames, 7], by `segment`.

@@ -19,7 +19,6 @@ from asr_server.api.errors import body_of, install, reply_to, response_to
         (errors.SampleRateTooHigh("x"), 400, "invalid_request_error", "sample_rate_too_high", "file"),
         (errors.TooManyChannels("x"), 400, "invalid_request_error", "too_many_channels", "file"),
         (errors.TooManyHeaders("x"), 431, "invalid_request_error", "too_many_headers", None),
-        (errors.SpeakersUnavailable("x"), 503, "service_unavailable_error", "speakers_unavailable", None),
         (errors.UploadTooLarge("x"), 413, "invalid_request_error", "request_too_large", "file"),
         (errors.InvalidValue("x", "seed"), 400, "invalid_request_error", "invalid_value", "seed"),
         (errors.InvalidApiKey("x"), 401, "invalid_request_error", "invalid_api_key", None),
@@ -58,12 +57,6 @@ def test_retry_after_is_a_second_at_least_and_no_more_than_official_clients_obey
     assert 1000 <= int(headers[0]["retry-after-ms"]) <= 1250
     assert 48 <= int(headers[1]["retry-after"]) <= 60
     assert 48_000 <= int(headers[1]["retry-after-ms"]) <= 60_000
-
-
-def test_what_only_a_person_can_mend_is_not_to_be_tried_again() -> None:
-    headers = response_to(errors.SpeakersUnavailable("x")).headers
-    assert headers["x-should-retry"] == "false"
-    assert "retry-after" not in headers
 
 
 def test_a_recording_that_ended_the_engine_again_and_again_is_not_to_be_sent_again() -> None:

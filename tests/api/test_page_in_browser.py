@@ -27,10 +27,8 @@ from playwright.sync_api import (
 from scipy.signal import resample_poly
 
 from asr_server import __version__
-from asr_server.api.errors import body_of
 from asr_server.api.schemas import TranslationFields
 from asr_server.core import SAMPLE_RATE
-from asr_server.errors import SpeakersUnavailable
 from asr_server.formats.bodies import VerboseJson
 from tests.api.browsing import (
     LIMIT_MS,
@@ -48,7 +46,7 @@ from tests.api.browsing import (
 from tests.api.held_app import HeldApp
 from tests.api.running_app import THREE_CHUNKS
 from tests.conftest import Server, run_server
-from tests.speakers.people import TALK, join, require_models
+from tests.speakers.people import TALK, join
 from tests.speech import Spoken, say
 
 pytestmark = NEEDS_CHROMIUM
@@ -286,7 +284,6 @@ def test_transcripts_are_kept_in_this_browser_until_they_are_deleted(open_page: 
 
 
 def test_speakers_have_colours_and_names_that_can_be_changed(open_page: OpenPage) -> None:
-    require_models()
     page = open_page(accept_downloads=True, bypass_csp=True, reduced_motion="reduce")
     page.get_by_label("Speakers").select_option("labelled")
     choose(page, payload("talk.wav", TALKING))
@@ -575,9 +572,6 @@ def tab_to(page: Page, condition: str, key: str = "Tab") -> None:
     raise AssertionError(f"{key} does not lead there: {condition}")
 
 
-UNFETCHED = body_of(
-    SpeakersUnavailable("They are not here: run `asr-server models fetch speakers` on the server.")
-)
 ERROR_STREAM = 'data: {"error": {"message": "The engine stumbled.", "type": "server_error"}}\n\n'
 
 
@@ -587,9 +581,6 @@ def test_each_error_is_told_in_words(open_page: OpenPage) -> None:
         "The connection broke. Is the server still running?": lambda route: route.abort("connectionreset"),
         "The file is larger than 1024 MiB": lambda route: route.fulfill(status=413, json=too_large),
         "The server answered with status 502.": lambda route: route.fulfill(status=502, body="<html>"),
-        "run asr-server models fetch speakers on the server": lambda route: route.fulfill(
-            status=503, body=UNFETCHED.model_dump_json()
-        ),
         "The engine stumbled.": lambda route: route.fulfill(body=ERROR_STREAM),
         "The answer ended early": lambda route: route.fulfill(body=""),
     }

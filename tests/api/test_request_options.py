@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from asr_server import metrics
-from asr_server.api import request as module
 from asr_server.api.models import ModelRegistry
 from asr_server.api.request import (
     TranscriptionRequest,
@@ -26,14 +25,6 @@ MODELS = ModelRegistry([served(embedded())])
 TOKENIZER = MODELS.default.transcriber.tokenizer
 VERBOSE = ("response_format", "verbose_json")
 VOICE = [("known_speaker_names[]", "Ann"), ("known_speaker_references[]", "data:,")]
-
-
-@pytest.fixture(autouse=True)
-def with_speaker_models(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether they are here is asked, and yes."""
-    asked: list[bool] = []
-    monkeypatch.setattr(module, "require_speaker_models", lambda: asked.append(True))
-    return asked
 
 
 def asked(*pairs: tuple[str, str], models: ModelRegistry = MODELS) -> TranscriptionRequest:
@@ -136,10 +127,9 @@ def test_speech_is_cut_out_where_it_was_asked_for(
     ],
 )
 def test_voices_are_told_apart_where_the_answer_shows_them(
-    pairs: list[tuple[str, str]], count: SpeakerCount | None, with_speaker_models: list[bool]
+    pairs: list[tuple[str, str]], count: SpeakerCount | None
 ) -> None:
     assert asked(*pairs).count == count
-    assert with_speaker_models == [True] * (count is not None)
 
 
 def test_each_of_two_channels_is_a_speaker_by_letter_or_by_name() -> None:

@@ -25,7 +25,6 @@ from benchmarks.speech.synthesis import is_installed, read_for
 from tests.api.official_client import SPOKEN
 from tests.api.sample_files import sound_file
 from tests.conftest import Server
-from tests.speakers.people import require_models
 
 
 @pytest.fixture
@@ -91,7 +90,6 @@ async def test_a_reading_has_cues_that_can_be_read(http: httpx.AsyncClient, leng
 
 @pytest.mark.trial
 async def test_a_conversation_has_cues_of_one_speaker_each(http: httpx.AsyncClient) -> None:
-    require_models()
     samples = converse(KINDS[0], seed=5).samples
     cues = await post_for_cues(http, samples, language="en", diarize="true")
     print(f"{check_rules(cues):.1%} of {len(cues)} cues are too fast to read")

@@ -66,16 +66,6 @@ async def begin(app: RunningApp, file: bytes = SECOND, **fields: str) -> httpx.R
     return await app.client.send(request, stream=True)
 
 
-async def test_speakers_without_their_models_are_a_503_that_says_the_command(
-    app: RunningApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    reply = await app.post(response_format="diarized_json", chunking_strategy="auto")
-    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "speakers_unavailable")
-    assert "`asr-server models fetch speakers`" in reply.json()["error"]["message"]
-    assert (await app.post()).status_code == 200
-
-
 # -- Streaming -----------------------------------------------------------------------------------------------
 
 

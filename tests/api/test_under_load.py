@@ -31,7 +31,7 @@ from tests.api.sample_files import mp3, sound_file
 from tests.conftest import Server, run_server
 from tests.embedded import embedded
 from tests.memory_file import MemoryFile
-from tests.speakers.people import TALK, join, require_models
+from tests.speakers.people import TALK, join
 from tests.speech import VOICES, Spoken, digits_of, errors_in, say
 
 LIMITS = AudioLimits.from_settings(embedded(), AudioWindow.from_directory(EMBEDDED_MODEL))
@@ -137,7 +137,6 @@ async def test_long_uploads_at_once_leave_health_its_time(num_uploads: int) -> N
 
 @pytest.mark.trial
 async def test_16_files_whose_speakers_are_told_apart_leave_health_its_time() -> None:
-    require_models()
     talk, _ = join([said for _, said in TALK])
     file = sound_file(np.resize(talk, 120 * SAMPLE_RATE))
     with run_server("--log-level", "warning") as server, probing_health(server.url) as probe:

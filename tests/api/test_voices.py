@@ -19,17 +19,12 @@ from asr_server.core import Samples
 from tests.api.official_client import transcribe
 from tests.api.sample_files import sound_file
 from tests.conftest import Server
-from tests.speakers.people import TALK, join, require_models
+from tests.speakers.people import TALK, join
 from tests.speech import say
 
 DIARIZED: dict[str, Any] = {"response_format": "diarized_json", "chunking_strategy": "auto"}
 MIXED = sound_file(join([said for _, said in TALK])[0])
 NUM_DIGITS = sum(len(said.digits) for _, said in TALK)
-
-
-@pytest.fixture(autouse=True)
-def _models() -> None:
-    require_models()
 
 
 def data_url(samples: Samples) -> str:

@@ -46,25 +46,18 @@ def test_each_model_is_a_line_with_its_names_size_languages_and_place(home: Path
     assert rows["large-v2"] == ["6.2 GB", "99", "-"]
     assert rows["large-v3, large"] == ["3.1 GB", "100", "-"]
     assert rows["whisper-digits"] == ["2 MB", "English digits", "part of this server"]
-    assert rows["speakers"] == ["81 MB", "any: who speaks", "-"]
     assert lines[-2] == ""
     assert lines[-1].endswith(f" Fetched into {home / 'asr-server'}.")
     second_columns = {line.index(row[1]) for line, row in zip(lines, map(fields, lines[:-2]), strict=False)}
     assert len(second_columns) == 1, "the columns stand below each other"
 
 
-def test_the_speakers_models_are_listed_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asr_server.speakers.models.speaker_models", lambda: Path("/the/models"))
-    (line,) = (each for each in call("models").stdout.splitlines() if each.startswith("speakers "))
-    assert fields(line)[-1] == "/the/models"
-
-
 def test_what_is_fetched_is_a_line_each_and_failures_do_not_keep_others_back() -> None:
-    done = call("models", "fetch", "base", str(EMBEDDED_MODEL), "speakers")
+    done = call("models", "fetch", "base", str(EMBEDDED_MODEL), "tiny")
     assert done.exit_code == 2
     assert done.stdout == f"{EMBEDDED_MODEL}\n"
     errors = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
-    assert [line.split()[1] for line in errors] == ["base", "speakers"]
+    assert [line.split()[1] for line in errors] == ["base", "tiny"]
     assert call("models", "fetch", str(EMBEDDED_MODEL)).exit_code == 0
     assert call("models", "fetch").exit_code == 2
 

@@ -17,7 +17,7 @@ from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, ChunkResult, Clip, Samples, Transcript
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import ReplicaLimits, StartImpossible
-from asr_server.errors import CheckpointError, ChunkFailed, EngineUnavailable, SpeakersUnavailable
+from asr_server.errors import ChunkFailed, EngineUnavailable
 from asr_server.offline import local
 from asr_server.offline.local import LocalTranscriber, TranscribeJob
 from asr_server.speakers.clustering import SpeakerCount
@@ -163,7 +163,6 @@ async def test_voices_are_told_apart_where_the_job_asks_for_it(
 ) -> None:
     Track.made = []
     monkeypatch.setattr(local, "SpeakerTrack", Track)
-    monkeypatch.setattr(local, "require_speaker_models", lambda: None)
     path, two = file_of(tmp_path, noise(1.0)), SpeakerCount(2, 2)
     assert (await transcript_of(make(voices=two), path)).text == "zero of 16000"
     assert (await transcript_of(make(), path)).text == "zero"
@@ -171,15 +170,3 @@ async def test_voices_are_told_apart_where_the_job_asks_for_it(
         (two, 16_000, True),
         (None, 0, True),
     ]
-
-
-def test_without_the_models_of_voices_the_job_ends_before_the_first_recording(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing() -> None:
-        raise SpeakersUnavailable("no voices")
-
-    monkeypatch.setattr(local, "require_speaker_models", missing)
-    make()
-    with pytest.raises(CheckpointError, match="no voices"):
-        make(voices=SpeakerCount())

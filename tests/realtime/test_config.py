@@ -12,7 +12,6 @@ from asr_server.api.auth import ApiKeys
 from asr_server.api.models import ModelRegistry
 from asr_server.config import Settings
 from asr_server.errors import InvalidApiKey, InvalidValue, ModelNotFound
-from asr_server.realtime import config as module
 from asr_server.realtime.client_events import (
     AlawFormat,
     Include,
@@ -217,17 +216,10 @@ def test_options_of_a_session_reach_the_decoder() -> None:
         assert caught.value.param == f"session.audio.input.transcription.{name}"
 
 
-def test_a_diarized_session_needs_the_speaker_models_and_the_times_of_words(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[bool] = []
-    monkeypatch.setattr(module, "require_speaker_models", lambda: asked.append(True))
+def test_a_diarized_session_needs_the_times_of_words() -> None:
     models = ModelRegistry([served(Settings(model_alias="*"))])
-    decoding_options(default_config("whisper-1"), models)
-    assert asked == []
     config = default_config("gpt-4o-transcribe-diarize")
     options = decoding_options(config, models)
-    assert asked == [True]
     assert (config.is_diarized, options.segment_times, options.word_timestamps) == (True, True, True)
 
 

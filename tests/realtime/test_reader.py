@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult, DecodingOptions, Samples, Segment
+from asr_server.errors import EngineUnavailable
 from asr_server.realtime.reader import Backlog, TurnReader
 from asr_server.realtime.turn_types import ChunkRead, Event, InterimRead, TurnFailed, TurnRead
-from asr_server.speakers.models import not_here
 from tests.api.running_app import RunningApp, run_app, until
 from tests.embedded import embedded
 from tests.fake_replica import noise, say
@@ -322,18 +322,18 @@ async def test_segments_of_all_chunks_get_their_speakers_and_empty_ones_are_left
 
 
 async def test_a_turn_whose_speakers_cannot_be_told_fails(app: RunningApp) -> None:
-    speakers = Speakers(not_here())
+    speakers = Speakers(EngineUnavailable("x"))
     hand = Hand(app, PLAIN, speakers)
     hand.reader.push(noise(1.0))
     hand.reader.finish()
     failed = (await hand.ended())[-1]
     assert isinstance(failed, TurnFailed)
-    assert failed.error.code == "speakers_unavailable"
+    assert failed.error.code == "engine_unavailable"
     assert speakers.num_closed == 1
 
 
 async def test_nobody_is_looked_for_where_nothing_was_said(app: RunningApp) -> None:
-    speakers = Speakers(not_here())
+    speakers = Speakers(EngineUnavailable("x"))
     hand = Hand(app, PLAIN, speakers)
     hand.reader.push(silence(1.0))
     hand.reader.finish()

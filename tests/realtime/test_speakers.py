@@ -8,13 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 from asr_server.core import Samples, Segment
-from asr_server.realtime import config
 from asr_server.realtime.speakers import SessionSpeakers
-from asr_server.speakers.models import not_here
 from tests.api.running_app import RunningApp
 from tests.conftest import Server
 from tests.realtime.realtime_client import MANUAL, of_type, open_session, pcm24, transcripts
-from tests.speakers.people import TALK, join, require_models
+from tests.speakers.people import TALK, join
 from tests.speech import say, silence
 
 DIARIZED = {"model": "gpt-4o-transcribe-diarize", "language": "en"}
@@ -26,7 +24,6 @@ def segment(samples: Samples) -> Segment:
 
 async def labels(sounds: Sequence[Samples]) -> list[str | None]:
     """Return the speaker of each turn, a segment each."""
-    require_models()
     session = SessionSpeakers()
     found = []
     for samples in sounds:
@@ -50,7 +47,6 @@ async def test_a_word_is_of_a_person_who_has_spoken_and_silence_of_the_last_one(
 
 async def test_turns_are_labelled_in_their_order() -> None:
     """The second is read first, and its voice is still the second letter."""
-    require_models()
     session = SessionSpeakers()
     turns = [(session.new_turn(), join([said])[0]) for _, said in TALK[:2]]
     for turn, samples in turns:
@@ -66,7 +62,6 @@ async def test_turns_are_labelled_in_their_order() -> None:
 
 
 async def test_a_diarized_session_names_the_speaker_of_each_segment(server: Server) -> None:
-    require_models()
     async with open_session(server.url) as client:
         await client.update(transcription=DIARIZED, **MANUAL)
         for _, said in TALK:
@@ -92,17 +87,3 @@ async def test_sessions_of_other_names_have_no_segments(app: RunningApp) -> None
         await client.commit()
         assert not of_type(await client.until(".completed"), ".segment")
     assert not app.replica.submits[-1].options.word_timestamps
-
-
-async def test_without_the_speaker_models_a_diarized_session_is_refused_by_name(
-    app: RunningApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing() -> None:
-        raise not_here()
-
-    monkeypatch.setattr(config, "require_speaker_models", missing)
-    async with open_session(f"http://{app.host}:{app.port}") as client:
-        session = {"audio": {"input": {"transcription": DIARIZED}}}
-        await client.send({"type": "session.update", "session": session})
-        (error,) = await client.until("error")
-        assert error["error"]["code"] == "speakers_unavailable"

@@ -1,31 +1,13 @@
-"""Conversations of people who can be told apart, and the models for it, or a skip where they are not here."""
+"""Conversations of synthesised voices."""
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
-import pytest
 
 from asr_server.core import SAMPLE_RATE, Samples
-from asr_server.errors import CheckpointError
-from asr_server.speakers.models import fetch_speaker_models
 from tests.speech import Spoken, say, silence
-
-
-@cache
-def _why_missing() -> str:
-    try:
-        fetch_speaker_models()
-    except CheckpointError as error:
-        return str(error)
-    return ""
-
-
-def require_models() -> None:
-    if why := _why_missing():
-        pytest.skip(why)
 
 
 def join(said: list[Spoken], pause_s: float = 0.8) -> tuple[Samples, list[tuple[float, float]]]:

@@ -17,7 +17,7 @@ from benchmarks.speakers import errors
 from benchmarks.speech.conversations import Conversation
 from benchmarks.speech.corpora import Clip
 from benchmarks.speech.telephone import by_telephone
-from tests.speakers.people import TALK, join, require_models
+from tests.speakers.people import TALK, join
 from tests.speech import RECORDINGS, VOICES, audible, say
 
 
@@ -31,7 +31,6 @@ def field_recording(name: str) -> tuple[Samples, list[Turn]]:
 
 
 async def turns_of(samples: Samples, track: SpeakerTrack | None = None) -> list[Turn]:
-    require_models()
     track = track or SpeakerTrack()
     for first in range(0, len(samples), SAMPLE_RATE):
         track.push(samples[first : first + SAMPLE_RATE])
@@ -84,7 +83,6 @@ async def test_two_people_in_twelve_seconds_are_two() -> None:
 
 
 async def test_a_reference_names_who_says_a_word_among_another_s_sentences() -> None:
-    require_models()
     samples, places = join([say("3141592653"), say("27", "rms"), say("5897932384"), say("18", "rms")])
     names = {name: say("4567890", voice).samples for name, voice in (("ann", "f3"), ("bob", "rms"))}
     track = SpeakerTrack(None, [*names], await reference_embeddings([*names.values()]))
@@ -176,7 +174,6 @@ async def test_a_count_that_is_given_is_kept() -> None:
 
 @pytest.mark.trial
 async def test_a_known_voice_gets_its_name_and_a_stranger_s_is_given_to_nobody() -> None:
-    require_models()
     samples, places = join([said for _, said in TALK])
     ann, stranger = say("4567890", "f3").samples, say("90909090", "linda").samples
     track = SpeakerTrack(None, ["ann", "zoe"], await reference_embeddings([ann, stranger]))

@@ -8,7 +8,7 @@ import pytest
 from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
 from asr_server.core import SAMPLE_RATE, Samples
-from asr_server.speakers.models import EMBEDDING, load
+from asr_server.speakers.networks import EMBEDDING, load
 from asr_server.speakers.segmentation import (
     CLASSES,
     FIRST_FRAME,
@@ -20,7 +20,7 @@ from asr_server.speakers.segmentation import (
 )
 from asr_server.speakers.voices import Heard, Stretch, embed, fbank, hear, hear_reference
 from benchmarks.speech.telephone import by_telephone
-from tests.speakers.people import join, require_models
+from tests.speakers.people import join
 from tests.speech import say
 
 SHIFT_S = 3.0
@@ -28,7 +28,6 @@ SHIFT_S = 3.0
 
 @pytest.fixture(scope="module")
 def talk() -> tuple[Samples, list[tuple[float, float]]]:
-    require_models()
     samples, places = join([say("31415926", "f3"), say("27182818", "rms")])
     return samples[: WINDOW + round(SHIFT_S * SAMPLE_RATE)], places
 
@@ -56,7 +55,6 @@ def test_a_local_speaker_that_sounds_like_two_people_is_two_voices(
 
 
 def test_who_goes_on_without_a_pause_is_a_voice_of_their_own() -> None:
-    require_models()
     half = WINDOW // 2
     samples = np.concatenate([say("31415926", "f3").samples[:half], say("27182818", "rms").samples[:half]])
     first, second = hear(samples, one_speaker(samples, [(0.0, 10.0)])).voices
@@ -68,7 +66,6 @@ def test_who_goes_on_without_a_pause_is_a_voice_of_their_own() -> None:
 
 
 def test_one_person_is_one_voice_whatever_the_pauses() -> None:
-    require_models()
     samples, places = join([say("3141"), say("5926"), say("5358")], pause_s=0.5)
     heard = hear(samples[:WINDOW], one_speaker(samples, places))
     assert [voice.is_half for voice in heard.voices] == [False]
@@ -148,7 +145,6 @@ def test_features_are_kaldis() -> None:
 @pytest.mark.parametrize("num_features", [30, 199, 203, 402])
 def test_layers_are_gated_by_stretches_of_a_hundred_positions(num_features: int) -> None:
     """Two features are a position."""
-    require_models()
     features = fbank(HISS, np.arange(num_features))
     num_positions = -(-num_features // 2)
     sizes = [min(100, num_positions - first) for first in range(0, num_positions, 100)]
@@ -181,7 +177,6 @@ def features_of(first: int, end: int, num_samples: int = WINDOW) -> npt.NDArray[
 
 
 def of_window(*parts: tuple[int, int, int], before: tuple[Stretch, ...] = ()) -> Heard:
-    require_models()
     return hear(HISS[:WINDOW], saying(*parts), before=before)
 
 
@@ -224,7 +219,6 @@ def test_of_a_stretch_longer_than_two_and_a_half_seconds_the_middle_is_heard() -
 
 
 def test_a_part_of_a_window_has_no_more_frames_than_it_fills() -> None:
-    require_models()
     for num_samples in (FIRST_FRAME - 1, 2 * SAMPLE_RATE, 2 * SAMPLE_RATE + 200):
         heard = hear(HISS[:num_samples], saying((0, NUM_FRAMES, 1)))
         num_frames = int((num_samples >= FRAME_MIDDLES).sum())
@@ -237,7 +231,6 @@ DIPS_S = 2.3, 5.4, 7.1, 10.2, 12.6, 15.3
 
 
 def test_windows_that_overlap_cut_a_long_stretch_at_the_same_quiet_moments() -> None:
-    require_models()
     recording = HISS.copy()
     for dip_s in DIPS_S:
         recording[round(dip_s * SAMPLE_RATE) :][:480] = 0
@@ -304,7 +297,6 @@ def test_two_people_with_a_pause_between_them_may_be_more_alike(cosine: float, n
 
 @pytest.mark.parametrize("below_db", [5.0, 20.0, 40.0])
 def test_what_is_much_fainter_than_the_rest_is_doubted_as_an_echo(below_db: float) -> None:
-    require_models()
     tone = 0.3 * np.sin(2 * np.pi * 1000 * np.arange(WINDOW) / SAMPLE_RATE)
     half = WINDOW // 2
     tone[half:] *= 10 ** (-below_db / 20)
@@ -318,7 +310,6 @@ def test_what_is_much_fainter_than_the_rest_is_doubted_as_an_echo(below_db: floa
 
 
 def test_a_reference_is_who_speaks_most_in_its_first_ten_seconds() -> None:
-    require_models()
     assert hear_reference(np.zeros(SAMPLE_RATE, np.float32)).tolist() == [0.0] * 192
     main, other = say("3141592", "f3").samples, say("2", "rms").samples
     alone = hear_reference(main)

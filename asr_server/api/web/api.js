@@ -9,8 +9,6 @@ const BUSY = new Set([429, 503]);
 const AWAY = new Set([0, 502, 503, 504]);
 const READY_MS = 10000;
 const TOKENS_PER_S = 50; // of audio
-const UNFETCHED = "speakers_unavailable"; // for good, until somebody fetches models
-const WITHOUT_SPEAKERS = "Or choose “not labelled” under “Speakers”, and try again.";
 
 let key = kept();
 
@@ -39,19 +37,19 @@ export class ApiError extends Error {
   }
 
   get isBusy() {
-    return BUSY.has(this.status) && this.code !== UNFETCHED;
+    return BUSY.has(this.status);
   }
 
   /** Perhaps: whether it is, /ready says. */
   get mayBeAway() {
-    return AWAY.has(this.status) && this.code !== UNFETCHED;
+    return AWAY.has(this.status);
   }
 }
 
 function errorOf(body, status, retryAfter = 0) {
   try {
     const { message, code } = JSON.parse(body).error;
-    return new ApiError(code === UNFETCHED ? `${message} ${WITHOUT_SPEAKERS}` : message, { status, code, retryAfter });
+    return new ApiError(message, { status, code, retryAfter });
   } catch {
     return new ApiError(`The server answered with status ${status}.`, { status, retryAfter });
   }
