@@ -40,6 +40,8 @@ class SetLanguage(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Drop a request's chunks; `Cancelled` answers."""
+
     request_id: str
 
 
@@ -100,6 +102,10 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
+class Cancelled(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+
+
 STEP_TIME_BOUNDS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -131,7 +137,16 @@ class LogLine(msgspec.Struct, frozen=True, tag=True):
 
 
 Event = (
-    Credit | StartFailed | LanguageDetected | EarlyResult | Result | Failed | Heartbeat | Released | LogLine
+    Credit
+    | StartFailed
+    | LanguageDetected
+    | EarlyResult
+    | Result
+    | Failed
+    | Cancelled
+    | Heartbeat
+    | Released
+    | LogLine
 )
 
 

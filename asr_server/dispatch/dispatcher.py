@@ -1,8 +1,8 @@
 """Decide which chunk goes to which replica, and when.
 
-A replica grants credits, one a chunk; without credit, chunks wait here. `key_queue.py` orders them; a request
-holds at most three quarters of all slots. Chunks of a lost replica are sent again, each alone
-(`Isolation`).
+A replica grants credits, one a chunk; without credit, chunks wait here. `ChunkQueue` orders them. A request
+has as many in flight as there are slots; the credit beyond is for the next request. Chunks of a lost replica
+are sent again; those that were in two lost replicas are tried alone (`Isolation`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from asr_server.channel.messages import (
     Cancel,
+    Cancelled,
     Credit,
     EarlyResult,
     EngineInfo,
@@ -30,8 +32,7 @@ from asr_server.checkpoint.files import AudioWindow, short_audio_mode
 from asr_server.checkpoint.find import revision_of
 from asr_server.config import Settings, flag_name
 from asr_server.core import ChunkId, ChunkResult
-from asr_server.dispatch.key_queue import KeyQueue
-from asr_server.dispatch.queue import Isolation, PendingChunk, RequestHandle
+from asr_server.dispatch.queue import ChunkQueue, Isolation, PendingChunk, RequestHandle
 from asr_server.dispatch.supervisor import (
     USUAL_LIMITS,
     Executor,
@@ -73,10 +74,11 @@ def describe(settings: Settings, engine: EngineInfo, num_replicas: int) -> str:
     return f"serving {settings.model_names[0]}, revision {revision}: {', '.join(parts)}"
 
 
-# A chunk is given up when it has been in so many replicas that ended, the first time beside others and then
-# alone. Where replicas end without it too, it is less likely to be the reason: each such end allows one more.
-MIN_ATTEMPTS = 5
-MAX_ATTEMPTS = 10
+# A chunk is given up when it has been in so many replicas that ended: twice beside others, then alone. Where
+# replicas end without it too, it is less likely to be the reason: each such end allows one more.
+ATTEMPTS_BESIDE_OTHERS: Final = 2
+MIN_ATTEMPTS: Final = ATTEMPTS_BESIDE_OTHERS + 2
+MAX_ATTEMPTS: Final = 10
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +104,6 @@ class Dispatcher:
         executor: Executor | None = None,
         window: AudioWindow | None = None,
         limits: ReplicaLimits = USUAL_LIMITS,
-        min_attempts: int = MIN_ATTEMPTS,
     ) -> None:
         self.chunks_ahead = settings.chunks_ahead
         self.engine: EngineInfo | None = None  # of the replica that became ready last; None before the first
@@ -110,12 +111,11 @@ class Dispatcher:
         self.draining = False
         self._executor, self._limits = executor, limits
         self.supervisor = self._new_supervisor()
-        self._min_attempts = min_attempts
         self._request_numbers = itertools.count()
         self._num_ended = 0  # replicas, of those that took work
         self._chunks: dict[ChunkId, PendingChunk] = {}  # waiting and in flight
         mode = short_audio_mode(settings.short_audio, settings.dtype)
-        self._queue = KeyQueue((window or AudioWindow()).for_short_audio(mode))
+        self._queue = ChunkQueue((window or AudioWindow()).for_short_audio(mode))
         self._isolation = Isolation()
         self._refusal: Callable[[], EngineUnavailable] | None = None  # for chunks that come now
 
@@ -193,15 +193,15 @@ class Dispatcher:
         self._chunks[chunk.submit.id] = chunk
         chunk.request.num_waiting += 1
         chunk.request.num_moves += 1
-        (self._isolation.add if chunk.submit.id.attempt else self._queue.push)(chunk)
+        is_suspect = chunk.submit.id.attempt >= ATTEMPTS_BESIDE_OTHERS
+        (self._isolation.add if is_suspect else self._queue.push)(chunk)
 
     def _dispatch(self) -> None:
         states = self.supervisor.replica_states
         while trial := self._isolation.next_trial(states):
             self._send(*trial)
         reserved = self._isolation.reserved(states)
-        # Three quarters of the slots for one request; no limit where a replica does not tell how many.
-        max_in_flight = max(1, 3 * self.num_slots // 4) if self.num_slots else math.inf
+        max_in_flight = self.num_slots or math.inf  # for one request
         while state := _with_most_credit([state for state in states if state is not reserved]):
             chunk = self._queue.pop(max_in_flight)
             if chunk is None:
@@ -233,8 +233,7 @@ class Dispatcher:
         self._isolation.remove(request)
         request.num_in_flight = 0
         for state in self.supervisor.replica_states:
-            if dropped := {id for id in state.in_flight if id.request_id == request.request_id}:
-                state.in_flight -= dropped
+            if any(id.request_id == request.request_id for id in state.in_flight):
                 self._try_send(state, Cancel(request.request_id))
         self._dispatch()
 
@@ -256,11 +255,13 @@ class Dispatcher:
             case Credit(engine=EngineInfo() as engine):
                 self._on_engine(engine)
             case LanguageDetected() if chunk := self._chunks.get(event.id):
+                chunk.request.num_moves += 1
                 self._choose_language(state, chunk, event)
             case EarlyResult() if event.id in state.in_flight and (chunk := self._chunks.get(event.id)):
                 chunk.request.num_moves += 1
-                if chunk.on_early_result is not None and not chunk.future.done():
-                    chunk.on_early_result(event.result)
+                chunk.report_early(event.result)
+            case Cancelled(request_id):
+                state.in_flight = {id for id in state.in_flight if id.request_id != request_id}
             case Result() if chunk := self._finish(state, event.id):
                 chunk.resolve(event.result, event.times)
             case Failed() if chunk := self._finish(state, event.id):
@@ -297,20 +298,12 @@ class Dispatcher:
     def _release(self, request: RequestHandle) -> None:
         request.num_moves += 1
         request.num_in_flight -= 1
-        self._queue.release(request)
 
     def _choose_language(self, state: ReplicaState, chunk: PendingChunk, event: LanguageDetected) -> None:
-        chunk.request.num_moves += 1
-        probabilities = event.probabilities
-        choose = chunk.on_language or (lambda found: max(found, key=lambda code: found[code]))
-        try:
-            language = choose(probabilities)
-        except Exception as error:  # the request's own
-            chunk.fail(error)
-            return
-        options = msgspec.structs.replace(chunk.submit.options, language=language)
-        chunk.submit = msgspec.structs.replace(chunk.submit, options=options)  # for a later attempt
-        self._try_send(state, SetLanguage(event.id, language))
+        if language := chunk.choose_language(event.probabilities):
+            options = msgspec.structs.replace(chunk.submit.options, language=language)
+            chunk.submit = msgspec.structs.replace(chunk.submit, options=options)  # for a later attempt
+            self._try_send(state, SetLanguage(event.id, language))
 
     def _on_gone(self, state: ReplicaState) -> None:
         state.credit = 0
@@ -326,9 +319,10 @@ class Dispatcher:
         id = chunk.submit.id
         num_attempts = id.attempt + 1
         num_ended_without_it = self._num_ended - chunk.num_ended_before - num_attempts
-        if num_attempts >= min(MAX_ATTEMPTS, self._min_attempts + num_ended_without_it):
+        if num_attempts >= min(MAX_ATTEMPTS, MIN_ATTEMPTS + num_ended_without_it):
             logger.error(
-                "chunk %d of request %s has ended %d replicas", id.chunk, id.request_id, num_attempts
+                "giving up chunk %d of request %s: %d replicas died on it",
+                *(id.chunk, id.request_id, num_attempts),
             )
             chunk.fail(ReplicasEnded(num_attempts))
             return

@@ -1,11 +1,11 @@
-"""A request's place in the dispatcher, its chunks, and the order that those of one key are sent in.
+"""A request's place in the dispatcher, and the order in which chunks are sent.
 
-Between requests it is self-clocked fair queueing (Golestani, INFOCOM 1994): each chunk's finish tag is the
-virtual time of its end if all requests had equal shares; the smallest goes first. Short requests pass long
-ones, and none starves. A chunk costs a padded encode and its expected tokens.
+Keys take turns by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): next is the key that was
+served least since it has had chunks waiting. Within a key, requests share by self-clocked fair queueing
+(Golestani, INFOCOM 1994): a chunk's finish tag is the virtual time of its end if all requests had equal
+shares, and the smallest goes first. Short requests pass long ones, and none starves.
 
-`Isolation` finds the chunk that ends replicas. All chunks of a lost replica are suspects, decoded one at
-a time on a reserved replica that has finished its work.
+`Isolation` finds the chunk that ends replicas.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Final, Protocol
 
 from asr_server import metrics
 from asr_server.channel.messages import ChunkTimes, Submit
@@ -55,10 +56,6 @@ class RequestHandle:
     stats: metrics.RequestStats = field(default_factory=metrics.current_request_stats)
     _has_capacity: asyncio.Event = field(default_factory=asyncio.Event)
 
-    @property
-    def key(self) -> str:
-        return self.stats.key
-
     async def wait_for_capacity(self) -> int:
         while (room := self.dispatcher.chunks_ahead - self.num_waiting) <= 0:
             self._has_capacity.clear()
@@ -78,7 +75,7 @@ class RequestHandle:
         `on_language` chooses from the probabilities if `options.language` is None. `on_early_result` gets
         the closed segments if `options.early_results` is set; another replica may report different ones.
 
-        Raises ChunkFailed, and EngineUnavailable when no replica is left.
+        Raises ChunkFailed, EngineUnavailable when no replica is left, and what the callbacks raise.
         """
         submit = Submit(ChunkId(self.request_id, chunk.index, part), chunk.samples, options)
         return await self.dispatcher.enqueue(PendingChunk(submit, self, on_language, on_early_result))
@@ -96,18 +93,37 @@ class RequestHandle:
         self._has_capacity.set()
 
 
+def _likeliest(probabilities: dict[str, float]) -> str:
+    return max(probabilities, key=lambda code: probabilities[code])
+
+
 @dataclass(eq=False)
 class PendingChunk:
     submit: Submit
     request: RequestHandle
-    on_language: OnLanguage | None
-    on_early_result: OnEarlyResult | None
+    on_language: OnLanguage | None = None
+    on_early_result: OnEarlyResult | None = None
     future: asyncio.Future[ChunkResult] = field(default_factory=asyncio.Future)
     cost: float = 0.0
     finish_tag: float = 0.0
     num_ended_before: int = 0  # replicas that had ended when it came
     sent_at_step: int = 0  # of the engine that it was sent to last
     queued_at: float = field(default_factory=time.monotonic)
+
+    def choose_language(self, probabilities: dict[str, float]) -> str | None:
+        """Return None if the choice fails, and with it the chunk."""
+        try:
+            return (self.on_language or _likeliest)(probabilities)
+        except Exception as error:  # the request's own
+            self.fail(error)
+            return None
+
+    def report_early(self, result: ChunkResult) -> None:
+        if self.on_early_result is not None and not self.future.done():
+            try:
+                self.on_early_result(result)
+            except Exception as error:  # the request's own
+                self.fail(error)
 
     def resolve(self, result: ChunkResult, times: ChunkTimes | None) -> None:
         if not self.future.done():
@@ -135,89 +151,103 @@ def _reason(error: Exception) -> str:
     return "request_error"
 
 
-ENCODE_COST = 1.0  # of a whole window, which most chunks are padded to
-DECODE_COST = 1.0  # the tokens of a full window of speech
+ENCODE_COST: Final = 1.0  # of a whole window, which most chunks are padded to
+DECODE_COST: Final = 1.0  # the tokens of a full window of speech
 
 
-class FairQueue:
-    """The chunks of one key's requests."""
+@dataclass
+class _KeyChunks:
+    """The waiting chunks of one key's requests."""
 
-    def __init__(self, window: AudioWindow, in_order: bool = False) -> None:
+    heap: list[tuple[tuple[bool, float], int, PendingChunk]] = field(default_factory=list)
+    virtual_time: float = 0.0  # the finish tag that was served last
+    start_tag: float = 0.0  # of the key; grows by the cost of each chunk served
+
+    def pop(self, max_in_flight: float) -> PendingChunk | None:
+        """Return the first chunk of a request with fewer than `max_in_flight` chunks in replicas."""
+        passed_over = []
+        while self.heap and self.heap[0][-1].request.num_in_flight >= max_in_flight:
+            passed_over.append(heapq.heappop(self.heap))
+        chunk = heapq.heappop(self.heap)[-1] if self.heap else None
+        for entry in passed_over:  # few: a request keeps `chunks_ahead` of them here
+            heapq.heappush(self.heap, entry)
+        return chunk
+
+
+class ChunkQueue:
+    """Waiting chunks by key. Requests without a named key count as one key."""
+
+    def __init__(self, window: AudioWindow) -> None:
         self._window = window
-        self._heap: list[tuple[tuple[bool, float], int, PendingChunk]] = []
-        self._throttled: defaultdict[RequestHandle, list[PendingChunk]] = defaultdict(list)
+        self._keys: defaultdict[str, _KeyChunks] = defaultdict(_KeyChunks)  # few: a file names them
+        self._virtual_time = 0.0  # the key's start tag that was served last
         self._sequence = itertools.count()
-        self._virtual_time = 0.0  # the finish tag that was served last
-        self._in_order = in_order  # before a stop: the oldest request first, live speech before files
+        self._in_order = False
 
     def set_finish_tag(self, chunk: PendingChunk) -> None:
         window, num_samples, request = self._window, len(chunk.submit.samples), chunk.request
         chunk.cost = ENCODE_COST * window.positions_for(num_samples) / window.num_positions
         chunk.cost += DECODE_COST * num_samples / window.num_samples
-        start = max(self._virtual_time, request.last_finish_tag)
+        start = max(self._keys[request.stats.key].virtual_time, request.last_finish_tag)
         chunk.finish_tag = request.last_finish_tag = start + chunk.cost
 
     def push(self, chunk: PendingChunk) -> None:
-        heapq.heappush(self._heap, (self._rank(chunk), next(self._sequence), chunk))
-
-    def _rank(self, chunk: PendingChunk) -> tuple[bool, float]:
-        if not self._in_order:
-            return False, chunk.finish_tag
-        return not chunk.request.is_live, chunk.request.number
+        request = chunk.request
+        rank = (not request.is_live, request.number) if self._in_order else (False, chunk.finish_tag)
+        key = "" if self._in_order else request.stats.key
+        heapq.heappush(self._keys[key].heap, (rank, next(self._sequence), chunk))
 
     def pop(self, max_in_flight: float) -> PendingChunk | None:
-        """Return the next chunk; pass over requests with `max_in_flight` chunks until `release`."""
-        while self._heap:
-            chunk = heapq.heappop(self._heap)[2]
-            if chunk.request.num_in_flight >= max_in_flight and not self._in_order:
-                self._throttled[chunk.request].append(chunk)
-                continue
-            self._virtual_time = max(self._virtual_time, chunk.finish_tag)
-            return chunk
+        """Return the next chunk; pass over requests with `max_in_flight` chunks in replicas."""
+        for key in sorted(self._keys.values(), key=self._start_tag):
+            if (chunk := key.pop(math.inf if self._in_order else max_in_flight)) is not None:
+                key.virtual_time = max(key.virtual_time, chunk.finish_tag)
+                self._virtual_time = self._start_tag(key)
+                key.start_tag = self._virtual_time + chunk.cost
+                return chunk
         return None
 
-    def release(self, request: RequestHandle) -> None:
-        for chunk in self._throttled.pop(request, ()):
+    def _start_tag(self, key: _KeyChunks) -> float:
+        """Save nothing up for a key that had no chunks waiting."""
+        return max(self._virtual_time, key.start_tag)
+
+    def serve_in_order(self) -> None:
+        """Give the oldest request all it can use; live speech goes first.
+
+        Before a stop, some finished requests are better than many halves.
+        """
+        chunks = [chunk for key in self._keys.values() for *_, chunk in sorted(key.heap)]
+        self._in_order = True
+        self.clear()
+        for chunk in chunks:
             self.push(chunk)
 
-    def take_all(self) -> list[PendingChunk]:
-        chunks = [chunk for _, _, chunk in sorted(self._heap)]
-        chunks += itertools.chain(*self._throttled.values())
-        self.clear()
-        return chunks
-
     def remove(self, request: RequestHandle) -> None:
-        self._throttled.pop(request, None)
-        self._heap = [item for item in self._heap if item[2].request is not request]
-        heapq.heapify(self._heap)
+        for key in self._keys.values():
+            key.heap = [entry for entry in key.heap if entry[-1].request is not request]
+            heapq.heapify(key.heap)
 
     def clear(self) -> None:
-        self._heap.clear()
-        self._throttled.clear()
-
-
-class _Trial(NamedTuple):
-    state: ReplicaState
-    id: ChunkId
-
-    @property
-    def is_running(self) -> bool:
-        return self.id in self.state.in_flight
+        for key in self._keys.values():
+            key.heap.clear()
 
 
 class Isolation:
+    """Chunks of which each was in several replicas that ended, tried alone on a reserved replica."""
+
     def __init__(self) -> None:
         self._suspects: list[tuple[int, float, int, PendingChunk]] = []  # a heap
         self._sequence = itertools.count()
-        self._trial: _Trial | None = None
+        self._reserved: ReplicaState | None = None  # has had a suspect
 
     def add(self, chunk: PendingChunk) -> None:
         order = (chunk.submit.id.attempt, chunk.finish_tag, next(self._sequence))
         heapq.heappush(self._suspects, (*order, chunk))
 
     def reserved(self, states: list[ReplicaState]) -> ReplicaState | None:
-        if self._trial and self._trial.is_running:
-            return self._trial.state
+        """Return the replica that tries a suspect, or is to finish its other chunks before."""
+        if self._reserved is not None and self._reserved.in_flight:
+            return self._reserved
         if not self._suspects:
             return None
         ready = [state for state in states if state.ready]
@@ -227,9 +257,8 @@ class Isolation:
         state = self.reserved(states)
         if state is None or state.in_flight or state.credit < 1:
             return None
-        chunk = heapq.heappop(self._suspects)[-1]
-        self._trial = _Trial(state, chunk.submit.id)
-        return state, chunk
+        self._reserved = state
+        return state, heapq.heappop(self._suspects)[-1]
 
     def remove(self, request: RequestHandle) -> None:
         self._suspects = [suspect for suspect in self._suspects if suspect[-1].request is not request]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from asr_server.channel.messages import (
     HEARTBEAT_S,
+    Cancel,
+    Cancelled,
     EngineServer,
     Event,
     Failed,
@@ -85,11 +87,15 @@ def serve(engine: Engine, server: EngineServer) -> None:
     """Take commands, step the engine, send events; return when drained."""
     server.send(engine.initial_credit())
     while engine.has_work or engine.slots_in_use or not engine.draining:
-        for command in server.receive(wait_s=0.0 if engine.has_work else IDLE_WAIT_S):
+        commands = server.receive(wait_s=0.0 if engine.has_work else IDLE_WAIT_S)
+        for command in commands:
             engine.handle(command)
         for event in engine.step():
             server.send(event)
             _log(event)
+        for command in commands:
+            if isinstance(command, Cancel):
+                server.send(Cancelled(command.request_id))
 
 
 def _log(event: Event) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 import tests.support.until
-from asr_server.channel.messages import Cancel, Command, Credit, Event, Result, Submit
+from asr_server.channel.messages import Cancel, Cancelled, Command, Credit, Event, Result, Submit
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import Settings
 from asr_server.core import Chunk, ChunkId, ChunkResult, DecodingOptions
@@ -24,6 +24,7 @@ class ScriptedReplica:
         self.name = name
         self.commands: list[Command] = []
         self.closed = False
+        self.obeys = True  # a cancelled chunk is dropped at once
         self.drained_s: float | None = None  # how long it might leave by itself, once it is closed
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
         if credit:
@@ -55,6 +56,8 @@ class ScriptedReplica:
         if self.closed:
             raise ReplicaGone(self.name)
         self.commands.append(command)
+        if isinstance(command, Cancel) and self.obeys:
+            self.say(Cancelled(command.request_id))
 
     async def receive(self) -> list[Event]:
         event = await self._events.get()

@@ -9,24 +9,30 @@ from typing import Any
 import msgspec
 import pytest
 
+from asr_server import metrics
 from asr_server.channel.messages import (
+    Cancel,
+    ChunkTimes,
     Credit,
     EarlyResult,
     EngineInfo,
     Failed,
+    Heartbeat,
     LanguageDetected,
     SetLanguage,
+    Submit,
 )
 from asr_server.config import Settings
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions
-from asr_server.dispatch.dispatcher import MIN_ATTEMPTS, create_executor, describe
+from asr_server.dispatch.dispatcher import Dispatcher, create_executor, describe
 from asr_server.dispatch.inline import InlineExecutor
 from asr_server.dispatch.processes import MultiprocessExecutor
+from asr_server.dispatch.queue import PendingChunk
 from asr_server.dispatch.ray import RayExecutor
 from asr_server.dispatch.supervisor import MAX_FAILED_STARTS
-from asr_server.errors import ChunkFailed, EngineUnavailable, ShuttingDown
-from tests.dispatch.scripted import OPTIONS, RunningDispatcher, chunk, result, until
-from tests.embedded import embedded
+from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded, ShuttingDown
+from tests.dispatch.scripted import OPTIONS, RunningDispatcher, ScriptedReplica, chunk, result, until
+from tests.support.embedded import embedded
 
 
 @pytest.fixture
@@ -130,66 +136,6 @@ async def test_a_request_may_not_decode_ahead_of_what_is_taken(app: RunningDispa
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def served_in_order(app: RunningDispatcher, count: int) -> list[ChunkId]:
-    for index in range(count):
-        await until(lambda: len(app.replica.submitted) > index)
-        app.replica.answer(app.replica.submitted[index])
-    return app.replica.submitted
-
-
-async def test_a_short_request_passes_a_long_one_that_came_before(app: RunningDispatcher) -> None:
-    long, short = app.dispatcher.open("long"), app.dispatcher.open("short")
-    tasks = [app.send(long, index) for index in range(6)]
-    await until(lambda: app.dispatcher.num_chunks == 6)
-    tasks.append(app.send(short, 0, duration_s=5.0))
-    order = await served_in_order(app, 7)
-    assert order.index(ChunkId("short", 0)) == 1  # right behind the one already taken
-    await asyncio.gather(*tasks)
-
-
-async def test_equal_requests_take_turns(app: RunningDispatcher) -> None:
-    first, second = app.dispatcher.open("first"), app.dispatcher.open("second")
-    tasks = [app.send(handle, index) for handle in (first, second) for index in range(4)]
-    order = await served_in_order(app, 8)
-    assert [id.request_id for id in order][1:-1] == ["first", "second"] * 3
-    await asyncio.gather(*tasks)
-
-
-async def test_no_request_holds_more_than_three_quarters_of_the_slots(app: RunningDispatcher) -> None:
-    app.replica.say(Credit(7, num_slots=4))
-    long, short = app.dispatcher.open("long"), app.dispatcher.open("short")
-    tasks = [app.send(long, index) for index in range(5)]
-    await until(lambda: len(app.replica.submitted) == 3)
-    tasks.append(app.send(short, 0, duration_s=5.0))
-    await until(lambda: ChunkId("short", 0) in app.replica.submitted)
-    assert app.replica.submitted[:3] == [ChunkId("long", index) for index in range(3)]
-    for index in range(5):
-        await until(lambda: ChunkId("long", index) in app.replica.submitted)
-        app.replica.answer(ChunkId("long", index))
-    app.replica.answer(ChunkId("short", 0))
-    await asyncio.gather(*tasks)
-
-
-async def test_a_long_request_does_not_starve_behind_a_row_of_short_ones(
-    app: RunningDispatcher,
-) -> None:
-    blocker = app.send(app.dispatcher.open("blocker"), 0)
-    await until(lambda: app.replica.submitted)
-    long = app.send(app.dispatcher.open("long"), 0)
-    shorts = []
-    for index in range(20):  # they cost a twelfth of the long one
-        shorts.append(app.send(app.dispatcher.open(f"short {index}"), 0, duration_s=2.0))
-        await until(lambda: app.dispatcher.num_chunks == 3)
-        app.replica.answer(app.replica.submitted[-1])
-        await until(lambda: len(app.replica.submitted) == index + 2)
-        if long.done() or app.replica.submitted[-1].request_id == "long":
-            break
-    assert "long" in [id.request_id for id in app.replica.submitted]
-    for task in (blocker, long, *shorts):
-        task.cancel()
-    await asyncio.gather(blocker, long, *shorts, return_exceptions=True)
-
-
 async def test_cancelling_drops_what_waits_and_tells_the_replica_of_what_runs(app: RunningDispatcher) -> None:
     handle = app.dispatcher.open("a")
     tasks = [app.send(handle, index) for index in range(3)]
@@ -242,23 +188,6 @@ async def test_a_failed_chunk_raises_for_its_request_alone(app: RunningDispatche
     assert app.dispatcher.ready
 
 
-async def test_the_language_is_asked_for_and_sent_back(app: RunningDispatcher) -> None:
-    handle = app.dispatcher.open("a")
-    heard: list[dict[str, float]] = []
-
-    def choose(probabilities: dict[str, float]) -> str:
-        heard.append(probabilities)
-        return "de"
-
-    task = asyncio.create_task(handle.submit(chunk(0), DecodingOptions(), on_language=choose))
-    await until(lambda: app.replica.submitted)
-    app.replica.say(LanguageDetected(ChunkId("a", 0), {"en": 0.4, "de": 0.6}))
-    await until(lambda: SetLanguage(ChunkId("a", 0), "de") in app.replica.commands)
-    app.replica.answer(ChunkId("a", 0))
-    await task
-    assert heard == [{"en": 0.4, "de": 0.6}]
-
-
 async def test_early_results_reach_the_request_while_its_chunk_is_in_flight(app: RunningDispatcher) -> None:
     told: list[ChunkResult] = []
     handle = app.dispatcher.open("a")
@@ -306,18 +235,6 @@ async def test_an_answer_of_an_earlier_attempt_is_dropped(app: RunningDispatcher
         await task
 
 
-async def test_a_chunk_that_kills_every_replica_is_given_up(
-    app: RunningDispatcher,
-) -> None:
-    task = app.send(app.dispatcher.open("a"), 0)
-    for attempt in range(MIN_ATTEMPTS):
-        await until(lambda: ChunkId("a", 0, 0, attempt) in app.replica.submitted)
-        app.replica.die()
-    with pytest.raises(ChunkFailed, match=f"has ended {MIN_ATTEMPTS} engine processes"):
-        await task
-    await until(lambda: app.dispatcher.ready)
-
-
 async def test_replicas_that_never_start_are_given_up_for_good() -> None:
     app = RunningDispatcher(credit=0)
     await app.dispatcher.start()
@@ -342,22 +259,6 @@ async def test_work_is_spread_by_credit_over_replicas() -> None:
     await app.dispatcher.stop()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(outcome, EngineUnavailable) for outcome in outcomes)
-
-
-async def test_before_a_stop_requests_are_finished_in_the_order_in_which_they_came(
-    app: RunningDispatcher,
-) -> None:
-    app.replica.say(Credit(1, num_slots=2))
-    handles = [app.dispatcher.open(name) for name in ("first", "second", "third")]
-    tasks = [app.send(handle, index) for index in range(4) for handle in handles]
-    await until(lambda: app.dispatcher.num_chunks == 12)
-    assert not app.dispatcher.draining
-    app.dispatcher.drain()
-    assert app.dispatcher.draining, "new requests are refused by this"
-    order = await served_in_order(app, 12)
-    rest = [id.request_id for id in order[2:]]  # two were on their way before
-    assert rest == sorted(rest)
-    await asyncio.gather(*tasks)
 
 
 async def test_chunks_that_come_after_all_have_failed_fail_too(app: RunningDispatcher) -> None:
@@ -394,27 +295,170 @@ async def test_a_replica_that_is_lost_during_a_drain_is_replaced(app: RunningDis
     assert await task == result(0)
 
 
-async def test_a_request_that_cannot_choose_its_language_fails_alone(app: RunningDispatcher) -> None:
-    def choose(probabilities: dict[str, float]) -> str:
+async def test_chunks_and_slots_are_counted_over_all_replicas() -> None:
+    app = await RunningDispatcher(credit=1, replicas=2).open()
+    assert (app.dispatcher.num_slots, app.dispatcher.num_waiting, app.dispatcher.num_chunks) == (0, 0, 0)
+    for replica in app.executor.launched:
+        replica.say(Credit(0, num_slots=3))
+    await until(lambda: app.dispatcher.num_slots == 6)
+    handle = app.dispatcher.open("a")
+    tasks = [app.send(handle, index) for index in range(3)]
+    await until(lambda: app.dispatcher.num_chunks == 3)
+    assert (app.dispatcher.num_waiting, handle.num_waiting, handle.num_in_flight) == (1, 1, 2)
+    assert handle.num_moves == 5, "three have come and two were sent"
+    handle.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (app.dispatcher.num_waiting, app.dispatcher.num_chunks, handle.num_in_flight) == (0, 0, 0)
+    for state in app.dispatcher.supervisor.replica_states:
+        assert (state.credit, state.in_flight) == (0, set())
+    await app.dispatcher.stop()
+
+
+async def test_steps_are_counted_from_when_a_chunk_was_sent(app: RunningDispatcher) -> None:
+    app.replica.say(Heartbeat(5))
+    (state,) = app.dispatcher.supervisor.replica_states
+    await until(lambda: state.heartbeat.num_steps == 5)
+    handle, other = app.dispatcher.open("a"), app.dispatcher.open("b")
+    task = app.send(handle, 0)
+    await until(lambda: app.replica.submitted)
+    assert (handle.steps_in_flight(), other.steps_in_flight()) == (0, 0)
+    app.replica.say(Heartbeat(9))
+    await until(lambda: state.heartbeat.num_steps == 9)
+    assert (handle.steps_in_flight(), other.steps_in_flight()) == (4, 0)
+    app.replica.answer(ChunkId("a", 0))
+    await task
+    assert (handle.steps_in_flight(), handle.num_moves) == (0, 3)
+
+
+async def test_the_log_has_the_engine_once_and_where_each_chunk_goes(
+    app: RunningDispatcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "asr_server.dispatch.dispatcher")
+    info = EngineInfo("cpu", "float32", 8, 2, dict.fromkeys(("device", "dtype", "num_slots"), "found"))
+    assert app.dispatcher.engine is None
+    for _ in range(2):
+        app.replica.say(Credit(0, 8, info))
+    task = app.send(app.dispatcher.open("a"), 3)
+    await until(lambda: app.replica.submitted)
+    app.replica.answer(ChunkId("a", 3))
+    await task
+    assert app.dispatcher.engine == info
+    serving, sent = sorted(caplog.messages, reverse=True)
+    assert serving.startswith("serving ")
+    assert sent == "chunk 3 goes to replica 0"
+
+
+async def test_a_chunk_for_a_replica_that_is_just_gone_waits_for_the_next(app: RunningDispatcher) -> None:
+    gone = app.replica
+    gone.closed = True  # and nobody was told yet
+    handle = app.dispatcher.open("a")
+    task = app.send(handle, 0)
+    await until(lambda: handle.num_moves)
+    (state,) = app.dispatcher.supervisor.replica_states
+    assert (state.credit, state.in_flight, handle.num_waiting, handle.num_in_flight) == (0, set(), 1, 0)
+    gone.say_gone()
+    await until(lambda: app.replica is not gone and app.replica.submitted)
+    assert app.replica.submitted == [ChunkId("a", 0)], "it was in no replica yet"
+    app.replica.answer(ChunkId("a", 0))
+    assert await task == result(0)
+
+
+async def test_a_replica_that_is_gone_when_it_is_told_something_gets_no_more(app: RunningDispatcher) -> None:
+    app.replica.say(Credit(3))
+    (state,) = app.dispatcher.supervisor.replica_states
+    await until(lambda: state.credit == 4)
+    handle = app.dispatcher.open("a")
+    task = app.send(handle, 0)
+    await until(lambda: app.replica.submitted)
+    app.replica.closed = True
+    handle.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert (state.credit, app.replica.cancelled) == (0, [])
+
+
+async def test_the_likeliest_language_is_taken_where_nobody_chooses_and_kept_for_another_try(
+    app: RunningDispatcher,
+) -> None:
+    first = app.replica
+    handle = app.dispatcher.open("a")
+    task = asyncio.create_task(handle.submit(chunk(0), DecodingOptions()))
+    await until(lambda: first.submitted)
+    moves = handle.num_moves
+    first.say(LanguageDetected(ChunkId("a", 0), {"en": 0.4, "de": 0.5, "fr": 0.1}))
+    await until(lambda: SetLanguage(ChunkId("a", 0), "de") in first.commands)
+    assert handle.num_moves == moves + 1
+    first.die()
+    await until(lambda: app.replica is not first and app.replica.submitted)
+    (again,) = (each for each in app.replica.commands if isinstance(each, Submit))
+    assert again.options.language == "de"
+    app.replica.answer(again.id)
+    await task
+
+
+async def test_a_request_leaves_only_the_replicas_that_have_a_chunk_of_it() -> None:
+    app = await RunningDispatcher(credit=1, replicas=2).open()
+    leaves, stays = app.dispatcher.open("leaves"), app.dispatcher.open("stays")
+    tasks = [app.send(handle, 0) for handle in (leaves, stays)]
+    await until(lambda: app.dispatcher.num_chunks == 2 and not app.dispatcher.num_waiting)
+    leaves.cancel()
+    told = [each for replica in app.executor.launched for each in cancels(replica)]
+    assert told == [Cancel("leaves")]
+    for replica in app.executor.launched:
+        for id in replica.submitted:
+            replica.answer(id)
+    assert await tasks[1] == result(0)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await app.dispatcher.stop()
+
+
+def cancels(replica: ScriptedReplica) -> list[Cancel]:
+    return [command for command in replica.commands if isinstance(command, Cancel)]
+
+
+@pytest.mark.parametrize("callback", ["on_language", "on_early_result"])
+async def test_a_request_whose_callback_raises_fails_alone(app: RunningDispatcher, callback: str) -> None:
+    """The replica that reported to it is healthy."""
+
+    def fail(_: object) -> Any:
         raise ZeroDivisionError
 
-    handle = app.dispatcher.open("a")
-    task = asyncio.create_task(handle.submit(chunk(0), DecodingOptions(), on_language=choose))
-    await until(lambda: app.replica.submitted)
+    app.replica.say(Credit(1))
+    handle, other = app.dispatcher.open("a"), app.send(app.dispatcher.open("b"), 0)
+    asked: dict[str, Any] = {callback: fail}
+    task = asyncio.create_task(handle.submit(chunk(0), DecodingOptions(), **asked))
+    await until(lambda: len(app.replica.submitted) == 2)
     app.replica.say(LanguageDetected(ChunkId("a", 0), {"en": 0.4, "de": 0.6}))
+    app.replica.say(EarlyResult(ChunkId("a", 0), result(7)))
     with pytest.raises(ZeroDivisionError):
         await task
     handle.cancel()
-    assert len(app.executor.launched) == 1
     assert app.replica.cancelled == ["a"]
+    app.replica.answer(ChunkId("b", 0))
+    assert await other == result(0)
+    assert len(app.executor.launched) == 1
 
 
-async def test_before_a_stop_live_speech_goes_before_files(app: RunningDispatcher) -> None:
-    file = app.dispatcher.open("file")
-    tasks = [app.send(file, index) for index in range(4)]
-    await until(lambda: app.dispatcher.num_chunks == 4)
-    app.dispatcher.drain()
-    tasks.append(app.send(app.dispatcher.open("turn", is_live=True), 0))
-    order = await served_in_order(app, 5)
-    assert order.index(ChunkId("turn", 0)) <= 2  # behind those on their way before
-    await asyncio.gather(*tasks)
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ReplicasEnded(5), "replicas_ended"),
+        (ShuttingDown(), "shutting_down"),
+        (EngineUnavailable("no"), "no_engine"),
+        (ChunkFailed("no"), "engine_error"),
+        (ZeroDivisionError(), "request_error"),
+    ],
+)
+async def test_failed_chunks_are_counted_once_by_their_reason(error: Exception, reason: str) -> None:
+    def counted() -> float:
+        return metrics.REGISTRY.get_sample_value("asr_chunks_failed_total", {"reason": reason}) or 0.0
+
+    before = counted()
+    pending = PendingChunk(
+        Submit(ChunkId("a", 0), chunk(0).samples, OPTIONS), Dispatcher(embedded()).open("a")
+    )
+    for _ in range(2):
+        pending.fail(error)
+    pending.resolve(result(0), ChunkTimes(0.1, 0.2))  # too late
+    with pytest.raises(type(error)):
+        await pending.future
+    assert counted() == before + 1

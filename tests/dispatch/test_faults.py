@@ -44,7 +44,7 @@ async def until_given_up(dispatcher: Dispatcher) -> None:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def faulty() -> AsyncIterator[Dispatcher]:
     """One replica that obeys marks. Each attempt at a chunk that ends it takes the start of another."""
-    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS), min_attempts=2, limits=PATIENT)
+    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS), limits=PATIENT)
     await dispatcher.start()
     yield dispatcher
     await dispatcher.stop()
@@ -89,7 +89,7 @@ async def test_a_poisonous_chunk_takes_no_neighbour_with_it(faulty: Dispatcher) 
     )
     poison = outcomes.pop(2)
     assert isinstance(poison, ReplicasEnded)
-    assert "ended 2 engine processes" in str(poison)
+    assert "ended 4 engine processes" in str(poison)
     texts = [heard(result) for result in outcomes if isinstance(result, ChunkResult)]
     assert texts == [spoken.digits for spoken in said]
 

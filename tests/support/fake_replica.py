@@ -14,6 +14,7 @@ import soundfile
 
 from asr_server.channel.messages import (
     Cancel,
+    Cancelled,
     Command,
     Credit,
     Event,
@@ -97,6 +98,7 @@ class FakeReplica:
             case Cancel():
                 self.cancelled.append(command.request_id)
                 self._held = {id: s for id, s in self._held.items() if id.request_id != command.request_id}
+                self._events.put_nowait(Cancelled(command.request_id))
 
     @property
     def held(self) -> list[Submit]:
