@@ -15,7 +15,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
@@ -30,9 +29,7 @@ from benchmarks.reporting import (
     Budget,
     benchmark_parser,
     command,
-    error_bars,
     machine,
-    pyplot,
     quantile,
     spread,
     write_json,
@@ -162,16 +159,6 @@ def show(measured: Sequence[Case], console: Console) -> None:
     console.print(table)
 
 
-def plot(measured: Sequence[Case], path: Path) -> None:
-    """The event loop's time for a request, with the least and the most of all rounds."""
-    figure, axes = pyplot().subplots(figsize=(8, 3), layout="constrained")
-    medians, errors = error_bars([case.event_loop_ms() for case in measured])
-    axes.barh([case.name for case in measured], medians, xerr=errors)
-    axes.invert_yaxis()
-    axes.set(xlabel="event loop, ms a request", xscale="log")
-    figure.savefig(path, dpi=150)
-
-
 def figures(measured: Sequence[Case]) -> list[dict[str, Any]]:
     return [
         {
@@ -215,12 +202,10 @@ def main() -> None:
     ) as url:
         asyncio.run(measure(url, planned, num_rounds, budget, write))
     show(measured(), console)
-    if options.plot:
-        plot(measured(), options.plot)
 
 
 def arguments() -> argparse.Namespace:
-    parser = benchmark_parser(__doc__, plots=True, has_budget=True)
+    parser = benchmark_parser(__doc__, has_budget=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--preprocess-workers", type=int, default=2)
     add_checkpoints_option(parser)

@@ -18,22 +18,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import difflib
-import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
-import soundfile
 from rich.console import Console
 from rich.table import Table
 
 from asr_server.config import Settings
-from asr_server.core import SAMPLE_RATE, Word
-from asr_server.offline.local import LocalTranscriber, TranscribeJob
-from benchmarks.checkpoint_formats import as_ctranslate2
+from asr_server.core import Word
+from benchmarks.batch_reader import Read, Reading, Sound, read_by_faster_whisper, read_here
 from benchmarks.real_weights import hugging_face_checkpoint
 from benchmarks.speech.error_rates import normalise, word_errors
 from benchmarks.speech.long_readings import KINDS, recording
@@ -42,14 +37,6 @@ from benchmarks.speech.synthesis import Speech
 MIN_RUN: Final = 3  # words in a row that count as lost or invented
 START_OFF_S: Final = 1.0
 NEAR_S: Final = (0.15, 0.2)  # of a word's start and end
-
-
-class Read(NamedTuple):
-    """One segment of a transcript."""
-
-    text: str
-    start_s: float
-    words: Sequence[Word]
 
 
 class Found(NamedTuple):
@@ -174,42 +161,6 @@ def said_twice(segments: Sequence[Read]) -> list[str]:
     return [text for before, text in pairwise(texts) if text == before and len(text.split()) >= MIN_RUN]
 
 
-async def read(settings: Settings, speeches: Sequence[Speech], with_words: bool) -> list[list[Read]]:
-    transcriber = LocalTranscriber(settings, TranscribeJob((), language="en", word_timestamps=with_words))
-    transcripts = []
-    async with transcriber.running():
-        options = msgspec.structs.replace(transcriber.options, segment_times=True)
-        for speech in speeches:
-            with tempfile.TemporaryFile() as file:
-                soundfile.write(file, speech.samples, SAMPLE_RATE, format="WAV", subtype="PCM_16")
-                file.seek(0)
-                transcripts.append(await transcriber.transcribe(file, lambda *_: None, options))
-    return [[Read(each.text, each.start_s, each.words) for each in one.segments] for one in transcripts]
-
-
-def read_by_peer(checkpoint: Path, speeches: Sequence[Speech], with_words: bool) -> list[list[Read]]:
-    """faster-whisper as its users call it, with the filter that skips what is no speech."""
-    from faster_whisper import WhisperModel
-
-    model = WhisperModel(str(as_ctranslate2(checkpoint)), device="cpu", compute_type="float32")
-    transcripts = []
-    for speech in speeches:
-        segments, _ = model.transcribe(
-            speech.samples, language="en", beam_size=5, vad_filter=True, word_timestamps=with_words
-        )
-        transcripts.append(
-            [
-                Read(
-                    segment.text,
-                    float(segment.start),
-                    [Word(word.word, float(word.start), float(word.end)) for word in segment.words or ()],
-                )
-                for segment in segments
-            ]
-        )
-    return transcripts
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
@@ -222,23 +173,23 @@ def main() -> None:
     arguments = parser.parse_args()
     speeches = [recording(kind, 60 * arguments.minutes, arguments.seed) for kind in arguments.kinds]
     with_words, checkpoint = not arguments.no_word_times, hugging_face_checkpoint(arguments.model)
-    readers = dict[str, list[list[Read]]]()
+    sounds, readers = [Sound(each.samples) for each in speeches], dict[str, list[Reading]]()
     if "ours" in arguments.systems:
         settings = Settings(model=str(checkpoint), executor="inline", dtype=arguments.dtype)
-        readers["ours"] = asyncio.run(read(settings, speeches, with_words))
-    if "faster-whisper" in arguments.systems:
-        readers["faster-whisper"] = read_by_peer(checkpoint, speeches, with_words)
+        readers["ours"] = asyncio.run(read_here(settings, sounds, with_words))
+    if "faster-whisper" in arguments.systems:  # with the filter that its users switch on
+        readers["faster-whisper"] = read_by_faster_whisper(checkpoint, sounds, with_words, voice_filter=True)
     show(arguments.kinds, speeches, readers)
 
 
-def show(kinds: Sequence[str], speeches: Sequence[Speech], readers: dict[str, list[list[Read]]]) -> None:
+def show(kinds: Sequence[str], speeches: Sequence[Speech], readers: dict[str, list[Reading]]) -> None:
     console, names = Console(width=160), ("lost", "invented", "said twice", "words off", "starts off")
     table = Table("recording", "system", "minutes", "words", "wrong", *names)
     for near_s in NEAR_S:
         table.add_column(f"within {near_s} s")
     for number, kind in enumerate(kinds):
         for system, transcripts in readers.items():
-            found = compare(speeches[number], transcripts[number], kind == "foreign")
+            found = compare(speeches[number], transcripts[number].segments, kind == "foreign")
             lists = found[2:7]
             for name, entries in zip(names, lists, strict=True):
                 for entry in entries:

@@ -24,27 +24,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import soundfile
+import numpy.typing as npt
 from rapidfuzz.distance import Levenshtein
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from asr_server.config import Settings
-from asr_server.core import SAMPLE_RATE
-from asr_server.offline.local import LocalTranscriber, TranscribeJob
-from benchmarks.checkpoint_formats import as_ctranslate2
+from benchmarks.batch_reader import Advance, Reading, Sound, read_by_faster_whisper, read_here
 from benchmarks.real_weights import hugging_face_checkpoint
 from benchmarks.reporting import benchmark_parser, command, machine, write_json
-from benchmarks.speech.conditions import CONDITIONS, GIVEN, Sound, known_recordings, unchanged
+from benchmarks.speech.conditions import CONDITIONS, GIVEN, known_recordings, unchanged
 from benchmarks.speech.error_rates import normalise
 from benchmarks.speech.synthesis import Speech
 
@@ -52,11 +49,6 @@ SYSTEMS: Final = ("ours", "unchecked", "faster-whisper")
 QUICK: Final = ("later", "faint", "inverted")
 MIN_RUN: Final = 3  # words lost in a row
 PLAIN: Final = "plain"
-
-
-class Answer(NamedTuple):
-    text: str
-    dropped: tuple[str, ...] = ()  # by the server's own checks
 
 
 class Change(NamedTuple):
@@ -72,7 +64,7 @@ class Change(NamedTuple):
         return sum(len(run.split()) for run in self.lost)
 
 
-def change(truth: str, plain: str, answer: Answer) -> Change:
+def change(truth: str, plain: str, answer: Reading) -> Change:
     words = normalise(truth)
     before, after = _right(words, plain), _right(words, answer.text)
     is_lost = [number in before and number not in after for number in range(len(words))]
@@ -87,51 +79,20 @@ def _right(words: Sequence[str], text: str) -> set[int]:
     return {n for each in operations if each.tag == "equal" for n in range(each.src_start, each.src_end)}
 
 
-Sounds = dict[tuple[str, str], Sound]  # by condition and recording
-Answers = dict[tuple[str, str], Answer]
-Advance = Callable[[], None]
-
-
-async def read(settings: Settings, sounds: Sounds, advance: Advance) -> Answers:
-    transcriber = LocalTranscriber(settings, TranscribeJob((), formats=("json",)))
-    places = asyncio.Semaphore(4)
-
-    async def one(condition: str, sound: Sound) -> Answer:
-        own = transcriber.options_for("en" if condition in GIVEN else None, None)
-        async with places:
-            with tempfile.TemporaryFile() as file:
-                soundfile.write(file, sound, SAMPLE_RATE, format="FLAC", subtype="PCM_16")
-                file.seek(0)
-                transcript = await transcriber.transcribe(file, lambda *_: None, own)
-        advance()
-        return Answer(transcript.text, tuple(each.text for each in transcript.dropped))
-
-    async with transcriber.running():
-        answers = await asyncio.gather(*(one(key[0], sound) for key, sound in sounds.items()))
-    return dict(zip(sounds, answers, strict=True))
-
-
-def read_by_peer(checkpoint: Path, sounds: Sounds, advance: Advance) -> Answers:
-    """faster-whisper, which gets the mean of the channels."""
-    from faster_whisper import WhisperModel
-
-    model, answers = WhisperModel(str(as_ctranslate2(checkpoint)), device="cpu", compute_type="float32"), {}
-    for key, sound in sounds.items():
-        language = "en" if key[0] in GIVEN else None
-        mono = sound if sound.ndim == 1 else sound.mean(axis=1)
-        segments, _ = model.transcribe(np.clip(mono, -1, 1), beam_size=5, language=language)
-        answers[key] = Answer("".join(segment.text for segment in segments))
-        advance()
-    return answers
+Sounds = dict[tuple[str, str], npt.NDArray[np.float32]]  # by condition and recording
+Answers = dict[tuple[str, str], Reading]
 
 
 def answers_of(system: str, checkpoint: Path, dtype: Any, sounds: Sounds, advance: Advance) -> Answers:
+    listed = [Sound(each, "en" if condition in GIVEN else None) for (condition, _), each in sounds.items()]
     if system == "faster-whisper":
-        return read_by_peer(checkpoint, sounds, advance)
-    settings = Settings(
-        model=str(checkpoint), executor="inline", dtype=dtype, check_voice=system != "unchecked"
-    )
-    return asyncio.run(read(settings, sounds, advance))
+        answers = read_by_faster_whisper(checkpoint, listed, advance=advance)
+    else:
+        settings = Settings(
+            model=str(checkpoint), executor="inline", dtype=dtype, check_voice=system != "unchecked"
+        )
+        answers = asyncio.run(read_here(settings, listed, advance=advance))
+    return dict(zip(sounds, answers, strict=True))
 
 
 def changes(recordings: dict[str, Speech], answers: Answers) -> dict[str, dict[str, Change]]:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from asr_server.core import Word
-from benchmarks.long_recordings import Found, Read, compare
+from benchmarks.batch_reader import Read
+from benchmarks.long_recordings import Found, compare
 from benchmarks.speech.synthesis import SaidSentence, Speech
 
 SAID = Speech(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -24,6 +25,32 @@ EVERYTHING = (
     "apiKeySecret=keys,keysFileSecret=named,serviceMonitor.enabled=true,networkPolicy.enabled=true,"
     "models.persistence.enabled=true,metricsPort=9000"
 )
+# What clusters of others ask of a chart.
+SURROUNDINGS: dict[str, Any] = {
+    "labels": {"team": "speech"},
+    "podLabels": {"mesh": "off"},
+    "podAnnotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"},
+    "serviceAccount": {"create": True, "annotations": {"iam": "role"}},
+    "priorityClassName": "important",
+    "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+    ],
+    "tmp": {"medium": "Memory", "sizeLimit": "2Gi"},
+    "extraVolumes": [{"name": "certificates", "secret": {"secretName": "tls"}}],
+    "extraVolumeMounts": [{"name": "certificates", "mountPath": "/tls", "readOnly": True}],
+    "models": {"persistence": {"enabled": True, "existingClaim": "shared", "accessMode": "ReadWriteMany"}},
+    "replicas": 3,
+    "service": {"annotations": {"balancer": "internal"}},
+    "ingress": {
+        "enabled": True,
+        "className": "nginx",
+        "annotations": {"nginx.ingress.kubernetes.io/proxy-body-size": "1g"},
+        "hosts": ["asr.example.com"],
+        "tls": [{"hosts": ["asr.example.com"], "secretName": "tls"}],
+    },
+    "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "annotations": {"owner": "x"}},
+}
 SEVERAL = [
     {"name": "base", "aliases": ["whisper-1"], "load": "pinned"},
     {"name": "turbo", "load": "lazy", "idle_unload_s": 600},
@@ -35,6 +62,9 @@ CHARTS: dict[str, tuple[str, ...]] = {
     "several": ("--set-json", f"servedModels={json.dumps(SEVERAL)}", "--set", "adminKeySecret=admin"),
     "hpa": ("--set", "autoscaling.enabled=true"),
     "keda": ("--set", "keda.enabled=true"),
+    "surroundings": tuple(
+        word for name, value in SURROUNDINGS.items() for word in ("--set-json", f"{name}={json.dumps(value)}")
+    ),
 }
 OF_OPERATORS = ("ServiceMonitor", "ScaledObject", "RayCluster")  # their schemas are not Kubernetes' own
 
@@ -104,6 +134,64 @@ def test_the_models_of_the_chart_are_those_that_the_server_reads(tmp_path: Path)
 def test_a_value_that_the_chart_does_not_have_is_refused() -> None:
     with pytest.raises(AssertionError, match="replica"):
         run_tool("helm", "template", "asr", DEPLOY / "chart", "--set", "replica=2")
+
+
+def one_of(text: str, kind: str, name: str = "asr-asr-server") -> dict[str, Any]:
+    (found,) = [r for r in resources(text) if (r["kind"], r["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def test_what_a_cluster_asks_for_is_where_it_belongs() -> None:
+    text = rendered("surroundings")
+    assert all(resource["metadata"]["labels"]["team"] == "speech" for resource in resources(text))
+    deployment, monitor, ingress = (
+        one_of(text, kind) for kind in ("Deployment", "ServiceMonitor", "Ingress")
+    )
+    template = deployment["spec"]["template"]
+    assert template["metadata"]["labels"]["mesh"] == "off"
+    assert template["metadata"]["annotations"] == SURROUNDINGS["podAnnotations"]
+    assert deployment["spec"]["strategy"] == SURROUNDINGS["strategy"]
+    pod = template["spec"]
+    assert pod["serviceAccountName"] == one_of(text, "ServiceAccount")["metadata"]["name"]
+    for name in ("priorityClassName", "topologySpreadConstraints"):
+        assert pod[name] == SURROUNDINGS[name]
+    volumes = {volume.pop("name"): volume for volume in pod["volumes"]}
+    assert volumes["tmp"] == {"emptyDir": SURROUNDINGS["tmp"]}
+    assert volumes["models"] == {"persistentVolumeClaim": {"claimName": "shared"}}
+    assert "certificates" in volumes
+    assert SURROUNDINGS["extraVolumeMounts"][0] in pod["containers"][0]["volumeMounts"]
+    assert not [resource for resource in resources(text) if resource["kind"] == "PersistentVolumeClaim"]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    (rule,) = ingress["spec"]["rules"]
+    assert rule["host"] == "asr.example.com"
+    assert rule["http"]["paths"][0]["backend"]["service"]["name"] == "asr-asr-server"
+
+
+def test_uploads_lie_on_a_disk_by_default() -> None:
+    pod = one_of(rendered("cpu"), "Deployment")["spec"]["template"]["spec"]
+    assert pod["volumes"][0]["emptyDir"]["medium"] == ""
+
+
+@pytest.mark.parametrize(
+    ("pods", "share", "wanted"), [(4, 1.0, 5), (4, 0.8, 4), (4, 0.5, 3)], ids=["full", "at target", "half"]
+)
+def test_full_pods_are_scaled_up_and_idle_ones_down(pods: int, share: float, wanted: int) -> None:
+    """By the rule of Kubernetes' autoscaler: a Value is of all pods together, an AverageValue of each."""
+    (trigger,) = one_of(rendered("keda"), "ScaledObject")["spec"]["triggers"]
+    ratio = share / float(trigger["metadata"]["threshold"])
+    assert math.ceil(pods * ratio if trigger["metricType"] == "Value" else ratio) == wanted
+
+
+@pytest.mark.parametrize("pods", ["replicas=2", "keda.enabled=true", "autoscaling.enabled=true"])
+@pytest.mark.parametrize("claim", ["", "mine"])
+def test_several_pods_on_a_volume_of_one_are_refused(pods: str, claim: str) -> None:
+    values = f"models.persistence.enabled=true,models.persistence.existingClaim={claim},{pods}"
+    with pytest.raises(AssertionError, match=r"several pods cannot share a volume .* ReadWriteMany"):
+        run_tool("helm", "template", "asr", DEPLOY / "chart", "--set", values)
+
+
+def test_a_pod_gives_its_volume_up_before_the_next_begins() -> None:
+    assert one_of(rendered("gpu"), "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
 
 
 @pytest.mark.parametrize("folder", ["base", "gpu"])

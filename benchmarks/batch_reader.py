@@ -1,0 +1,99 @@
+"""Read many sounds by one system: what a condition, a length or keywords change in the text."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import soundfile
+
+from asr_server.config import Settings
+from asr_server.core import SAMPLE_RATE, Word
+from asr_server.offline.local import LocalTranscriber, TranscribeJob
+from benchmarks.checkpoint_formats import as_ctranslate2
+
+AT_ONCE = 8
+Advance = Callable[[], None]
+
+
+class Sound(NamedTuple):
+    samples: npt.NDArray[np.float32]  # [T] or [T, channels]
+    language: str | None = "en"  # None: detected
+    options: Mapping[str, Any] = MappingProxyType({})  # of DecodingOptions, in place of the server's
+
+
+class Read(NamedTuple):
+    """One segment of a transcript."""
+
+    text: str
+    start_s: float
+    words: Sequence[Word]
+
+
+class Reading(NamedTuple):
+    text: str
+    segments: list[Read]
+    dropped: tuple[str, ...] = ()  # by the server's own checks
+
+
+async def read_here(
+    settings: Settings, sounds: Sequence[Sound], with_words: bool = False, advance: Advance = lambda: None
+) -> list[Reading]:
+    """Read the sounds as the server does, several at once."""
+    transcriber = LocalTranscriber(settings, TranscribeJob((), word_timestamps=with_words))
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one(sound: Sound) -> Reading:
+        own = transcriber.options_for(sound.language, None)
+        own = msgspec.structs.replace(own, segment_times=True, **sound.options)
+        async with places:
+            with tempfile.TemporaryFile() as file:
+                soundfile.write(file, sound.samples, SAMPLE_RATE, format="FLAC", subtype="PCM_16")
+                file.seek(0)
+                transcript = await transcriber.transcribe(file, lambda *_: None, own)
+        advance()
+        segments = [Read(each.text, each.start_s, each.words) for each in transcript.segments]
+        return Reading(transcript.text, segments, tuple(each.text for each in transcript.dropped))
+
+    async with transcriber.running():
+        return await asyncio.gather(*map(one, sounds))
+
+
+def read_by_faster_whisper(
+    checkpoint: Path,
+    sounds: Sequence[Sound],
+    with_words: bool = False,
+    voice_filter: bool = False,
+    advance: Advance = lambda: None,
+) -> list[Reading]:
+    """Read the sounds, or the mean of their channels, one after another with a beam of five in float32."""
+    from faster_whisper import WhisperModel
+
+    model, readings = WhisperModel(str(as_ctranslate2(checkpoint)), device="cpu", compute_type="float32"), []
+    for samples, language, _ in sounds:
+        mono = samples if samples.ndim == 1 else samples.mean(axis=1)
+        segments, _ = model.transcribe(
+            np.clip(mono, -1, 1),
+            beam_size=5,
+            language=language,
+            vad_filter=voice_filter,
+            word_timestamps=with_words,
+        )
+        reads = [
+            Read(each.text, float(each.start), [_word_of(word) for word in each.words or ()])
+            for each in segments
+        ]
+        readings.append(Reading("".join(each.text for each in reads), reads))
+        advance()
+    return readings
+
+
+def _word_of(word: Any) -> Word:
+    return Word(word.word, float(word.start), float(word.end))
