@@ -32,6 +32,7 @@ from asr_server.config import (
 )
 from tests.conftest import Server
 from tests.test_documentation import PAGES, README, ROOT, blocks_of, unknown_flags
+from tools import make_settings_page
 
 DOCS = ROOT / "docs"
 MONITORING, LIMITS, DEPLOY, ERRORS = (
@@ -186,20 +187,9 @@ def test_the_fixed_bounds_of_clients_are_those_of_the_code() -> None:
     assert {what: number_of(default) for what, setting, default, *_ in rows if setting == "fixed"} == bounds
 
 
-def test_settings_have_their_variables_and_defaults() -> None:
-    values = {
-        "none": "",
-        "cores / 4: 2 to 4, at most cores": Settings().preprocess_workers,
-        "one a GPU, or one": 0,
-    }
-    for flags, variables, defaults, *_ in rows_of(DOCS / "operations.md", "flag"):
-        names = [flag.strip("-").replace("-", "_") for flag in re.findall(r"`(.+?)`", flags)]
-        assert [environment_name(name) for name in names] == re.findall(r"`(.+?)`", variables)
-        told = [text.strip() for text in defaults.split(", ")] if len(names) > 1 else [defaults]
-        for name, text in zip(names, told * len(names), strict=False):
-            default = getattr(Settings(), name)
-            number = number_of(text) if isinstance(default, int | float) else None
-            assert values.get(text, text if number is None else number) == default, name
+def test_the_settings_page_is_the_one_that_the_code_writes() -> None:
+    """`python -m tools.make_settings_page` writes it."""
+    assert make_settings_page.PAGE.read_text() == make_settings_page.page()
 
 
 def test_defaults_in_prose_are_those_of_the_settings() -> None:
