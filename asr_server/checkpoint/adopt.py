@@ -29,6 +29,7 @@ from asr_server.checkpoint.files import (
     reading,
 )
 from asr_server.checkpoint.foreign import GGML, ForeignModel
+from asr_server.checkpoint.layout import check_layout
 from asr_server.checkpoint.names import (
     CANTONESE_VOCABULARY,
     ENGLISH_VOCABULARY,
@@ -43,7 +44,7 @@ from asr_server.checkpoint.tensors import read_stored, write_stored
 from asr_server.core import POSITIONS_PER_S
 from asr_server.errors import CheckpointError
 
-_LAYOUT_VERSION: Final = 1  # of what is written here: another one makes the directories anew
+_LAYOUT_VERSION: Final = 2  # of what is written here: another one makes the directories anew
 # The published model from which the tokenizer of each vocabulary is taken.
 _TOKENIZERS: Final = {
     ENGLISH_VOCABULARY: "tiny.en",
@@ -79,7 +80,8 @@ def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
         try:
             model = read_foreign(source)
             write_layout(made, source, model, texts_for(source, model, find_texts))
-            write_stored(made, model.path, model.tensors, source=str(source), revision=revision)
+            places = {} if model.is_pickled else model.tensors
+            write_stored(made, model.path, places, source=str(source), revision=revision)
             os.chmod(made, 0o755)  # nosec B103 # others may read a model, as in a folder made by mkdir
             _put_in_place(made, target)
         finally:
@@ -148,6 +150,9 @@ def write_layout(target: Path, source: Path, model: ForeignModel, texts: Path) -
     }
     for name, content in contents.items():
         _write_json(target / name, content)
+    check_layout(
+        {name: tensor.shape for name, tensor in model.tensors.items()}, contents["config.json"], source
+    )
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -92,6 +92,7 @@ class ForeignModel(NamedTuple):
     decoder_heads: int
     encoder_layers: int = 0  # as the file states them; 0: it states none, its tensors are counted
     decoder_layers: int = 0
+    is_pickled: bool = False  # its tensors have shapes alone: torch finds their numbers
 
     def config(self) -> dict[str, Any]:
         """Return config.json without special tokens.

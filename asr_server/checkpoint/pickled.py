@@ -1,272 +1,90 @@
-"""Find the tensors in files of `torch.save`, such as a `.pt` of openai-whisper.
+"""Read files of `torch.save`, such as a `.pt` of openai-whisper, by torch's own restricted loader.
 
-These are uncompressed zip archives with a pickle and a member for each tensor. The unpickler knows only
-dictionaries and tensors, so no code runs. It extends Python's: five bytes can make C's reserve gigabytes.
+The API process runs without torch: a process of its own reads the sizes. The replica loads the tensors.
+`python -m asr_server.checkpoint.pickled FILE` is the former.
 """
 
 from __future__ import annotations
 
-import io
-import math
-import os
-import pickle  # nosec B403 # read by an Unpickler that makes nothing but tensors
-import struct
+import json
+import subprocess  # nosec B404 # arguments are lists, and no shell is started
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from asr_server.checkpoint.files import opened, reading
 from asr_server.checkpoint.foreign import ForeignModel, hugging_face_name
-from asr_server.checkpoint.tensors import ITEM_BYTES, MAX_DIMENSIONS, StoredTensors, checked
+from asr_server.checkpoint.tensors import StoredTensor
 from asr_server.errors import CheckpointError
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    from torch import Tensor
 
-_TORCH_DTYPES: Final = {
-    "FloatStorage": "F32",
-    "HalfStorage": "F16",
-    "BFloat16Storage": "BF16",
-    "DoubleStorage": "F64",
-    "LongStorage": "I64",
-    "IntStorage": "I32",
-    "ByteStorage": "U8",
-}
-_LOCAL_HEADER_BYTES: Final = 30  # of a zip member, before its name and extra field
-_NAME_LENGTHS: Final = slice(26, 30)
-# Of the pickle and of the list of members, which have 200 kB for large-v3. Read, they take 80 times as much.
-_MAX_DESCRIPTION_BYTES: Final = 1 << 20
-_MAX_NAME_LETTERS: Final = 256
-_NOT_TORCH: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
-
-
-class _Storage(NamedTuple):
-    dtype: str
-    member: str
-
-
-class _Tensor(NamedTuple):
-    storage: _Storage
-    first: int  # of the storage's numbers
-    shape: tuple[int, ...]
-
-
-class _Archive(NamedTuple):
-    file: _LimitedFile
-    members: zipfile.ZipFile
-    content: Any  # what was saved
-    folder: str  # in which the tensors' numbers are
-
-    def member(self, tensor: _Tensor) -> zipfile.ZipInfo:
-        about = self.members.getinfo(self.folder + tensor.storage.member)
-        if about.compress_type != zipfile.ZIP_STORED:
-            raise ValueError("compressed")
-        return about
-
-
-class _LimitedFile(io.FileIO):
-    """Refuse reads of more than `max_bytes` at once, such as `zipfile`'s of its list."""
-
-    max_bytes = _MAX_DESCRIPTION_BYTES
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if size is not None and size > self.max_bytes:
-            raise EOFError
-        return super().read(size) or b""
+READ_LIMIT_S: Final = 120.0  # torch's import takes a second or two, reading the descriptions less
+_STATE: Final = "model_state_dict"
+_MAX_PICKLE_BYTES: Final = 1 << 20  # large-v3's has 200 kB; read, it takes 80 times as much
 
 
 def read_openai(path: Path) -> ForeignModel:
-    """Read the descriptions of the tensors in `path`.
+    """Read sizes and the tensors' shapes; their numbers stay in the file until the model is loaded.
 
     Raises:
         CheckpointError: it is cut short, damaged or of another kind.
     """
-    with _archive(path, "checkpoint of openai-whisper") as archive:
-        tensors = {
-            hugging_face_name(name): tensor
-            for name, tensor in _stored(archive, archive.content["model_state_dict"]).items()
-        }
-        names = ("n_audio_head", "n_text_head", "n_audio_layer", "n_text_layer")
-        sizes = (archive.content["dims"][name] for name in names)
-        return ForeignModel(path, tensors, *map(int, sizes))
+    check_pickled(path)
+    command = [sys.executable, "-m", __spec__.name, str(path)]
+    try:
+        process = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=READ_LIMIT_S,
+            stdin=subprocess.DEVNULL,
+            check=True,
+        )
+        about = json.loads(process.stdout)
+        sizes = (
+            int(about["dims"][name])
+            for name in ("n_audio_head", "n_text_head", "n_audio_layer", "n_text_layer")
+        )
+        tensors = {name: StoredTensor("F32", tuple(shape), 0) for name, shape in about["shapes"].items()}
+        return ForeignModel(path, tensors, *sizes, is_pickled=True)
+    except (subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is no checkpoint of openai-whisper, or it is damaged") from error
 
 
 def check_pickled(path: Path) -> None:
-    """Raises CheckpointError for a damaged or compressed archive: torch then reads no more than the file."""
-    with (
-        opened(path) as opened_file,
-        _damaged_is_refused(path),
-        zipfile.ZipFile(_LimitedFile(opened_file.fileno(), closefd=False)) as members,
-    ):
-        _check_members(members)
+    """Raise CheckpointError for a damaged or compressed archive, which torch would unpack into memory."""
+    damaged = (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError)
+    with opened(path) as file, reading(path, *damaged), zipfile.ZipFile(file) as members:
+        for about in members.infolist():
+            is_long = about.filename.endswith("/data.pkl") and about.file_size > _MAX_PICKLE_BYTES
+            if about.compress_type != zipfile.ZIP_STORED or is_long:
+                raise zipfile.BadZipFile("compressed, or with a longer description than any")
 
 
-def read_torch(path: Path, key: str | None = None) -> dict[str, npt.NDArray[np.float32]]:
-    """Read the float32 tensors of a saved dictionary, or of its entry `key`. Ignore other objects.
+def load_pickled(path: Path, is_mapped: bool = True) -> dict[str, Tensor]:
+    """Return the tensors by their Hugging Face names.
 
-    Raises:
-        CheckpointError: it is cut short, damaged or of another kind.
+    Raises: what torch.load raises for a damaged file, or TypeError for one without tensors.
     """
-    import numpy as np
+    import torch
 
-    with _archive(path, "file of torch", _LenientUnpickler) as archive:
-        tensors = {}
-        for name, tensor in (archive.content[key] if key else archive.content).items():
-            if tensor.storage.dtype == "F32":
-                numbers = np.frombuffer(archive.members.read(archive.member(tensor)), "<f4")
-                end = tensor.first + math.prod(tensor.shape)
-                tensors[name] = numbers[tensor.first : end].reshape(tensor.shape)
-        return tensors
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
+    named = {hugging_face_name(name): tensor for name, tensor in content.get(_STATE, {}).items()} or content
+    if not all(isinstance(tensor, torch.Tensor) for tensor in named.values()):
+        raise TypeError("a value is no tensor")
+    return {name.removeprefix("model."): tensor for name, tensor in named.items()}
 
 
-@contextmanager
-def _archive(path: Path, kind: str, unpickler: type[_Unpickler] | None = None) -> Iterator[_Archive]:
-    """Open an archive and read its pickle. Raises CheckpointError, also for errors within the `with`
-    block.
-    """
-    with opened(path) as opened_file, _damaged_is_refused(path):
-        try:
-            with _LimitedFile(opened_file.fileno(), closefd=False) as file, zipfile.ZipFile(file) as members:
-                file.max_bytes = sys.maxsize
-                yield _Archive(file, members, *_unpickle(members, unpickler or _Unpickler))
-        except _NOT_TORCH as error:
-            raise CheckpointError(f"{path} is no {kind}") from error
+def main(path: str) -> None:
+    import torch
+
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    shapes = {hugging_face_name(name): list(tensor.shape) for name, tensor in content[_STATE].items()}
+    print(json.dumps({"dims": dict(content["dims"]), "shapes": shapes}))
 
 
-@contextmanager
-def _damaged_is_refused(path: Path) -> Iterator[None]:
-    damaged = (zipfile.BadZipFile, pickle.UnpicklingError, EOFError, struct.error, NotImplementedError)
-    with reading(path, *damaged, RuntimeError, OverflowError):
-        yield
-
-
-def _check_members(members: zipfile.ZipFile) -> None:
-    for about in members.infolist():
-        if about.compress_type != zipfile.ZIP_STORED:
-            raise zipfile.BadZipFile("compressed")
-        if about.filename.endswith("/data.pkl") and about.file_size > _MAX_DESCRIPTION_BYTES:
-            raise zipfile.BadZipFile("a description that is longer than any")
-
-
-def _unpickle(members: zipfile.ZipFile, unpickler: type[_Unpickler]) -> tuple[Any, str]:
-    _check_members(members)
-    (pickled,) = (name for name in members.namelist() if name.endswith("/data.pkl"))
-    content = unpickler(io.BytesIO(members.read(pickled))).load()
-    return content, pickled.removesuffix("data.pkl") + "data/"
-
-
-def _stored(archive: _Archive, described: dict[str, _Tensor]) -> StoredTensors:
-    num_bytes = os.fstat(archive.file.fileno()).st_size
-    tensors = {}
-    for name, tensor in described.items():
-        about, dtype = archive.member(tensor), tensor.storage.dtype
-        offset = _data_offset(archive.file, about) + tensor.first * ITEM_BYTES[dtype]
-        stored = checked(dtype, tensor.shape, offset, num_bytes)
-        if stored.end > offset + about.file_size or len(name) > _MAX_NAME_LETTERS:
-            raise ValueError("larger than its numbers")
-        tensors[name] = stored
-    return tensors
-
-
-def _data_offset(file: io.FileIO, member: zipfile.ZipInfo) -> int:
-    file.seek(member.header_offset)
-    lengths = struct.unpack("<2H", file.read(_LOCAL_HEADER_BYTES)[_NAME_LENGTHS])
-    return int(member.header_offset) + _LOCAL_HEADER_BYTES + int(sum(lengths))
-
-
-class _Unpickler(pickle._Unpickler):
-    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
-    stack: list[Any]
-    pop_mark: Callable[[], list[Any]]
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and name in _TORCH_DTYPES:
-            return _TORCH_DTYPES[name]
-        known = {
-            ("torch._utils", "_rebuild_tensor_v2"): _contiguous,
-            ("torch._utils", "_rebuild_parameter"): _without_gradient,
-            ("collections", "OrderedDict"): _empty,
-        }
-        if (module, name) not in known:
-            raise ValueError(f"the file asks for {module}.{name}")
-        return known[module, name]
-
-    def persistent_load(self, reference: Any) -> _Storage:
-        _, dtype, member, *_ = reference
-        if dtype not in _TORCH_DTYPES.values() or type(member) is not str:
-            raise ValueError("a storage that is none")
-        return _Storage(dtype, member)
-
-    def load_setitem(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self._set({key: value} if type(key) in (str, int) else None)
-
-    def load_setitems(self) -> None:
-        items = self.pop_mark()
-        keys = items[::2]
-        plain = all(type(key) in (str, int) for key in keys)  # to hash tuples in tuples may take for ever
-        self._set(dict(zip(keys, items[1::2], strict=True)) if plain else None)
-
-    def _set(self, items: dict[Any, Any] | None) -> None:
-        if items is None or not isinstance(self.stack[-1], dict):
-            raise ValueError("keys that are no names")
-        self.stack[-1].update(items)
-
-    def load_build(self) -> None:
-        self.stack.pop()
-
-    def refuse(self) -> None:
-        raise ValueError("a pickle with more than dictionaries and tensors")
-
-    dispatch[pickle.SETITEM[0]] = load_setitem
-    dispatch[pickle.SETITEMS[0]] = load_setitems
-    dispatch[pickle.BUILD[0]] = load_build
-    # Sets hash what is in them; the others make objects, or take memory by a length alone.
-    for _code in (pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET, pickle.BYTEARRAY8, pickle.DICT):
-        dispatch[_code[0]] = refuse
-    for _code in (pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.INST, pickle.OBJ, pickle.NEWOBJ_EX):
-        dispatch[_code[0]] = refuse
-
-
-class _Ignored(dict[Any, Any]):
-    def __init__(self, *_: Any, **__: Any) -> None:
-        super().__init__()
-
-    def append(self, _: Any) -> None:
-        pass
-
-
-class _LenientUnpickler(_Unpickler):
-    """Replace unknown objects by `_Ignored`; no code runs."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return super().find_class(module, name)
-        except ValueError:
-            return _Ignored
-
-
-def _empty(*_: Any) -> dict[Any, Any]:
-    return {}
-
-
-def _contiguous(
-    storage: _Storage, first: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any
-) -> _Tensor:
-    numbers = (first, *shape, *strides)
-    if len(shape) > MAX_DIMENSIONS or not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError("a shape that no tensor has")
-    expected = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if stride != expected and size != 1:
-            raise ValueError("a tensor is not stored row by row")
-        expected *= size
-    return _Tensor(storage, first, tuple(shape))
-
-
-def _without_gradient(tensor: _Tensor, *_: Any) -> _Tensor:
-    return tensor
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -23,7 +23,7 @@ from asr_server.checkpoint.adopt import read_foreign, texts_for, write_layout
 from asr_server.checkpoint.files import SINGLE, begins_with, opened, read_json
 from asr_server.checkpoint.find import check_directory, tokenizer_of
 from asr_server.checkpoint.layout import EMBEDDING, PROJECTION, check_layout
-from asr_server.checkpoint.pickled import check_pickled
+from asr_server.checkpoint.pickled import check_pickled, load_pickled
 from asr_server.checkpoint.tensors import StoredTensor, WeightsFile, find_weights
 from asr_server.errors import CheckpointError
 from asr_server.model.float8 import Float8Linear
@@ -108,15 +108,16 @@ def read_weights(directory: Path) -> Mapping[str, Tensor]:
         CheckpointError: a file is missing, cut short or damaged.
         EOFError, UnpicklingError, RuntimeError: a pickled file is damaged.
     """
-    files = find_weights(directory)
-    if not any(file.tensors for file in files):
-        path = files[0].path
-        if is_zip := begins_with(path, b"PK"):
-            check_pickled(path)
-        # torch cannot map files of its versions before 1.6 into memory
-        pickled = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-        return {name.removeprefix("model."): tensor for name, tensor in pickled.items()}
-    return StoredWeights(files)
+    return _open(find_weights(directory))
+
+
+def _open(files: list[WeightsFile]) -> Mapping[str, Tensor]:
+    if any(file.tensors for file in files):
+        return StoredWeights(files)
+    path = files[0].path
+    if is_zip := begins_with(path, b"PK"):
+        check_pickled(path)
+    return load_pickled(path, is_mapped=is_zip)  # torch cannot map files of its versions before 1.6
 
 
 class StoredWeights(Mapping[str, Tensor]):
@@ -178,7 +179,7 @@ def convert(source: Path, target: Path, tokenizer: str | None = None) -> None:
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         write_layout(made, source, model, texts)
-        stored = StoredWeights([WeightsFile(model.path, model.tensors)])
+        stored = _open([WeightsFile(model.path, {} if model.is_pickled else model.tensors)])
         weights = {f"model.{name}": tensor.clone() for name, tensor in stored.items()}
         save_file(weights, made / SINGLE, metadata={"format": "pt"})
         check_directory(made)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import pickle
 import shutil
 import struct
 import subprocess
@@ -270,43 +269,16 @@ def test_a_ggml_file_that_lies_is_refused(
 # -- openai-whisper ------------------------------------------------------------------------------------------
 
 
-def archive(pickled: bytes, compression: int = zipfile.ZIP_STORED, num_members: int = 0) -> bytes:
+def archive(pickled: bytes, compression: int = zipfile.ZIP_STORED) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", compression) as members:
         members.writestr("x/data.pkl", pickled)
-        for place in range(num_members):
-            members.writestr(f"x/data/{place}", b"")
     return content.getvalue()
-
-
-def nested_tuples(depth: int = 200) -> bytes:
-    """A tuple of two that are one tuple of two, and so on: 2 ** depth to whoever looks into all."""
-    return b")" + b"".join(b"q" + bytes([n]) + b"h" + bytes([n]) + b"\x86" for n in range(depth))
-
-
-REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n"
-STORAGE = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000NNtQ"
 
 
 OPENAI = {
     "a description of 400 MB in 400 kB": lambda: archive(bytes(400_000_000), zipfile.ZIP_DEFLATED),
     "a long description": lambda: archive(b"]" * 8_000_000),
-    "a place of two thousand million": lambda: archive(b"]r" + struct.pack("<I", (1 << 31) - 1) + b"."),
-    "bytes by their number alone": lambda: archive(b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b"."),
-    "a key to hash for ever": lambda: archive(b"}" + nested_tuples() + b"Ns."),
-    "keys to hash for ever": lambda: archive(b"}(" + nested_tuples() + b"Nu."),
-    "a set to hash for ever": lambda: archive(b"\x8f(" + nested_tuples() + b"\x90."),
-    "a dictionary to hash for ever": lambda: archive(b"(" + nested_tuples() + b"Nd."),
-    "a storage to hash for ever": lambda: archive(b"(N" + nested_tuples() + b"X\x01\0\0\x000tQ."),
-    "pairs to hash for ever": lambda: archive(
-        b"ccollections\nOrderedDict\n(](" + nested_tuples() + b"N\x86etR."
-    ),
-    "a shape of tuples": lambda: archive(REBUILD + b"(" + STORAGE + b"K\x00" + nested_tuples() + b")tR."),
-    "a shape of 2.5": lambda: archive(
-        REBUILD + b"(" + STORAGE + b"K\x00G" + struct.pack(">d", 2.5) + b"\x85K\x01\x85tR."
-    ),
-    "60,000 members": lambda: archive(b"N.", num_members=60_000),
-    "900,000 lists in lists": lambda: archive(b"(" * 900_000),
 }
 
 
@@ -317,15 +289,7 @@ def test_a_file_of_openai_whisper_that_lies_is_refused(
 ) -> None:
     path = tmp_path / "x.pt"
     path.write_bytes(content())
-    assert refusal(path) in (
-        f"{path} is cut short or damaged: fetch it again",
-        f"{path} is no checkpoint of openai-whisper",
-    )
-
-
-def test_sizes_of_openai_whisper_that_are_no_numbers_are_refused(refusal: Refuse, tmp_path: Path) -> None:
-    (tmp_path / "x.pt").write_bytes(archive(pickle.dumps({"model_state_dict": {}, "dims": []}, 2)))
-    assert "is no checkpoint of openai-whisper" in refusal(tmp_path / "x.pt")
+    assert refusal(path) == f"{path} is cut short or damaged: fetch it again"
 
 
 def test_pickled_weights_that_are_compressed_are_refused_before_torch_reads_them(directory: Path) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import stat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -239,55 +237,6 @@ def test_only_a_new_or_an_empty_directory_is_written_to(kind: str, tmp_path: Pat
         convert(source, target)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"target", "source.pt"}
-
-
-def test_a_foreign_model_is_written_beside_its_place_and_then_moved_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the readers of its formats replaced."""
-    names = ("a.weight", "b.bias")
-    numbers = {name: torch.arange(3.0) + place for place, name in enumerate(names)}
-    file = tmp_path / "weights"
-    stored(
-        file,
-        {name: (numbers[name], StoredTensor("F32", (3,), 12 * place)) for place, name in enumerate(names)},
-    )
-    places = {name: StoredTensor("F32", (3,), 12 * place) for place, name in enumerate(names)}
-    model = SimpleNamespace(path=file, tensors=places)
-    asked: list[tuple[object, ...]] = []
-
-    def write_layout(made: Path, *given: object) -> None:
-        asked.append(given)
-        (made / "config.json").write_text("{}")
-
-    monkeypatch.setattr(weights, "read_foreign", lambda source: model)
-    monkeypatch.setattr(weights, "tokenizer_of", lambda name: f"tokenizer of {name}")
-    monkeypatch.setattr(weights, "texts_for", lambda *given: given[2]("its own"))
-    monkeypatch.setattr(weights, "write_layout", write_layout)
-    checked: list[list[str]] = []
-    monkeypatch.setattr(weights, "check_directory", lambda made: checked.append(sorted(os.listdir(made))))
-    (tmp_path / "empty").mkdir()
-    targets = [tmp_path / "new" / "deeper" / "one", tmp_path / "new" / "deeper" / "two", tmp_path / "empty"]
-    before = os.umask(0o026)
-    try:
-        for target, tokenizer in zip(targets, (None, "theirs", None), strict=True):
-            convert(file, target, tokenizer)
-            assert os.umask(0o026) == 0o026, "as it was"
-    finally:
-        os.umask(before)
-    texts = ("tokenizer of its own", "tokenizer of theirs", "tokenizer of its own")
-    assert asked == [(file, model, each) for each in texts]
-    assert checked == [["config.json", "model.safetensors"]] * 3
-    for target in targets:
-        assert stat.S_IMODE(target.stat().st_mode) == 0o751
-        assert {stat.S_IMODE(path.stat().st_mode) for path in target.iterdir()} == {0o640}
-        found = load_file(target / "model.safetensors")
-        assert {name: each.tolist() for name, each in found.items()} == {
-            f"model.{name}": each.tolist() for name, each in numbers.items()
-        }
-        with safe_open(target / "model.safetensors", "pt") as opened:
-            assert opened.metadata() == {"format": "pt"}, "else transformers does not read it"
-    assert sorted(os.listdir(targets[0].parent)) == ["one", "two"]
 
 
 def test_nothing_is_left_of_a_model_that_cannot_be_written(
