@@ -297,17 +297,6 @@ def test_a_file_that_is_cut_short_is_refused_in_a_line(
     assert not readings.exists() or not list(readings.iterdir())
 
 
-def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
-    class Trap:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return os.mkdir, (str(tmp_path / "sprung"),)
-
-    torch.save({"dims": {}, "model_state_dict": {"a": Trap()}}, tmp_path / "mine.pt")
-    with pytest.raises(CheckpointError, match="is no checkpoint of openai-whisper"):
-        resolve_checkpoint(str(tmp_path / "mine.pt"))
-    assert not (tmp_path / "sprung").exists()
-
-
 def test_a_ctranslate2_model_of_another_kind_is_refused(folders: Folders, tmp_path: Path) -> None:
     mine = shutil.copytree(folders["float32"], tmp_path / "mine")
     content = (mine / "model.bin").read_bytes()

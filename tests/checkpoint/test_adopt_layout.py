@@ -130,11 +130,6 @@ def test_a_folder_of_ctranslate2_is_described_by_its_own_files(tmp_path: Path) -
     assert stat.S_IMODE(directory.stat().st_mode) == 0o755
 
 
-def test_a_window_of_half_a_second_more_is_no_whole_number(tmp_path: Path) -> None:
-    directory = adopt(ctranslate2_folder(tmp_path / "mine", positions=425), nobody)
-    assert read_json(directory / "preprocessor_config.json")["chunk_length"] == 8.5
-
-
 def test_a_folders_own_description_of_its_features_and_rules_is_kept(tmp_path: Path) -> None:
     source = ctranslate2_folder(tmp_path / "mine")
     (source / "preprocessor_config.json").write_text('{"feature_size": 80, "padding": "zeros"}')
@@ -146,21 +141,6 @@ def test_a_folders_own_description_of_its_features_and_rules_is_kept(tmp_path: P
     rules = rules_of(directory)
     assert (rules["suppress_tokens"], rules["begin_suppress_tokens"]) == ([7], [])
     assert rules["max_initial_timestamp_index"] == 9
-
-
-def test_a_model_is_read_once_until_its_file_or_its_revision_changes(tmp_path: Path) -> None:
-    source = ctranslate2_folder(tmp_path / "mine")
-    directory = adopt(source, nobody)
-    made = directory.stat().st_mtime_ns
-    assert adopt(source, nobody) == directory
-    assert directory.stat().st_mtime_ns == made
-    assert adopt(source, nobody, revision="abc") != directory
-    (source / "config.json").write_text("{}")
-    changed = adopt(source, nobody)
-    assert changed != directory
-    assert rules_of(changed)["suppress_tokens"] == []
-    folders = list(directory.parent.iterdir())
-    assert len(folders) == 3, "nothing else is left"
 
 
 @pytest.mark.parametrize(
@@ -194,22 +174,6 @@ def test_a_single_file_takes_the_tokenizer_of_its_vocabulary(
         expected = tokens()
         assert rules["suppress_tokens"] == [50_357, 50_358, 50_359]
     assert found == expected
-
-
-def test_a_vocabulary_of_nobody_needs_a_tokenizer_and_one_that_is_not_to_be_had_says_why(
-    tmp_path: Path,
-) -> None:
-    source = write_ggml(tmp_path / "my file.bin", 40_000)
-    with pytest.raises(
-        CheckpointError, match=r"40000 tokens .* convert '.*my file\.bin' DIRECTORY --tokenizer"
-    ):
-        adopt(source, nobody)
-
-    def offline(name: str) -> Path:
-        raise CheckpointError("no network")
-
-    with pytest.raises(CheckpointError, match="comes without a tokenizer: no network"):
-        adopt(write_ggml(tmp_path / "x.bin", MULTILINGUAL), offline)
 
 
 @pytest.mark.parametrize("name", ["<|endoftext|>", "<|startofprev|>", "<|notimestamps|>"])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +17,6 @@ from asr_server.checkpoint.fetch import (
     fetched,
     hub_cache,
     own_cache,
-    repository_and_revision,
     writable,
 )
 from asr_server.checkpoint.names import Published, Wheels
@@ -61,19 +58,6 @@ def test_where_nothing_can_be_kept_a_folder_of_this_process_serves(
     assert not folder.is_relative_to(home)
 
 
-@pytest.mark.parametrize("last", ["(folder / 'reading').touch()", "folder.rmdir()"])
-def test_the_folder_of_a_process_goes_with_it(tmp_path: Path, last: str) -> None:
-    (tmp_path / "file").touch()
-    code = f"from asr_server.checkpoint.fetch import writable; folder = writable('a'); print(folder); {last}"
-    environment = os.environ | {"HF_HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}
-    ended = subprocess.run(
-        [sys.executable, "-c", code], env=environment, text=True, capture_output=True, check=True
-    )
-    assert Path(ended.stdout.strip()).parent == tmp_path
-    assert ended.stderr == ""
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
 def test_a_whole_model_goes_before_its_texts_and_none_is_taken_before_it_is_whole(home: Path) -> None:
     models = own_cache() / "models"
     for name in ("someone--small@old-texts", "someone--small@abc.partial", "someone--smaller@abc"):
@@ -82,13 +66,6 @@ def test_a_whole_model_goes_before_its_texts_and_none_is_taken_before_it_is_whol
     assert fetched(MODEL, with_weights=False) == models / "someone--small@old-texts"
     (models / "someone--small@abc").mkdir()
     assert fetched(MODEL) == fetched(MODEL, with_weights=False) == models / "someone--small@abc"
-
-
-def test_a_fetched_folder_tells_its_repository_and_commit() -> None:
-    assert repository_and_revision(Path("models/a--b@c")) == ("a/b", "c")
-    assert repository_and_revision(Path("models/a--b@c-texts")) == ("a/b", "c")
-    assert repository_and_revision(Path("models/a--b")) == ("", "")
-    assert repository_and_revision(Path("elsewhere/a--b@c")) == ("", "")
 
 
 def hold_the_lock(home: Path) -> int:
@@ -113,24 +90,6 @@ def test_a_fetch_waits_for_another_process_and_takes_what_that_one_got(
     assert fetch(MODEL) == models / "someone--small@abc"
     assert caplog.messages == [f"another process is fetching into {models}: waiting for it"]
     assert (models / "someone--small.lock").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_process_that_holds_the_lock_and_gets_nothing_is_named(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetch_module, "LOCK_SILENCE_LIMIT_S", 0.3)
-    monkeypatch.setattr(fetch_module, "_LOCK_PAUSE_S", 0.01)
-    handle = hold_the_lock(home)
-    with pytest.raises(CheckpointError, match=r"has held .*someone--small\.lock for 0\.3 s"):
-        fetch(MODEL)
-    os.close(handle)
-
-
-def test_a_folder_of_the_cache_is_made_with_all_above_it(home: Path) -> None:
-    folder = home / ".cache/huggingface/asr-server/readings"
-    assert writable("readings") == folder
-    assert folder.is_dir()
-    assert writable("readings") == folder
 
 
 @pytest.mark.parametrize(
@@ -174,14 +133,6 @@ def test_the_lock_of_a_model_is_no_link_and_for_this_user_alone(home: Path) -> N
     with pytest.raises(CheckpointError, match="small cannot be kept"):
         fetch(MODEL)
     assert not (home / "elsewhere").exists()
-
-
-def test_the_latest_of_several_fetched_commits_serves(home: Path) -> None:
-    models = own_cache() / "models"
-    for name, modified_s in (("new", 2000), ("old", 1000)):
-        (models / f"someone--small@{name}").mkdir(parents=True)
-        os.utime(models / f"someone--small@{name}", (modified_s, modified_s))
-    assert fetched(MODEL) == models / "someone--small@new"
 
 
 # -- From the hub, or else the package index --

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -12,10 +11,6 @@ from click.testing import CliRunner
 
 from asr_server.checkpoint.files import (
     AudioWindow,
-    begins_with,
-    read_json,
-    read_optional_json,
-    short_audio_mode,
 )
 from asr_server.cli import main
 from asr_server.config import EMBEDDED_MODEL
@@ -80,16 +75,6 @@ def test_features_that_the_encoder_was_not_made_for_are_an_error(
         AudioWindow.from_directory(tmp_path)
 
 
-@pytest.mark.parametrize("max_chunk_s", [0, 0.5, 3600])
-@pytest.mark.parametrize("num_positions", [1, 1500])
-def test_numbers_of_the_window_are_taken_up_to_their_bounds(
-    tmp_path: Path, max_chunk_s: float, num_positions: int
-) -> None:
-    write_checkpoint(tmp_path, {"max_source_positions": num_positions}, {"max_chunk_s": max_chunk_s})
-    window = AudioWindow.from_directory(tmp_path)
-    assert (window.num_positions, window.max_chunk_s) == (num_positions, max_chunk_s)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
@@ -111,64 +96,7 @@ def test_other_values_are_refused_by_name(tmp_path: Path, name: str, value: obje
     assert str(caught.value).endswith(f" is {told}")
 
 
-@pytest.mark.parametrize(
-    ("setting", "dtype", "mode"),
-    [
-        *(("auto", "float32", "exact"), ("auto", "int8", "tail"), ("auto", "bfloat16", "tail")),
-        *(("tail", "float32", "tail"), ("exact", "int8", "exact")),
-    ],
-)
-def test_short_audio_is_exact_for_the_references_numbers(setting: str, dtype: str, mode: str) -> None:
-    assert short_audio_mode(setting, dtype) == mode
-
-
 # -- Small files ---------------------------------------------------------------------------------------------
-
-
-def test_a_small_file_has_six_mebibytes_at_most(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_bytes(b"{}" + b" " * (6 * 2**20 - 2))
-    assert read_json(path) == {}
-    with path.open("ab") as file:
-        file.write(b" ")
-    with pytest.raises(CheckpointError, match="is larger than 6291456 bytes"):
-        read_json(path)
-
-
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (b"{", "cannot be read"),
-        (b'{"a": "\xff"}', "cannot be read"),
-        (b"[" * 100_000, "cannot be read"),
-        (b"[]", "is not what it should be .a JSON object.: fetch it again"),
-        (b"", "cannot be read"),
-    ],
-)
-def test_what_is_no_object_of_json_is_refused(tmp_path: Path, content: bytes, told: str) -> None:
-    path = tmp_path / "a.json"
-    assert read_optional_json(path) == {}
-    path.write_bytes(content)
-    for read in (read_json, read_optional_json):
-        with pytest.raises(CheckpointError, match=f"{path} {told}"):
-            read(path)
-
-
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "a.json")
-    with pytest.raises(CheckpointError, match="is no regular file"):
-        read_json(tmp_path / "a.json")
-    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
-        read_json(tmp_path / "b.json")
-
-
-def test_a_file_is_known_by_its_beginning(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(b"ggml and more")
-    assert begins_with(path, b"PK", b"ggml")
-    assert not begins_with(path, b"PK", b"and more")
-    path.write_bytes(b"gg")
-    assert not begins_with(path, b"ggml")
 
 
 @pytest.mark.slow

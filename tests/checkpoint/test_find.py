@@ -18,7 +18,6 @@ from asr_server.checkpoint.find import (
     tokenizer_of,
 )
 from asr_server.checkpoint.names import Published
-from asr_server.checkpoint.tensors import write_stored
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
 
@@ -210,36 +209,6 @@ def test_a_checkpoint_of_a_cache_has_its_name_and_commit_and_another_its_path(
     assert {place: (name_elsewhere(place), revision_of(place)) for place in places} == places
     monkeypatch.chdir(tmp_path)
     assert name_elsewhere(Path("mine")) == str(tmp_path / "mine")
-
-
-def test_a_directory_made_of_another_file_has_the_revision_noted_in_it(tmp_path: Path) -> None:
-    file = tmp_path / "model.bin"
-    file.touch()
-    write_stored(tmp_path, file, {}, revision="abc")
-    assert revision_of(tmp_path) == "abc"
-
-
-def test_the_published_commit_serves_before_the_newest_and_of_others_the_newest(hub: Path) -> None:
-    old = snapshot(hub, "old")
-    assert cached(MODEL) == old
-    new = snapshot(hub, "new", 2000)
-    (hub / "models--someone--small" / "snapshots" / "zzz").touch()
-    assert cached(MODEL) == new
-    (hub / "models--someone--small" / "refs").mkdir()
-    (hub / "models--someone--small" / "refs" / "main").write_text("old\n")
-    assert cached(MODEL) == old
-    own = snapshot(hub, "published", 1500)
-    assert cached(MODEL) == own
-
-
-def test_what_is_not_whole_is_passed_over_for_the_next_repository(hub: Path) -> None:
-    assert cached(MODEL) is None
-    other = snapshot(hub, "abc", repository="other--small")
-    assert cached(MODEL) == other
-    own = snapshot(hub, "def")
-    assert cached(MODEL) == own
-    (own / "config.json").unlink()
-    assert cached(MODEL) == other
 
 
 def test_what_was_fetched_serves_before_the_cache_of_others(hub: Path) -> None:

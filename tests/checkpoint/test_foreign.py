@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from asr_server.checkpoint.foreign import (
-    ForeignModel,
-    check_foreign_file,
     explain_listing,
     hugging_face_name,
-    is_ctranslate2,
 )
 from asr_server.checkpoint.tensors import StoredTensor, StoredTensors
-from asr_server.errors import CheckpointError
 
 
 @pytest.mark.parametrize(
@@ -49,36 +43,6 @@ def test_a_listing_that_cannot_be_served_says_what_to_do(files: list[str], words
     assert words in str(explain_listing("someone/whisper-small", files))
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        ["config.json", "model.safetensors", "ggml-base.bin"],
-        ["config.json", "model.bin", "vocabulary.json"],
-        ["config.json", "pytorch_model.bin"],
-        ["config.json"],
-    ],
-)
-def test_a_listing_that_may_be_served_needs_no_word(files: list[str]) -> None:
-    assert explain_listing("x", files) is None
-
-
-def test_a_model_of_ctranslate2_has_weights_and_a_vocabulary() -> None:
-    assert is_ctranslate2(["vocabulary.json", "model.bin"])
-    assert not is_ctranslate2(["model.bin"])
-    assert not is_ctranslate2(["vocabulary.txt"])
-
-
-def test_a_file_is_known_by_its_first_bytes(tmp_path: Path) -> None:
-    path = tmp_path / "model.bin"
-    for begins, words in ((b"GGUF", "is a GGUF model"), (b"text", "is no model")):
-        path.write_bytes(begins + bytes(10))
-        with pytest.raises(CheckpointError, match=words):
-            check_foreign_file(path)
-    for begins in (b"lmgg", b"PK\x03\x04"):
-        path.write_bytes(begins)
-        check_foreign_file(path)
-
-
 def tensors_of(num_layers: int) -> StoredTensors:
     shapes = {
         "encoder.conv1.weight": (128, 80, 3),
@@ -89,17 +53,3 @@ def tensors_of(num_layers: int) -> StoredTensors:
     for part in ("encoder", "decoder"):
         shapes |= {f"{part}.layers.{layer}.fc1.weight": (512, 128) for layer in range(num_layers)}
     return {name: StoredTensor("F32", shape, 0) for name, shape in shapes.items()}
-
-
-def test_sizes_are_those_of_the_tensors_where_the_file_states_none() -> None:
-    config = ForeignModel(Path("x"), tensors_of(3), encoder_heads=0, decoder_heads=4).config()
-    assert (config["d_model"], config["num_mel_bins"], config["vocab_size"]) == (128, 80, 51_865)
-    assert (config["encoder_layers"], config["encoder_attention_heads"]) == (3, 2)
-    assert config["decoder_layers"] == 3
-    assert (config["decoder_attention_heads"], config["decoder_ffn_dim"]) == (4, 512)
-    assert (config["max_source_positions"], config["max_target_positions"]) == (1500, 448)
-
-
-def test_a_model_without_a_tensor_that_gives_a_size_is_no_whisper_model() -> None:
-    with pytest.raises(CheckpointError, match=r"'encoder\.layers\.0\.fc1\.weight' is missing"):
-        ForeignModel(Path("x"), tensors_of(0), 2, 2).config()

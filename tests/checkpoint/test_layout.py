@@ -13,8 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from whisper.model import Whisper as Reference
 
+from asr_server.checkpoint.files import read_json
 from asr_server.checkpoint.find import resolve_checkpoint
+from asr_server.checkpoint.layout import check_layout
+from asr_server.checkpoint.tensors import find_weights
 from asr_server.checkpoint.tokenizer import Tokenizer
+from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
 from asr_server.model import load_whisper
 from tests.checkpoint.foreign_models import random_reference, write_ctranslate2, write_ggml, write_openai
@@ -169,3 +173,14 @@ def test_a_tokenizer_of_fewer_languages_than_the_model_has_is_refused(directory:
     change_config(directory, vocab_size=51866)
     with pytest.raises(CheckpointError, match="has 51865 tokens, the model 51866: it belongs to another"):
         Tokenizer.from_directory(directory)
+
+
+def test_each_tensor_of_a_model_has_its_place_and_its_shape() -> None:
+    config = read_json(EMBEDDED_MODEL / "config.json")
+    (file,) = find_weights(EMBEDDED_MODEL)
+    shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
+    for name in shapes.keys() - {PROJECTION}:
+        changed = shapes | {name: (*shapes[name][:-1], shapes[name][-1] + 1)}
+        with pytest.raises(CheckpointError, match="do not fit its config") as caught:
+            check_layout(changed, config, EMBEDDED_MODEL)
+        assert f"{name} is {list(changed[name])}, not {list(shapes[name])}" in str(caught.value)

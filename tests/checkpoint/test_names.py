@@ -7,11 +7,7 @@ import pytest
 from asr_server.checkpoint.find import resolve_checkpoint
 from asr_server.checkpoint.names import (
     SHORT_NAMES,
-    Published,
-    base_model,
-    check_hub_name,
     published,
-    published_heads,
     published_name,
 )
 from asr_server.config import EMBEDDED_MODEL
@@ -111,68 +107,3 @@ SIZES = {
 
 def config_of(width: int, num_layers: int, vocabulary: int) -> dict[str, int]:
     return {"d_model": width, "decoder_layers": num_layers, "vocab_size": vocabulary}
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_a_published_size_tells_the_model_and_its_alignment_heads(name: str) -> None:
-    width, num_layers, vocabulary = SIZES[name]
-    config = config_of(width, num_layers, vocabulary)
-    assert base_model(config) == name
-    heads = published_heads(config, None)
-    assert len(heads) == len(set(heads)) >= 5
-    assert all(num_layers // 4 - 1 <= layer < num_layers for layer, _ in heads), "the upper layers align"
-    assert all(0 <= head < width // 64 for _, head in heads)
-    assert published_heads(config | {"decoder_layers": num_layers - 1}, None) == []
-
-
-def test_large_v1_differs_from_large_v2_by_its_name_alone() -> None:
-    config = config_of(*SIZES["large-v2"])
-    assert published_heads(config, "large-v1") != published_heads(config, "other")
-    assert published_heads(config, "other") == published_heads(config, None)
-    assert published_heads(config_of(*SIZES["tiny"]), "large-v1") == published_heads(
-        config_of(*SIZES["tiny"]), None
-    )
-
-
-def test_another_size_is_no_published_model() -> None:
-    config = config_of(128, 2, 51_865)
-    assert base_model(config) is None
-    assert published_heads(config, None) == []
-    assert base_model({}) is None
-
-
-def test_published_models_have_round_sizes_and_their_languages() -> None:
-    models = set(SHORT_NAMES.values())
-    assert all(model.num_bytes % 1000 == 0 for model in models)
-    assert {model.name for model in models if model.num_languages == 1} == {
-        *("tiny.en", "base.en", "small.en", "medium.en"),
-        *(name for name in SHORT_NAMES if name.startswith("distil-")),
-    }
-    assert {model.name for model in models if model.num_languages == 100} == {"large-v3", "large-v3-turbo"}
-    assert {model.num_languages for model in models} == {1, 99, 100}
-    named = published("someone/else")
-    assert (named.num_bytes, named.num_languages, named.revision) == (0, 0, "main")
-    assert Published("a", "b", 1).num_languages == 99
-
-
-@pytest.mark.parametrize("name", ["model.pt", "some/model.bin", "x.gguf"])
-def test_a_file_that_is_not_there_is_named_as_one(name: str) -> None:
-    with pytest.raises(CheckpointError, match=f"there is no file {name}"):
-        check_hub_name(name)
-
-
-@pytest.mark.parametrize("name", ["base", "someone/model", "some.one/my-model_2"])
-def test_a_name_that_the_hub_may_have_is_right(name: str) -> None:
-    check_hub_name(name)
-
-
-@pytest.mark.parametrize("name", [".hidden/model", "a/b/c", "~user"])
-def test_a_path_is_no_name_on_the_hub(name: str) -> None:
-    with pytest.raises(CheckpointError, match=f"there is no directory {name}"):
-        check_hub_name(name)
-
-
-def test_a_name_that_resembles_none_gets_no_proposal() -> None:
-    with pytest.raises(CheckpointError) as caught:
-        check_hub_name("zzz")
-    assert "no model's name. Known short names: tiny, tiny.en, " in str(caught.value)

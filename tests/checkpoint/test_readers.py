@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from asr_server.checkpoint.readers import read_ctranslate2, read_ggml
-from asr_server.errors import CheckpointError
 from tests.checkpoint.binary_models import ctranslate2, ggml, ggml_tensor, text, variable
 
 ATTENTION = "encoder/layer_0/self_attention/linear_0"
@@ -78,24 +77,6 @@ def test_what_has_no_place_in_the_model_is_kept_to_be_refused(
     assert set(model.tensors) - {"decoder.embed_tokens.weight"} == unknown
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (ctranslate2(b"", 0, version=5), "is of version 5 of CTranslate2's layout"),
-        (ctranslate2(b"", 0, specification="TransformerSpec"), "holds a TransformerSpec model"),
-        (ctranslate2(variable("a", (2,), bytes(4)), 1, end=bytes(4)), "cut short or damaged"),
-        (ctranslate2(variable("a", (1,) * 9, bytes(4)), 1, end=bytes(4)), "cut short or damaged"),
-        (ctranslate2(variable("a", (4,), bytes(4), 6), 1, end=bytes(4)), "cut short or damaged"),
-        (ctranslate2(b"", 1 << 14 | 1), "cut short or damaged"),
-        (ctranslate2(text("a name")[:4], 1), "cut short or damaged"),
-    ],
-)
-def test_another_layout_or_damage_is_named(tmp_path: Path, content: bytes, words: str) -> None:
-    (tmp_path / "model.bin").write_bytes(content)
-    with pytest.raises(CheckpointError, match=words):
-        read_ctranslate2(tmp_path / "model.bin")
-
-
 WORDS = (2, 3, *(0,) * 6, 1, 4, 0)  # filters of 2 by 3, and one word of four bytes
 
 
@@ -119,47 +100,3 @@ def test_tensors_of_whisper_cpp_are_found_behind_filters_and_words(tmp_path: Pat
 
 NAME = "a" * 256
 ONE = ggml(*WORDS)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (ONE + ggml_tensor("a", (4,), bytes(4), kind=2), "is quantized: use the one with 16-bit weights"),
-        (ONE + ggml_tensor("a", (), bytes(4)), "cut short or damaged"),
-        (ONE + ggml_tensor("", (1,), bytes(4)), "cut short or damaged"),
-        (ONE + ggml_tensor(f"{NAME}a", (1,), bytes(4)), "cut short or damaged"),
-        (ONE + ggml_tensor("a", (1,) * 9, bytes(4)), "cut short or damaged"),
-        (ONE + ggml_tensor("a", (1,), bytes(3)), "cut short or damaged"),
-        (ggml(0, 0, (1 << 17) + 1) + bytes(4 * ((1 << 17) + 1)), "cut short or damaged"),
-        (ggml(0, 0, 1, 5) + bytes(4), "cut short or damaged"),
-        (ggml(0, 0, 1, -1) + bytes(4), "cut short or damaged"),
-    ],
-)
-def test_a_quantized_or_damaged_file_of_whisper_cpp_is_named(
-    tmp_path: Path, content: bytes, words: str
-) -> None:
-    (tmp_path / "ggml-x.bin").write_bytes(content)
-    with pytest.raises(CheckpointError, match=words):
-        read_ggml(tmp_path / "ggml-x.bin")
-
-
-def test_the_longest_name_and_most_dimensions_are_read(tmp_path: Path) -> None:
-    (tmp_path / "ggml-x.bin").write_bytes(ONE + ggml_tensor(NAME, (1,) * 8, bytes(4)))
-    assert read_ggml(tmp_path / "ggml-x.bin").tensors[NAME].shape == (1,) * 8
-
-
-def test_a_tensor_of_one_letter_and_one_dimension_and_a_word_of_no_letters_are_read(tmp_path: Path) -> None:
-    (tmp_path / "ggml-x.bin").write_bytes(ggml(0, 0, 1, 0) + ggml_tensor("a", (1,), bytes(4)))
-    assert read_ggml(tmp_path / "ggml-x.bin").tensors["a"].shape == (1,)
-
-
-def test_as_many_words_and_tensors_as_any_model_may_have_are_read(tmp_path: Path) -> None:
-    (tmp_path / "ggml-x.bin").write_bytes(ggml(0, 0, 1 << 17) + bytes(4 << 17))
-    assert read_ggml(tmp_path / "ggml-x.bin").tensors == {}
-    flags = variable("a", (), b"\1", BYTE) * (1 << 14)
-    (tmp_path / "model.bin").write_bytes(ctranslate2(flags, 1 << 14, end=bytes(4)))
-    model = read_ctranslate2(tmp_path / "model.bin")
-    assert (model.tensors, model.encoder_heads, model.decoder_heads) == ({}, 0, 0)
-    deep = variable("decoder/new/weight", (1,) * 8, numbers(1))
-    (tmp_path / "model.bin").write_bytes(ctranslate2(deep, 1, end=bytes(4)))
-    assert read_ctranslate2(tmp_path / "model.bin").tensors["decoder.new.weight"].shape == (1,) * 8

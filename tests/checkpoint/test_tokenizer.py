@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr_server.checkpoint.tokenizer import SpecialTokens, Tokenizer, _require_numbers
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.errors import CheckpointError
 from tests.checkpoints import pocket_directory
 
@@ -161,72 +160,6 @@ def test_a_tokenizer_of_a_larger_model_is_refused(tmp_path: Path) -> None:
     (directory / "config.json").write_text(json.dumps({"vocab_size": 1000}))
     with pytest.raises(CheckpointError, match="belongs to another model"):
         Tokenizer.from_directory(directory)
-
-
-def test_a_model_holds_its_tokenizers_last_special_token(tmp_path: Path) -> None:
-    directory = copy_of(["tokenizer.json"], tmp_path)
-    last = Tokenizer.from_directory(directory).specials.no_timestamps
-    (directory / "config.json").write_text(json.dumps({"vocab_size": last + 1}))
-    assert Tokenizer.from_directory(directory).specials.no_timestamps == last
-    (directory / "config.json").write_text(json.dumps({"vocab_size": last}))
-    with pytest.raises(CheckpointError, match="belongs to another model"):
-        Tokenizer.from_directory(directory)
-
-
-def test_a_published_vocabulary_has_as_many_tokens_as_its_model(tmp_path: Path) -> None:
-    """Whether its file lists the times, or ends with the token before them."""
-    description = _description()
-    description["model"] |= {"vocab": {"a": 0}, "merges": []}  # which is read faster
-    last = ours().specials.no_timestamps
-    untimed = [token for token in description["added_tokens"] if token["id"] <= last]
-    for added in (description["added_tokens"], untimed):
-        (tmp_path / "tokenizer.json").write_text(json.dumps(description | {"added_tokens": added}))
-        for vocab_size, is_right in ((51_864, False), (51_865, True), (51_866, False), (60_000, True)):
-            (tmp_path / "config.json").write_text(json.dumps({"vocab_size": vocab_size}))
-            if is_right:
-                assert Tokenizer.from_directory(tmp_path).specials == ours().specials
-            else:
-                with pytest.raises(
-                    CheckpointError, match=f"has 51865 tokens, the model {vocab_size}: it belongs"
-                ):
-                    Tokenizer.from_directory(tmp_path)
-
-
-@pytest.mark.parametrize("token", [None, -1, True, 0])
-def test_the_id_of_an_added_token_is_a_whole_number_from_0_on(token: int | None) -> None:
-    with nullcontext() if token == 0 else pytest.raises(ValueError, match="is no whole number from 0 on"):
-        _require_numbers({"<|a|>": token})
-
-
-def test_special_tokens_are_those_of_the_rules_of_generation_or_else_by_their_names() -> None:
-    ids = {"<|endoftext|>": 1, "<|startoftranscript|>": 2, "<|notimestamps|>": 9, "<|nocaptions|>": 5}
-    plain = SpecialTokens.from_files(ids, {})
-    assert (plain.start_of_transcript, plain.start_of_prev, plain.no_speech) == (2, None, 5)
-    assert (plain.no_timestamps, plain.timestamp_begin, plain.transcribe, plain.translate) == (
-        9,
-        10,
-        None,
-        None,
-    )
-    assert (plain.languages, plain.is_multilingual) == ({}, False)
-    tasks = {"<|transcribe|>": 6, "<|translate|>": 7, "<|de|>": 4, "<|en|>": 3, "<|nospeech|>": 8}
-    named = SpecialTokens.from_files(ids | tasks | {"<|startofprev|>": 11}, {"is_multilingual": None})
-    assert (named.transcribe, named.translate, named.no_speech, named.start_of_prev) == (6, 7, 8, 11)
-    assert (list(named.languages.items()), named.is_multilingual) == ([("en", 3), ("de", 4)], True)
-    rules = {
-        "no_timestamps_token_id": 20,
-        "decoder_start_token_id": 21,
-        "prev_sot_token_id": 22,
-        "task_to_id": {"transcribe": 23},
-        "lang_to_id": {"<|zh|>": 24},
-        "is_multilingual": False,
-    }
-    ruled = SpecialTokens.from_files(ids | tasks, rules)
-    assert (ruled.timestamp_begin, ruled.start_of_transcript, ruled.start_of_prev) == (21, 21, 22)
-    assert (ruled.transcribe, ruled.translate, ruled.languages) == (23, None, {"zh": 24})
-    assert not ruled.is_multilingual
-    with pytest.raises(ValueError, match=r"not a Whisper tokenizer: <\|notimestamps\|> missing"):
-        SpecialTokens.from_files({name: ids[name] for name in [*ids][:2]}, {})
 
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

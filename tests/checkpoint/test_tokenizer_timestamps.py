@@ -34,17 +34,6 @@ def one_and_two(closed_s: float, *behind: int) -> ChunkResult:
     return result(at(TOKENIZER, 0), *words("1"), border, border, *words("2"), *behind)
 
 
-@pytest.mark.parametrize(
-    ("closed_s", "tail_s"), [(0.0, None), (0.02, 0.02), (0.8, 0.8), (5.8, 5.8), (5.82, None), (9.0, None)]
-)
-def test_a_tail_is_read_again_from_within_the_audio_to_a_fifth_of_a_second_before_its_end(
-    closed_s: float, tail_s: float | None
-) -> None:
-    num_read, found_s = Timestamps(TOKENIZER, 6.0).tail(one_and_two(closed_s), TIMED)
-    assert found_s == (None if tail_s is None else pytest.approx(tail_s))
-    assert num_read == (5 if tail_s is None else 3)
-
-
 def test_where_no_text_is_closed_all_is_read() -> None:
     times = Timestamps(TOKENIZER, 6.0)
     for tokens in ((), words("12"), (at(TOKENIZER, 1),), (at(TOKENIZER, 0), *words("12"))):
@@ -68,7 +57,3 @@ def test_a_border_is_two_times_in_a_row() -> None:
     assert times.borders((at(TOKENIZER, 0), *words("1"), at(TOKENIZER, 1), *words("2"))) == []
     assert times.is_time(at(TOKENIZER, 0))
     assert not times.is_time(at(TOKENIZER, 0) - 1)
-
-
-def test_no_time_lies_behind_the_audio() -> None:
-    assert Timestamps(TOKENIZER, 1.5).time_s(at(TOKENIZER, 2)) == 1.5
