@@ -80,6 +80,9 @@ def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
         try:
             model = read_foreign(source)
             write_layout(made, source, model, texts_for(source, model, find_texts))
+            if model.is_pickled:  # its shapes are known here alone
+                shapes = {name: tensor.shape for name, tensor in model.tensors.items()}
+                check_layout(shapes, read_json(made / "config.json"), source)
             places = {} if model.is_pickled else model.tensors
             write_stored(made, model.path, places, source=str(source), revision=revision)
             os.chmod(made, 0o755)  # nosec B103 # others may read a model, as in a folder made by mkdir
@@ -150,9 +153,6 @@ def write_layout(target: Path, source: Path, model: ForeignModel, texts: Path) -
     }
     for name, content in contents.items():
         _write_json(target / name, content)
-    check_layout(
-        {name: tensor.shape for name, tensor in model.tensors.items()}, contents["config.json"], source
-    )
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
