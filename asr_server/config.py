@@ -185,9 +185,6 @@ class Settings:
     max_upload_memory_bytes: int = _setting(
         256 * MIB, "bytes of all uploads held in memory; beyond them uploads go to the temporary folder", ge=0
     )
-    max_upload_disk_bytes: int = _setting(
-        0, "bytes of all uploads in the temporary folder; 0: half of what it has free", ge=0, le=MOST_BYTES
-    )
     max_audio_s: float = _setting(12 * 3600.0, "longest recording once decoded, in seconds", gt=0)
     max_decoded_bytes: int = _setting(
         1 << 36, "most bytes of samples, before resampling", ge=1, le=MOST_BYTES

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, closing
@@ -118,7 +117,6 @@ class WyomingConnection:
         self._has_left = asyncio.Event()
         self._wanted = Transcribe()
         self._asked_at: float | None = None  # when the utterance under way began
-        self._num_bytes = 0  # of that utterance
         self._idle_since = time.monotonic()  # when it was opened, or the last utterance ended
         self._waiting_since: float | None = None  # for the client to send or read; None: it is our turn
         self._stats = metrics.RequestStats()  # of that utterance
@@ -131,18 +129,8 @@ class WyomingConnection:
     def num_unsent(self) -> int:
         return self._writer.transport.get_write_buffer_size()
 
-    @property
-    def bytes_per_s(self) -> float:
-        if self._asked_at is None:
-            return math.inf
-        return self._num_bytes / max(1e-3, time.monotonic() - self._asked_at)
-
     def abort(self) -> None:
         self._writer.transport.abort()
-
-    def make_room(self, full: str) -> None:
-        logger.info("wyoming: closed a connection: %s, and its audio arrives slowly", full)
-        self.abort()
 
     def to_leave(self, now: float) -> tuple[bool, float] | None:
         """Return its rank for making room, the least first; None if it may stay.
@@ -216,7 +204,7 @@ class WyomingConnection:
         options = self._decoding_options(model)
         with (
             state.admission.enter(),
-            closing(Upload(state.settings.max_upload_bytes, state.uploads, self)) as upload,
+            closing(Upload(state.settings.max_upload_bytes, state.uploads)) as upload,
         ):
             with self._stats.stage("upload"):
                 await self._receive_audio(first, upload)
@@ -241,7 +229,6 @@ class WyomingConnection:
                     "The audio's rate, width and channels may not change within one recording."
                 )
             upload.add(event.payload or b"")
-            self._num_bytes = upload.num_bytes
             await upload.spill_to_disk()
         if event is None:
             raise ClientDisconnect

@@ -30,7 +30,8 @@ EVERYBODY = {
 }
 MAY_IMPORT = {
     "cli": {"api", "formats", "model", "offline", "server", "speakers"},
-    "server": {"api", "audio", "realtime", "wyoming"},
+    "server": {"api", "audio", "protocols", "realtime", "wyoming"},
+    "protocols": {"api"},
     "api": {"audio", "channel", "dispatch", "formats", "speakers", "transcription"},
     "realtime": {"api", "audio", "dispatch", "speakers", "transcription"},
     "wyoming": {"api", "audio", "transcription"},
@@ -49,6 +50,7 @@ MAY_IMPORT = {
 API_PROCESS = (
     "server",
     "api",
+    "protocols",
     "realtime",
     "wyoming",
     "offline",

@@ -43,7 +43,6 @@ BOUNDS: dict[str, tuple[float, float, float]] = {
     "preprocess_workers": (default_preprocess_workers(), 1, 1024),
     "max_upload_bytes": (1024 * MIB, 1, inf),
     "max_upload_memory_bytes": (256 * MIB, 0, inf),
-    "max_upload_disk_bytes": (0, 0, 10**18),
     "max_audio_s": (12 * 60 * 60, ABOVE_ZERO, inf),
     "max_decoded_bytes": (64 * 1024 * MIB, 1, 10**18),
     "max_sample_rate": (384_000, 1000, 1_000_000_000),

@@ -16,11 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.http11 import MAX_LINE_LENGTH
 
 from asr_server import errors
-from asr_server.api.connections import MAX_HEADERS, MAX_PIPELINED, MAX_SMALL_CHUNKS, SMALL_CHUNK_BYTES
 from asr_server.api.errors import response_to
 from asr_server.api.form import MAX_DELIMITERS
 from asr_server.api.middleware import MAX_DISCARDED_BYTES
-from asr_server.api.websockets import BYTES_PER_FRAME, FRAMES_PER_S
 from asr_server.cli import main
 from asr_server.config import (
     DEFAULT_MODEL,
@@ -30,6 +28,8 @@ from asr_server.config import (
     environment_names,
     flag_name,
 )
+from asr_server.protocols.http import MAX_HEADERS, MAX_PIPELINED
+from asr_server.protocols.websockets import BYTES_PER_FRAME, FRAMES_PER_S
 from tests.conftest import Server
 from tests.test_documentation import PAGES, README, ROOT, blocks_of, unknown_flags
 from tools import make_settings_page
@@ -179,7 +179,6 @@ def test_the_fixed_bounds_of_clients_are_those_of_the_code() -> None:
         "headers of a request, number": MAX_HEADERS,
         f"WebSocket frames under {BYTES_PER_FRAME} bytes": FRAMES_PER_S,
         "requests sent ahead of replies": MAX_PIPELINED,
-        f"chunks of a body under {SMALL_CHUNK_BYTES} bytes": MAX_SMALL_CHUNKS,
         "boundaries in a multipart body": MAX_DELIMITERS,
         "what is still read after an early refusal": MAX_DISCARDED_BYTES,
     }

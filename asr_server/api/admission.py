@@ -1,66 +1,99 @@
-"""Limit the requests in flight, and tell refused clients when to return.
-
-A request is refused before its body is read, or after it if the line is full.
-"""
+"""Limit the requests in flight, and say to refused clients when to return."""
 
 from __future__ import annotations
 
-import heapq
+import asyncio
 import time
-from collections import defaultdict
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
-from asr_server.api.errors import MAX_WAIT_S, MIN_WAIT_S
-from asr_server.api.places import Places
 from asr_server.config import naming
 from asr_server.errors import Overloaded
 
-LINE_SHARE: Final = 4  # a line is that much shorter than there are places
-TURN_LASTS_S: Final = 30.0  # for the spread of the header's value, and for the upload
-FIRST_INTERVAL_S: Final = 0.05  # between two places, before any was measured
-FIRST_SHARE: Final = 16  # the guess weighs as much as that share of the places
+SHARE: Final = 3  # times what is free
+RECENT_SHARE: Final = 0.1  # of the last request, in the mean time that a place is held
 
 
-class Pace:
-    """Measure how fast places become free while at least half are taken."""
+class Places:
+    """A number of places that keys share, so that none can take them all.
 
-    def __init__(self, num_places: int, clock: Callable[[], float]) -> None:
-        self._num_places = num_places
-        self._clock = clock
-        self._num_freed = max(1.0, num_places / FIRST_SHARE)
-        self._busy_s = FIRST_INTERVAL_S * self._num_freed
-        self._measured_at = clock()
+    A key may hold three times as many as are free: dynamic thresholds (Choudhury and Hahne, IEEE/ACM ToN
+    1998). Alone it gets three quarters; several that want more get equal shares. Not shared, the first to
+    come gets them.
+    """
 
-    def before_taking(self, num_taken: int) -> None:
-        self._add_time(num_taken)
+    def __init__(self, num_places: int, is_shared: bool = False) -> None:
+        self.num_free = num_places
+        self._is_shared = is_shared
+        self._held = Counter[str]()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
-    def before_freeing(self, num_taken: int) -> None:
-        if not self._add_time(num_taken):
+    def num_held(self, key: str) -> int:
+        return self._held[key]
+
+    def are_taken(self, key: str) -> bool:
+        """Return whether a request of this key would wait."""
+        return key in self._waiting or not self._has_room(key)
+
+    def _has_room(self, key: str) -> bool:
+        return self.num_free > 0 and (not self._is_shared or self._held[key] < SHARE * self.num_free)
+
+    def take(self, key: str) -> None:
+        self.num_free -= 1
+        self._held[key] += 1
+
+    async def acquire(self, key: str) -> None:
+        if not self.are_taken(key):
+            self.take(key)
             return
-        self._num_freed += 1
-        if self._num_freed > self._num_places:  # so that the latest count most
-            self._num_freed /= 2
-            self._busy_s /= 2
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, deque()).append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.cancelled():
+                self._leave(key, place)
+            else:  # it was given in the same moment
+                self.release(key)
+            raise
 
-    def interval_s(self, num_taken: int) -> float:
-        self._add_time(num_taken)
-        return self._busy_s / self._num_freed
+    def _leave(self, key: str, place: asyncio.Future[None]) -> None:
+        line = self._waiting.get(key, deque())
+        if place in line:
+            line.remove(place)
+            self._close_if_empty(key)
 
-    def _add_time(self, num_taken: int) -> bool:
-        now, is_busy = self._clock(), num_taken >= self._num_places / 2
-        self._busy_s += (now - self._measured_at) * is_busy
-        self._measured_at = now
-        return is_busy
+    def release(self, key: str) -> None:
+        self.num_free += 1
+        self._held[key] -= 1
+        if not self._held[key]:
+            del self._held[key]
+        while (next_key := self._next_key()) is not None:
+            self._give(next_key)
+
+    def _next_key(self) -> str | None:
+        keys = filter(self._has_room, self._waiting)
+        return min(keys, key=self.num_held, default=None)
+
+    def _give(self, key: str) -> None:
+        place = self._waiting[key].popleft()
+        self._close_if_empty(key)
+        if not place.done():
+            self.take(key)
+            place.set_result(None)
+
+    def _close_if_empty(self, key: str) -> None:
+        if not self._waiting[key]:
+            del self._waiting[key]
 
 
 class AdmissionLimiter:
     """A request holds a place from its complete arrival to its complete transcript.
 
     Slow uploads and readers cost a connection, not a place. When all places are taken, requests wait in a
-    short line. A refused client gets a turn, a time to return for a place: official clients return only
-    twice. Keys with names share places and line; requests without one count as one key.
+    line that is as long. Keys with names share places and line; requests without one count as one key.
     """
 
     def __init__(
@@ -71,24 +104,21 @@ class AdmissionLimiter:
         self.num_in_flight = 0
         self.num_places = max_requests
         self._places = Places(max_requests, is_shared)
-        self._line_length = max(1, max_requests // LINE_SHARE)
-        self._line = Places(self._line_length, is_shared)
+        self._line = Places(max_requests, is_shared)
         self._clock = clock
-        self._pace = Pace(max_requests, clock)
-        self._turns = defaultdict[str, list[float]](list)  # a heap for each key
+        self._mean_held_s = 1.0
 
     @property
     def num_waiting(self) -> int:
-        return self._line_length - self._line.num_free
+        return self.num_places - self._line.num_free
 
     @contextmanager
-    def enter(self, is_first_try: bool = False, key: str = "") -> Iterator[None]:
+    def enter(self, key: str = "") -> Iterator[None]:
         """Count a request from its headers to the end of its reply.
 
-        Raises Overloaded before the upload if no place is free; only a later try may take a turn.
+        Raises Overloaded before the upload if the line is full.
         """
-        if self._places.are_taken(key) and (is_first_try or not self._take_turn(key)):
-            raise self._refusal(key)
+        self._require_room(key)
         self.num_open += 1
         try:
             yield
@@ -98,44 +128,31 @@ class AdmissionLimiter:
     @asynccontextmanager
     async def acquire(self, key: str = "") -> AsyncIterator[None]:
         """Wait in line for a place. Raises Overloaded when the line is full."""
-        if self._places.are_taken(key) and self._line.are_taken(key):
-            raise self._refusal(key)
+        self._require_room(key)
         self._line.take(key)
         try:
             await self._places.acquire(key)
         finally:
             self._line.release(key)
-        self._pace.before_taking(self.num_in_flight)
         self.num_in_flight += 1
+        began_at = self._clock()
         try:
             yield
         finally:
-            self._pace.before_freeing(self.num_in_flight)
+            self._mean_held_s += RECENT_SHARE * (self._clock() - began_at - self._mean_held_s)
             self.num_in_flight -= 1
             self._places.release(key)
 
-    def _take_turn(self, key: str) -> bool:
-        now, turns = self._clock(), self._turns[key]
-        while turns and turns[0] < now - TURN_LASTS_S:
-            heapq.heappop(turns)
-        has_turn = not self._line.are_taken(key) and bool(turns) and turns[0] <= now
-        if has_turn:
-            heapq.heappop(turns)
-        return has_turn
+    def _require_room(self, key: str) -> None:
+        if self._places.are_taken(key) and self._line.are_taken(key):
+            self.num_rejected += 1
+            raise self._refusal()
 
-    def _refusal(self, key: str) -> Overloaded:
-        self.num_rejected += 1
-        in_flight = f"{self.num_places} requests are in flight already"
-        if self._places.num_free:
-            in_flight = f"This key's share of {self.num_places} requests is in flight already"
-        return Overloaded(f"{in_flight}: {naming('max_concurrent_requests')}.", self._next_turn_s(key))
-
-    def _next_turn_s(self, key: str) -> float:
-        """Add a turn behind all others of the key; return the seconds until it."""
-        num_before = self._line.num_held(key) + len(self._turns[key])
-        wait_s = (num_before + 1) * self._pace.interval_s(self.num_in_flight)
-        if wait_s > MAX_WAIT_S:
-            return MAX_WAIT_S  # without a turn, so that their number is bounded
-        wait_s = max(MIN_WAIT_S, wait_s)
-        heapq.heappush(self._turns[key], self._clock() + wait_s)
-        return wait_s
+    def _refusal(self) -> Overloaded:
+        whose = "This key's share of the" if self._places.num_free or self._line.num_free else "All"
+        line_lasts_s = self._mean_held_s * (1 + self.num_waiting / self.num_places)
+        return Overloaded(
+            f"{whose} {self.num_places} places for requests and as many in line are taken: "
+            f"{naming('max_concurrent_requests')}.",
+            line_lasts_s,
+        )

@@ -15,7 +15,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartState, parse_options_header
 from starlette.requests import Request
 
-from asr_server.api.upload import Sender, Upload, UploadStore, too_large
+from asr_server.api.upload import Upload, UploadStore, too_large
 from asr_server.config import MIB
 from asr_server.errors import InvalidAudio, InvalidValue
 
@@ -34,10 +34,8 @@ MAX_OVERHEAD_BYTES: Final = 6 * MIB  # of the body beyond the file: fields, boun
 
 
 class Form:
-    def __init__(
-        self, max_upload_bytes: int, store: UploadStore, sender: Sender | None = None, file_name: str = FILE
-    ) -> None:
-        self.upload = Upload(max_upload_bytes, store, sender)
+    def __init__(self, max_upload_bytes: int, store: UploadStore, file_name: str = FILE) -> None:
+        self.upload = Upload(max_upload_bytes, store)
         self.fields: list[tuple[str, str]] = []
         self.file_name = file_name
         self.has_file = False
@@ -81,6 +79,7 @@ async def read_form(request: Request, form: Form, max_upload_bytes: int, turns: 
     max_body_bytes = max_upload_bytes + MAX_OVERHEAD_BYTES
     if _announced_bytes(request) > max_body_bytes:
         raise too_large(max_upload_bytes)
+    form.upload.require_room(_announced_bytes(request) - MAX_OVERHEAD_BYTES)
     reader = _PartReader(form)
     parser = _Parser(_boundary(request), reader, turns)
     num_bytes = 0

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from asr_server.api.traces import RequestTrace, Traces
 
 REQUEST_ID: Final = "x-request-id"  # the header, and the id's name in the state of a request
-REFUSED: Final = "refused"  # in that state: the status of a reply that `connections.py` has sent in its place
+# In that state, by `protocols.http`:
+REFUSED: Final = "refused"  # the status of the reply that it has sent in the request's place
+OVER_LIMIT: Final = "over_connection_limit"  # true on a connection beyond `max_connections`
 # Of replies that have no others: browsers guess no type, show them in no frame and run nothing in them.
 SAFE_HEADERS: Final = {
     "x-content-type-options": "nosniff",

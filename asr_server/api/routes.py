@@ -153,7 +153,7 @@ def _model(name: str, model: ServedModel, state: AppState) -> Model:
         state=model.state,
         description=alias + settings.model_description,
         languages=model.languages,
-        max_upload_bytes=settings.max_upload_bytes,
+        max_upload_bytes=state.max_upload_bytes,
         tasks=["transcribe", "translate"] if transcriber.can_translate else ["transcribe"],
     )
 

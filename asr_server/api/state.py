@@ -13,14 +13,13 @@ from starlette.requests import HTTPConnection, Request
 
 from asr_server import metrics
 from asr_server.api.activity import ActivityLog
-from asr_server.api.admission import AdmissionLimiter
+from asr_server.api.admission import AdmissionLimiter, Places
 from asr_server.api.auth import NOBODY, ApiKeys
 from asr_server.api.form import ReadingTurns
 from asr_server.api.keys_file import Caller
 from asr_server.api.models import AllowedModels, ModelRegistry, Models
-from asr_server.api.places import Places
 from asr_server.api.served_model import RETRY_AFTER_S
-from asr_server.api.upload import UploadStore
+from asr_server.api.upload import MEMORY_BYTES, UploadStore
 from asr_server.api.usage import UsageLog
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import Settings, naming
@@ -97,6 +96,14 @@ class AppState:
     usage: UsageLog | None
     activity: ActivityLog
     started_at: int  # Unix seconds
+
+    @property
+    def max_upload_bytes(self) -> int:
+        """Return the size of the largest upload that settings and temporary folder allow."""
+        try:
+            return min(self.settings.max_upload_bytes, self.uploads.largest_bytes)
+        except OSError:  # no folder
+            return min(self.settings.max_upload_bytes, MEMORY_BYTES)
 
     @property
     def is_idle(self) -> bool:

@@ -16,11 +16,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from asr_server import metrics
-from asr_server.api.connections import CONNECTION, OVER_LIMIT
 from asr_server.api.disconnect import cancel_on_disconnect
 from asr_server.api.events import EventStream, EventWriter
 from asr_server.api.form import FILE, VOICE_FIELD, Form, read_form
-from asr_server.api.middleware import answer_headers, recording_headers
+from asr_server.api.middleware import OVER_LIMIT, answer_headers, recording_headers
 from asr_server.api.models import Models
 from asr_server.api.request import TranscriptionRequest
 from asr_server.api.schemas import TranscriptionFields
@@ -50,7 +49,6 @@ _MEDIA_TYPES: Final = {
     "vtt": "text/vtt",
 }
 
-TRIES_BEFORE: Final = "x-stainless-retry-count"  # official clients send it
 RETRY_CONNECTION_S: Final = 5.0
 
 # Of a longer transcript the reply is made in a thread: for twelve hours with words it takes a second.
@@ -84,11 +82,10 @@ class TranscriptionResponse(Response):
         state.models.require_engine()
         _require_connection(scope)
         connection, stats = Request(scope, receive), metrics.current_request_stats()
-        is_first_try = connection.headers.get(TRIES_BEFORE) == "0"
         with (
             metered(connection),
-            state.admission.enter(is_first_try, stats.key),
-            closing(_form(state, scope, self._file_name)) as form,
+            state.admission.enter(stats.key),
+            closing(Form(state.settings.max_upload_bytes, state.uploads, self._file_name)) as form,
         ):
             if self._file_head:
                 form.upload.add(self._file_head)
@@ -111,11 +108,6 @@ class TranscriptionResponse(Response):
         response.headers.update(answer_headers(request.model.settings, request.ignored_fields))
         response.headers.update(recording_headers(transcript))
         return response
-
-
-def _form(state: AppState, scope: Scope, file_name: str) -> Form:
-    sender = scope.get("state", {}).get(CONNECTION)
-    return Form(state.settings.max_upload_bytes, state.uploads, sender, file_name)
 
 
 def _require_connection(scope: Scope) -> None:

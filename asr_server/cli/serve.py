@@ -51,7 +51,7 @@ SECTIONS: Final = {
         *("executor", "ray_address", "replicas", "tensor_parallel_size", "replica_niceness"),
         "reuse_port",
     ),
-    "Limits of recordings and requests": ("max_upload_disk_bytes", "max_audio_s", "max_stall_s", "drain_s"),
+    "Limits of recordings and requests": ("max_audio_s", "max_stall_s", "drain_s"),
     "Limits of connections": ("max_connections", "keep_alive_s"),
 }
 TUNING: Final = frozenset(FIELDS).difference(FIRST, ADVANCED_SETTINGS, *SECTIONS.values())

@@ -16,8 +16,8 @@ from msgspec import UNSET, Meta, UnsetType
 from asr_server.config import MIB
 from asr_server.errors import InvalidValue
 
-MAX_APPEND_BYTES: Final = 15 * MIB
-MAX_MESSAGE_BYTES: Final = 21 * MIB  # an append of that size in base64, and its frame
+MAX_APPEND_BYTES: Final = 3 * MIB
+MAX_MESSAGE_BYTES: Final = 4 * MIB + 4096  # an append of that size in base64, and its frame
 APPEND: Final = "input_audio_buffer.append"
 MAX_QUOTED_CHARS: Final = 400
 MAX_SESSION_CHARS: Final = 65_536  # of a prompt or a list of words

@@ -19,7 +19,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from asr_server import metrics
 from asr_server.api.errors import body_of
 from asr_server.api.state import AppState, caller_of, models_of
-from asr_server.api.websockets import MORE, PIECES
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.errors import InvalidValue, RateLimited, RequestError
 from asr_server.realtime import client_events as client
@@ -34,7 +33,6 @@ from asr_server.realtime.config import (
     interim_interval_s,
     update_config,
 )
-from asr_server.realtime.large_events import check_begins_append, large_append
 from asr_server.realtime.reader import Backlog, TurnReader
 from asr_server.realtime.speakers import SessionSpeakers
 from asr_server.realtime.turn import next_state
@@ -45,10 +43,9 @@ from asr_server.transcription import first_error
 NORMAL: Final = 1000
 GOING_AWAY: Final = 1001  # the official client connects again
 POLICY: Final = 1008
-MESSAGE_TOO_BIG: Final = 1009
 INTERNAL_ERROR: Final = 1011
 
-PART_BYTES: Final = 32 * 1024  # of an append that are converted at once: 15 MiB of it would take a second
+PART_BYTES: Final = 32 * 1024  # of an append that are converted at once: 3 MiB of it take 0.2 s
 BLOCK: Final = SAMPLE_RATE // 10  # samples that are worked on at once
 MAX_SEND_S: Final = 30.0  # for a client that does not read
 
@@ -118,12 +115,7 @@ class RealtimeSession:
         try:
             while True:
                 message = await self._next_message()
-                if PIECES not in message:
-                    await self._take(_parse(message.pop("text", None)))
-                elif (error := await self._take_large(message)) is not None:
-                    await self._take(_Malformed(error, None))
-                    self.end(MESSAGE_TOO_BIG, "A message of this size was no append of audio.")
-                    return
+                await self._take(_parse(message.pop("text", None)))
         except TimeoutError:
             self.end(NORMAL, "Nothing was sent for too long.")
 
@@ -138,21 +130,6 @@ class RealtimeSession:
         self._inbox.put_nowait(event)
         await self._inbox.join()
         await self._backlog.wait_for_room()
-
-    async def _take_large(self, message: MutableMapping[str, Any]) -> InvalidValue | None:
-        """Return what is wrong with it: to be sent more of such messages would cost too much."""
-        pieces: list[bytes] = message.pop(PIECES)
-        try:
-            check_begins_append(pieces)  # before megabytes of it are read
-            while message[MORE]:
-                await self._app.reading_turns.next()
-                message = await self._next_message()
-                pieces += message.pop(PIECES)
-            for event in large_append(pieces):
-                await self._take(event)
-        except InvalidValue as error:
-            return _without_frames(error)
-        return None
 
     async def _watch_the_clock(self) -> None:
         await asyncio.sleep(self._app.settings.max_realtime_session_s)
@@ -357,7 +334,7 @@ def _parse(text: str | None) -> client.ClientEvent | _Malformed:
 
 
 def _without_frames(error: InvalidValue) -> InvalidValue:
-    """Its traceback would keep the message, of up to 21 MB, until the garbage is next collected."""
+    """Its traceback would keep the message, of up to 4 MiB, until the garbage is next collected."""
     error.__context__ = error.__traceback__ = None
     return error
 

@@ -29,7 +29,6 @@ from asr_server.api.docs_page import install_docs_page
 from asr_server.api.form import ReadingTurns
 from asr_server.api.hosts import LocalHosts, checks_hosts
 from asr_server.api.limits import LIMIT_HEADERS
-from asr_server.api.metrics_port import listening, settings_of_port
 from asr_server.api.middleware import (
     DROPPED,
     IGNORED_FIELDS,
@@ -52,6 +51,7 @@ from asr_server.audio.pool import PreprocessPool
 from asr_server.config import MIB, Settings
 from asr_server.realtime import openapi as realtime_openapi
 from asr_server.realtime.route import router as realtime_router
+from asr_server.server.metrics_port import listening, settings_of_port
 from asr_server.telemetry import announce
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def create_app(
         models,
         pool,
         AdmissionLimiter(settings.max_concurrent_requests, is_shared=is_shared),
-        UploadStore(settings.max_upload_memory_bytes, settings.max_upload_disk_bytes),
+        UploadStore(settings.max_upload_memory_bytes),
         ReadingTurns(),
         RealtimeSessions(settings.max_realtime_sessions, is_shared),
         ApiKeys(settings),
@@ -179,7 +179,7 @@ async def _metrics_port(state: AppState) -> AsyncIterator[None]:
         yield
         return
     settings = settings_of_port(state.settings)
-    async with listening(create_metrics_app(state, settings), settings, state.uploads) as url:
+    async with listening(create_metrics_app(state, settings), settings) as url:
         announce(f"metrics on {url}/metrics")
         yield
 

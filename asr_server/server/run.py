@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
@@ -16,10 +17,8 @@ import uvicorn
 from asr_server.api.models import ModelRegistry
 from asr_server.api.served_model import ServedModel
 from asr_server.api.state import AppState
-from asr_server.api.tls import http_protocol
-from asr_server.api.websockets import BoundedWebSocketProtocol
 from asr_server.audio.pool import PreprocessPool
-from asr_server.config import NO_PORT, Settings, naming
+from asr_server.config import NO_PORT, Settings, in_mebibytes, naming
 from asr_server.errors import ShuttingDown
 from asr_server.machine import (
     freeze_gc,
@@ -29,6 +28,8 @@ from asr_server.machine import (
     shared_sockets,
     sockets_for,
 )
+from asr_server.protocols.tls import http_protocol
+from asr_server.protocols.websockets import BoundedWebSocketProtocol
 from asr_server.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.server.app import create_app
 from asr_server.telemetry import announce
@@ -61,9 +62,10 @@ def run(models_settings: Sequence[Settings]) -> int:
     pool.warm_up()  # its libraries load while the engine's do
     traces = start_traces(os.environ)
     app = create_app(settings, models, pool, traces)
+    _warn_of_small_disk(app.state.server)
     config = uvicorn.Config(
         app,
-        http=http_protocol(settings, app.state.server.uploads),  # type: ignore[arg-type]  # uvicorn only calls it
+        http=http_protocol(settings),  # type: ignore[arg-type]  # uvicorn only calls it
         timeout_keep_alive=settings.keep_alive_s,
         host=settings.host,
         port=settings.port,
@@ -119,6 +121,18 @@ def _warn_of_few_files(limit: int, settings: Settings) -> None:
             naming("max_connections"),
             settings.max_connections,
             needed,
+        )
+
+
+def _warn_of_small_disk(state: AppState) -> None:
+    limit_bytes, wanted_bytes = state.max_upload_bytes, state.settings.max_upload_bytes
+    if limit_bytes < wanted_bytes:
+        logger.warning(
+            "the temporary folder %s has room for uploads of %s, and %s allows %s: larger ones get 413",
+            tempfile.gettempdir(),
+            in_mebibytes(limit_bytes),
+            naming("max_upload_bytes"),
+            in_mebibytes(wanted_bytes),
         )
 
 

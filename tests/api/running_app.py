@@ -15,8 +15,6 @@ from fastapi import FastAPI
 
 from asr_server.api.models import ModelRegistry
 from asr_server.api.served_model import ServedModel
-from asr_server.api.tls import http_protocol
-from asr_server.api.websockets import BoundedWebSocketProtocol
 from asr_server.audio.pool import PreprocessPool
 from asr_server.channel.messages import Submit
 from asr_server.checkpoint.files import AudioWindow
@@ -24,6 +22,8 @@ from asr_server.config import Settings
 from asr_server.core import ChunkResult
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import ReplicaLimits
+from asr_server.protocols.tls import http_protocol
+from asr_server.protocols.websockets import BoundedWebSocketProtocol
 from asr_server.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.server.app import create_app
 from tests.embedded import embedded
@@ -126,7 +126,7 @@ async def run_app(
             ws=BoundedWebSocketProtocol,
             ws_max_size=MAX_MESSAGE_BYTES,
             ws_per_message_deflate=False,
-            http=http_protocol(settings, app.state.server.uploads),  # type: ignore[arg-type]  # uvicorn only calls it
+            http=http_protocol(settings),  # type: ignore[arg-type]  # uvicorn only calls it
             timeout_keep_alive=settings.keep_alive_s,
             log_config=None,
             timeout_graceful_shutdown=1,

@@ -42,8 +42,7 @@ async def app(scope, receive, send):
 @pytest.mark.parametrize("attack", NAMES)
 async def test_an_attack_costs_others_nothing(attack: str, certificate: str, tmp_path: Path) -> None:
     tls = ("--ssl-certfile", certificate) if attack == "silent" else ()
-    bounds = ("--log-level", "warning", "--max-upload-disk-bytes", str(32 * MIB))
-    with run_server(*bounds, *tls, TMPDIR=str(tmp_path)) as server:
+    with run_server("--log-level", "warning", *tls, TMPDIR=str(tmp_path)) as server:
         process = psutil.Process(server.process.pid)
         async with bare_uvicorn(tmp_path, tls) as bare_url:
             await round_of(server, bare_url, min(5.0, ATTACK_S))  # what is loaded at its first use

@@ -8,14 +8,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from starlette.responses import PlainTextResponse
 
-from asr_server.api import connections
-from asr_server.api.connections import BoundedHttpProtocol
 from asr_server.config import MIB
+from asr_server.protocols import http as protocol_module
+from asr_server.protocols.http import Waiting
 from asr_server.telemetry import TextFormatter
 from tests.api.figures import growth, read
 from tests.api.raw_client import FILE_PART, MULTIPART, RawClient
@@ -39,7 +40,7 @@ BIG = "x" * (12 * MIB)  # more than the system's buffers take
 
 @pytest.fixture(autouse=True)
 def short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "TICK_S", TICK_S)
+    monkeypatch.setattr(protocol_module, "TICK_S", TICK_S)
 
 
 @asynccontextmanager
@@ -57,8 +58,8 @@ async def strict_app(**changes: Any) -> AsyncIterator[RunningApp]:
 async def connect() -> AsyncIterator[Connect]:
     clients: list[RawClient] = []
 
-    async def connect(app: RunningApp, receive_buffer: int = 0, address: str = "") -> RawClient:
-        clients.append(await RawClient.connect(app.host, app.port, receive_buffer, address))
+    async def connect(app: RunningApp, receive_buffer: int = 0) -> RawClient:
+        clients.append(await RawClient.connect(app.host, app.port, receive_buffer))
         return clients[-1]
 
     yield connect
@@ -266,7 +267,7 @@ async def test_an_upload_given_up_is_logged_and_counted_as_408_with_the_id_that_
     handler = logging.Handler()
     handler.setFormatter(TextFormatter("api"))
     handler.emit = lambda record: lines.append(handler.format(record))  # type: ignore[method-assign]
-    logging.getLogger("asr_server.api").addHandler(handler)
+    logging.getLogger("asr_server").addHandler(handler)
     counted = 'asr_requests_total{route="/v1/audio/transcriptions",status="408"}'
     async with strict_app() as app:
         before = await read(app)
@@ -275,7 +276,7 @@ async def test_an_upload_given_up_is_logged_and_counted_as_408_with_the_id_that_
         reply = await client.reply()
         await until(lambda: not app.server.server_state.tasks)
         after = await read(app)
-    logging.getLogger("asr_server.api").removeHandler(handler)
+    logging.getLogger("asr_server").removeHandler(handler)
     assert growth(before, after, counted) == 1
     told = [line for line in lines if reply.headers["x-request-id"] in line]
     assert ["closed the connection" in told[0], "POST /v1/audio/transcriptions: 408" in told[1]] == [True] * 2
@@ -419,73 +420,61 @@ async def test_a_connection_is_kept_for_the_next_request_but_not_for_ever(connec
         assert await client.is_closed()
 
 
-async def test_idle_connections_make_room_for_new_ones(connect: Connect) -> None:
-    async with strict_app(max_connections=2, keep_alive_s=100) as app:
-        idle = [await connect(app) for _ in range(2)]
-        for client in idle:
+async def test_a_new_connection_closes_the_one_that_has_been_idle_for_longest(connect: Connect) -> None:
+    """It closed all idle ones, and with each perhaps a request that was just being sent."""
+    async with strict_app(max_connections=3, keep_alive_s=100) as app:
+        idle = [await connect(app) for _ in range(3)]
+        for client in (*idle, idle[0]):
             client.ask("/health")
             assert (await client.reply()).status == 200
         assert await app.still_works()
-        assert all([await client.is_closed() for client in idle])
+        assert await idle[1].is_closed()
+        for client in (idle[0], idle[2]):
+            client.ask("/health")
+            assert (await client.reply()).status == 200
 
 
-async def test_connections_that_send_nothing_make_room_oldest_first(connect: Connect) -> None:
+async def test_a_connection_that_sends_nothing_makes_room(connect: Connect) -> None:
     async with strict_app(max_connections=3, header_timeout_s=100.0) as app:
         silent = [await connect(app) for _ in range(3)]
-        for _ in range(2):
-            reply = await app.post()
-            assert reply.status_code == 200
-        newest = await connect(app)
+        await until(lambda: len(waiting(app).silent) == 3)
+        assert (await app.post()).status_code == 200
         assert await silent[0].is_closed()
+        newest = await connect(app)
         newest.ask("/health")
         assert (await newest.reply()).status == 200
 
 
-async def test_bodies_that_stall_make_room_slowest_first(connect: Connect) -> None:
+async def test_a_body_that_stalls_makes_room_and_one_that_arrives_does_not(connect: Connect) -> None:
     async with strict_app(max_connections=3, client_grace_s=100.0) as app:
-        least_slow, *crowd = [await stalling(connect, app) for _ in range(3)]
-        least_slow.send(b"x" * 300)
-        await until(lambda: max(one.bytes_per_s for one in bounded_connections(app)) > 1000)
-        async with waiting_for_answers(app, 2):
-            for reply in [await slowest.reply() for slowest in crowd]:
-                assert reply.status == 408
-                assert "--max-connections" in reply.error["message"]
-            assert num_connections(app) == 3  # the last of them could be an honest one
-            assert (await app.post()).status_code == 429
+        stalled = [await connect(app) for _ in range(2)]
+        for client in stalled:
+            client.begin_upload(UPLOAD_BYTES)
+        await until(lambda: len(waiting(app).stalled) == 2)
+        arriving = await connect(app)
+        arriving.begin_upload(UPLOAD_BYTES)
+        arriving.send(b"x" * (UPLOAD_BYTES - len(FILE_PART) - 1))
+        assert (await app.post()).status_code == 200
+        reply = await stalled[0].reply()
+        assert (reply.status, "--max-connections" in reply.error["message"]) == (408, True)
+        for client in (arriving, stalled[1]):
+            client.send(b"x" * (UPLOAD_BYTES if client is stalled[1] else 1))
+        assert (await arriving.reply()).status == 400  # no audio: but it was read to its end
 
 
-async def test_a_single_slow_line_is_not_closed_for_the_crowd_of_another_address(connect: Connect) -> None:
-    async with strict_app(max_connections=4, client_grace_s=100.0) as app:
-        alone = await stalling(connect, app, "127.0.0.2")
-        for _ in range(3):
-            await stalling(connect, app)
-        async with waiting_for_answers(app, 2):
-            await until(lambda: sum(one.is_slow for one in bounded_connections(app)) == 2)
-        alone.send(b"x" * (UPLOAD_BYTES - len(FILE_PART)))
-        assert (await alone.reply()).status == 400  # no audio: but it was read to its end
-
-
-async def test_replies_that_nobody_reads_make_room(connect: Connect) -> None:
+async def test_a_reply_that_nobody_reads_makes_room(connect: Connect) -> None:
     async with strict_app(max_connections=2, client_grace_s=100.0) as app:
-        crowd = [await connect(app, receive_buffer=4096) for _ in range(2)]
-        for client in crowd:
+        for client in [await connect(app, receive_buffer=4096) for _ in range(2)]:
             client.ask("/big")
-        await until(lambda: sum(one.is_slow for one in bounded_connections(app)) == 2)
+        await until(lambda: len(waiting(app).stalled) == 2)
         assert (await app.post()).status_code == 200
 
 
-async def stalling(connect: Connect, app: RunningApp, address: str = "") -> RawClient:
-    """One whose body has begun and does not go on, once the server knows so."""
-    num_before = sum(one.is_slow for one in bounded_connections(app))
-    client = await connect(app, address=address)
-    client.begin_upload(UPLOAD_BYTES)
-    await until(lambda: sum(one.is_slow for one in bounded_connections(app)) > num_before)
-    return client
-
-
-def bounded_connections(app: RunningApp) -> list[BoundedHttpProtocol]:
-    connections = app.server.server_state.connections
-    return [one for one in connections if isinstance(one, BoundedHttpProtocol)]
+def waiting(app: RunningApp) -> Waiting:
+    protocol = app.server.config.http
+    assert isinstance(protocol, partial)
+    found: Waiting = protocol.keywords["waiting"]
+    return found
 
 
 async def test_beyond_the_limit_of_connections_uploads_are_turned_away_and_probes_answered() -> None:
@@ -499,7 +488,7 @@ async def test_beyond_the_limit_of_connections_uploads_are_turned_away_and_probe
 async def test_connections_far_beyond_the_limit_are_closed(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "RESERVED_CONNECTIONS", 1)
+    monkeypatch.setattr(protocol_module, "RESERVED_CONNECTIONS", 1)
     async with strict_app(max_connections=1, client_grace_s=100.0) as app, waiting_for_answers(app, 1):
         (await connect(app)).begin_upload()
         await until(lambda: num_connections(app) == 2)

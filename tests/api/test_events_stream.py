@@ -14,8 +14,12 @@ from starlette.types import Message
 from asr_server.api.events import EventStream, EventWriter
 from asr_server.api.schemas import AudioFields
 from asr_server.errors import ChunkFailed, InvalidAudio, ShuttingDown
-from tests.api.hand_line import settle
 from tests.formats.samples import ONE
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 class Reader:

@@ -15,8 +15,8 @@ import httpx
 import psutil
 import pytest
 
-from asr_server.api.connections import TICK_S
 from asr_server.config import MIB
+from asr_server.protocols.http import TICK_S
 from asr_server.server.app import FILE_THREADS
 from tests.api.raw_client import RawClient
 from tests.api.sample_files import sound_file

@@ -94,14 +94,14 @@ def append(num_bytes: int) -> str:
     return f'{{"type":"input_audio_buffer.append","audio":"{coded}"}}'
 
 
-def test_an_append_has_at_most_15_mib_and_fits_into_a_message() -> None:
-    message = append(15 * MIB)
-    assert len(message) <= MAX_MESSAGE_BYTES == 21 * MIB
+def test_an_append_has_at_most_3_mib_and_fits_into_a_message() -> None:
+    message = append(3 * MIB)
+    assert len(message) <= MAX_MESSAGE_BYTES
     event = parse_client_event(message)
     assert isinstance(event, AppendAudio)
-    assert len(event.audio) == 15 * MIB
+    assert len(event.audio) == 3 * MIB
     with pytest.raises(InvalidValue) as caught:
-        parse_client_event(append(15 * MIB + 1))
+        parse_client_event(append(3 * MIB + 1))
     assert caught.value.param == "audio"
 
 

@@ -1,4 +1,4 @@
-"""Bound each connection's headers, waiting and stalling, which uvicorn does not.
+"""Bound each HTTP connection's headers, waiting and stalling, which uvicorn does not.
 
 Every connection checks itself once a second. Ticks are counted, not the clock, so a paused process makes
 no client late: after a pause there is one tick, and arrived data is read before the next. Knows no
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import math
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -18,26 +17,25 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from asr_server import metrics
 from asr_server.api.errors import response_to
-from asr_server.api.http10 import UntilClose
-from asr_server.api.middleware import REFUSED, REQUEST_ID, SAFE_HEADERS, UNKNOWN_ROUTE, new_request_id
-from asr_server.api.upgrades import ParserIgnoringUpgrades
-from asr_server.api.upload import UploadStore
+from asr_server.api.middleware import (
+    OVER_LIMIT,
+    REFUSED,
+    REQUEST_ID,
+    SAFE_HEADERS,
+    UNKNOWN_ROUTE,
+    new_request_id,
+)
 from asr_server.config import Settings, naming
 from asr_server.errors import HeadersTooLarge, InvalidValue, RequestError, TooManyHeaders, TooSlow
+from asr_server.protocols.old_clients import ParserIgnoringUpgrades, UntilClose
 from asr_server.telemetry import logging_for
 
 TICK_S: Final = 1.0
 MAX_HEADERS: Final = 128  # header fields of one request
-SMALL_CHUNK_BYTES: Final = 64  # of a body sent in chunks: each costs half a microsecond
-MAX_SMALL_CHUNKS: Final = 4096  # smaller ones in one body
-SLICE_BYTES: Final = 16 * 1024  # of it that are parsed before its chunks are counted
+FRAMED_BYTES: Final = 8  # of a body, for each byte around its chunks: a tiny chunk costs half a microsecond
+SLICE_BYTES: Final = 16 * 1024  # parsed before the bytes around chunks are counted
 MAX_PIPELINED: Final = 8  # requests sent before the reply to an earlier one
 RESERVED_CONNECTIONS: Final = 64  # beyond the limit, for requests without a body: probes
-SLOW_FACTOR: Final = 4.0  # times the least rate: slower clients may have to make room
-RATE_MEMORY: Final = 0.8  # of a client's rate, the part that a further tick leaves
-# In the request's state:
-OVER_LIMIT: Final = "over_connection_limit"  # its connection is one of those
-CONNECTION: Final = "connection"
 
 logger = logging.getLogger(__name__)
 # What is no HTTP is a line of ours, with the id that the answer has.
@@ -50,80 +48,64 @@ class _Phase(enum.Enum):
     COMPLETE = "the last request has been read whole, and nothing of a next one has come"
 
 
-class _MinimumRate:
-    """The time that a client has left: waiting uses it, moving bytes return it.
+class Waiting:
+    """The connections of one port that make room for a new one, each group in the order of its waiting."""
 
-    `bytes_per_s` is the recent rate; None before any wait.
-    """
+    def __init__(self) -> None:
+        self.idle: dict[BoundedHttpProtocol, None] = {}  # between two requests
+        self.silent: dict[BoundedHttpProtocol, None] = {}  # a tick passed without whole headers
+        self.stalled: dict[BoundedHttpProtocol, None] = {}  # below the least rate of late
+
+    def next(self) -> BoundedHttpProtocol | None:
+        groups = (self.idle, self.silent, self.stalled)
+        return next((connection for group in groups for connection in group), None)
+
+
+class _Grace:
+    """The time that a client has left: waiting uses it, moving bytes return it."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.restart()
+        self.left_s = settings.client_grace_s
+
+    @property
+    def is_used(self) -> bool:
+        """Return whether the client was below the least rate for more than the last tick."""
+        return self.left_s < self._settings.client_grace_s - TICK_S
 
     def restart(self) -> None:
-        self._left_s = self._settings.client_grace_s
-        self._num_moved = 0
-        self.bytes_per_s: float | None = None
+        self.left_s = self._settings.client_grace_s
 
-    def on_moved(self, num_bytes: int, factor: float = 1.0) -> None:
-        self._num_moved += num_bytes
-        gained_s = num_bytes / (factor * self._settings.min_client_bytes_per_s)
-        self._left_s = min(self._settings.client_grace_s, self._left_s + gained_s)
+    def on_moved(self, num_bytes: int) -> None:
+        gained_s = num_bytes / self._settings.min_client_bytes_per_s
+        self.left_s = min(self._settings.client_grace_s, self.left_s + gained_s)
 
-    def is_too_slow_after(self, waited_s: float) -> bool:
-        rate, self._num_moved = self._num_moved / waited_s, 0
-        before = rate if self.bytes_per_s is None else self.bytes_per_s
-        self.bytes_per_s = RATE_MEMORY * before + (1 - RATE_MEMORY) * rate
-        self._left_s -= waited_s
-        return self._left_s <= 0
+    def is_over_after(self, waited_s: float) -> bool:
+        self.left_s -= waited_s
+        return self.left_s <= 0
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    def __init__(self, *args: Any, settings: Settings, uploads: UploadStore, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, settings: Settings, waiting: Waiting, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._uploads = uploads
-        self.app_state = self.app_state | {CONNECTION: self}
         self._parser = ParserIgnoringUpgrades(self)
         self.parser = self._parser  # type: ignore[assignment]  # uvicorn only calls it
         self._settings = settings
         self._phase = _Phase.HEADERS
-        self._num_header_bytes = 0  # of the request under way, with trailers and what frames its chunks
+        self._num_header_bytes = 0  # of the request under way
         self._body = bytearray()  # of the data just received
-        self._num_body_bytes, self._num_pieces = 0, 0
+        self._num_body_bytes = 0
+        self._num_framing_bytes = 0  # around the chunks of the body, with its trailers
         self._waited_for_headers_s = 0.0
-        self._sender, self._reader = _MinimumRate(settings), _MinimumRate(settings)
+        self._sender, self._reader = _Grace(settings), _Grace(settings)
         self._num_unsent = 0  # bytes of replies in the transport's buffer at the last tick
         self._refusal: RequestError | None = None
         self._last_reply: RequestError | None = None  # behind the replies that are owed
         self._running: RequestResponseCycle | None = None  # whose reply is made now
         self._next_tick: asyncio.TimerHandle | None = None
         self._is_websocket = False
-        self.silent_since = self.loop.time()  # when it began to wait for its last request
-
-    @property
-    def address(self) -> str:
-        return self.client[0] if self.client else ""
-
-    @property
-    def is_idle(self) -> bool:
-        return self._phase is _Phase.COMPLETE and not self._is_replying
-
-    @property
-    def is_silent(self) -> bool:
-        return self._phase is _Phase.HEADERS and not self._is_replying
-
-    @property
-    def is_slow(self) -> bool:
-        """Return whether the client is hardly faster than the least rate."""
-        return self.bytes_per_s < SLOW_FACTOR * self._settings.min_client_bytes_per_s
-
-    @property
-    def bytes_per_s(self) -> float:
-        """Return the client's recent rate; infinity if nobody waits."""
-        rate = self._reader.bytes_per_s if self._num_unsent else None
-        if self._phase is _Phase.BODY and not self.flow.read_paused:
-            rate = self._sender.bytes_per_s
-        return math.inf if rate is None else rate
+        self._waiting = waiting
+        self._group: dict[BoundedHttpProtocol, None] | None = None
 
     @property
     def _is_shaking_hands(self) -> bool:
@@ -137,87 +119,95 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self._next_tick is not None:
-            return
-        self._next_tick = self.loop.call_later(TICK_S, self._tick)
-        if len(self.connections) > self._settings.max_connections:
-            self._exceed_max_connections()
+        if self._next_tick is None:  # else TLS has been agreed on
+            self._next_tick = self.loop.call_later(TICK_S, self._tick)
+            self._bound_connections()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._next_tick is not None:
-            self._next_tick.cancel()
+        self._end_ticks()
         super().connection_lost(exc)
 
     def handle_websocket_upgrade(self) -> None:
-        """Stop the ticks: another protocol takes over."""
         self._is_websocket = True
-        if self._next_tick is not None:
-            self._next_tick.cancel()
+        self._end_ticks()
         super().handle_websocket_upgrade()
 
-    def _exceed_max_connections(self) -> None:
-        open_now = [other for other in self.connections if not other.transport.is_closing()]
-        others = [other for other in open_now if isinstance(other, BoundedHttpProtocol) and other is not self]
-        num_over = len(open_now) - self._settings.max_connections
-        leaving = _who_makes_room(others, num_over, self.loop.time() - TICK_S)
-        for connection in leaving:
-            connection.make_room(f"All connections are taken: {naming('max_connections')}")
-        num_over -= len(leaving)
-        if num_over > RESERVED_CONNECTIONS:
-            self.transport.abort()
-        self.app_state = self.app_state | {OVER_LIMIT: num_over > 0}
+    def _end_ticks(self) -> None:
+        self._wait_among(None)
+        if self._next_tick is not None:
+            self._next_tick.cancel()
 
-    def make_room(self, full: str) -> None:
+    def _bound_connections(self) -> None:
+        """Close one waiting connection for each beyond the limit; else take few more."""
+        num_over = len(self.connections) - self._settings.max_connections
+        if num_over <= 0:
+            return
+        if (leaving := self._waiting.next()) is not None:
+            leaving._make_room()
+        elif num_over > RESERVED_CONNECTIONS:
+            self.transport.abort()
+        else:
+            self.app_state = self.app_state | {OVER_LIMIT: True}
+
+    def _make_room(self) -> None:
+        self._wait_among(None)
         if self._num_unsent:
             self.transport.abort()
         elif self._phase is _Phase.BODY:
-            rate = f"{self.bytes_per_s:.0f} B/s"
-            self._refuse(TooSlow(f"{full}, and this connection's body arrives slowly, at {rate}."))
+            full = f"All connections are taken: {naming('max_connections')}"
+            self._refuse(TooSlow(f"{full}, and this connection's body arrives slowly."))
         else:
             self.transport.close()
+
+    def _wait_among(self, group: dict[BoundedHttpProtocol, None] | None) -> None:
+        if self._group is not group:
+            if self._group is not None:
+                del self._group[self]
+            if group is not None:
+                group[self] = None
+            self._group = group
 
     # -- What the client sends --
 
     def data_received(self, data: bytes) -> None:
+        self._wait_among(None)
         if self._phase is _Phase.BODY:
-            self._sender.on_moved(len(data), self._uploads.rate_factor)
-            self._receive_body(data)
+            self._sender.on_moved(len(data))
+            self._parse(data)
             return
-        if self._phase is _Phase.COMPLETE:
-            self._phase, self.silent_since = _Phase.HEADERS, self.loop.time()
+        self._phase = _Phase.HEADERS
         room = self._settings.max_header_bytes - self._num_header_bytes
-        self._parse(data[:room])
-        if self._phase is not _Phase.HEADERS:
-            if len(data) > room and not self.transport.is_closing() and not self._is_websocket:
-                self._parse(data[room:])
-            return
         self._num_header_bytes += len(data)
-        if len(data) > room:
+        self._parse(data[:room])
+        if self._phase is _Phase.HEADERS and len(data) > room:
             self._refuse(self._headers_too_large())
-
-    def _receive_body(self, data: bytes) -> None:
-        """Read a body; refuse trailers and extensions larger than headers may be."""
-        num_body_bytes = self._num_body_bytes
-        self._parse(data)
-        if self._phase is _Phase.BODY and not self.transport.is_closing():
-            is_body = self._num_body_bytes > num_body_bytes
-            self._num_header_bytes = 0 if is_body else self._num_header_bytes + len(data)
-            if self._num_header_bytes > self._settings.max_header_bytes:
-                self._refuse(self._headers_too_large())
+        elif len(data) > room:
+            self._parse(data[room:])
 
     def _parse(self, data: bytes) -> None:
-        self._num_pieces = max(0, self._num_pieces - 1)  # each read may bring one, however small
         for first in range(0, len(data), SLICE_BYTES):
             if self.transport.is_closing() or self._is_websocket or self._last_reply is not None:
                 return
-            super().data_received(data[first : first + SLICE_BYTES])
-            if self._num_pieces > MAX_SMALL_CHUNKS + self._num_body_bytes / SMALL_CHUNK_BYTES:
-                self._refuse(InvalidValue(f"The body's chunks have less than {SMALL_CHUNK_BYTES} bytes."))
+            self._parse_slice(data[first : first + SLICE_BYTES])
         self._hand_body_over()
+
+    def _parse_slice(self, data: bytes) -> None:
+        num_body_bytes, in_body = self._num_body_bytes, self._phase is _Phase.BODY
+        super().data_received(data)
+        if not in_body or self._phase is not _Phase.BODY or self.transport.is_closing():
+            return
+        self._num_framing_bytes += len(data) - (self._num_body_bytes - num_body_bytes)
+        limit = self._settings.max_header_bytes
+        if self._num_framing_bytes > limit + self._num_body_bytes // FRAMED_BYTES:
+            self._refuse(
+                InvalidValue(
+                    f"The body's chunks are too small: what frames them has more than {limit} bytes "
+                    f"({naming('max_header_bytes')}) and a byte for each {FRAMED_BYTES} of the body."
+                )
+            )
 
     def on_body(self, body: bytes) -> None:
         self._num_body_bytes += len(body)
-        self._num_pieces += 1
         self._body += body
 
     def _hand_body_over(self) -> None:
@@ -237,18 +227,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._parser.ignores_upgrade:
             return
-        if len(self.pipeline) >= MAX_PIPELINED:
-            self._refusal = InvalidValue(f"More than {MAX_PIPELINED} requests were sent ahead of replies.")
-            raise self._refusal
-        num_hosts = sum(name == b"host" for name, _ in self.headers)
-        if num_hosts > 1 or (not num_hosts and self._parser.get_http_version() != "1.0"):
-            self._refusal = InvalidValue(f"The request has {num_hosts} Host headers; it must have one.")
+        self._refusal = self._reason_to_refuse()
+        if self._refusal is not None:
             raise self._refusal
         self._phase = _Phase.BODY
         self._num_header_bytes, self._waited_for_headers_s = 0, 0.0
-        self._num_body_bytes, self._num_pieces = 0, 0
+        self._num_body_bytes = self._num_framing_bytes = 0
         self._sender.restart()
         super().on_headers_complete()
+
+    def _reason_to_refuse(self) -> RequestError | None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            return InvalidValue(f"More than {MAX_PIPELINED} requests were sent ahead of replies.")
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or (not num_hosts and self._parser.get_http_version() != "1.0"):
+            return InvalidValue(f"The request has {num_hosts} Host headers; it must have one.")
+        return None
 
     def on_message_complete(self) -> None:
         if self._parser.ignores_upgrade:
@@ -266,16 +260,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             f"The request's headers are larger than {limit} bytes: {naming('max_header_bytes')}."
         )
 
-    def _body_too_slow(self) -> TooSlow:
-        factor, setting = self._uploads.rate_factor, naming("min_client_bytes_per_s")
-        if factor > 1:
-            setting += f", grown with what uploads hold of {naming('max_upload_disk_bytes')}"
-        rate = factor * self._settings.min_client_bytes_per_s
-        return TooSlow(
-            f"The body arrives at less than {rate:.0f} bytes a second: {setting}, "
-            f"for longer than {naming('client_grace_s')} allows."
-        )
-
     # -- Once a second --
 
     def _tick(self) -> None:
@@ -283,10 +267,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._reader_is_too_slow():
             logger.info("closed the connection of %s: it does not read its reply", self.client)
             self.transport.abort()
-        elif self.is_silent:
-            self._wait_for_headers()
         elif self._phase is _Phase.BODY and self._sender_is_too_slow():
             self._refuse(self._body_too_slow())
+        elif self._phase is _Phase.HEADERS and not self._is_replying:
+            self._wait_among(self._waiting.silent)
+            self._wait_for_headers()
+        else:
+            self._wait_among(self._group_of_state())
+
+    def _group_of_state(self) -> dict[BoundedHttpProtocol, None] | None:
+        is_answered = self._phase is _Phase.COMPLETE and not self._is_replying
+        if is_answered and not self.transport.get_write_buffer_size():
+            return self._waiting.idle
+        is_stalled = self._reader.is_used or (self._phase is _Phase.BODY and self._sender.is_used)
+        return self._waiting.stalled if is_stalled else None
 
     def _wait_for_headers(self) -> None:
         self._waited_for_headers_s += TICK_S
@@ -299,7 +293,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _sender_is_too_slow(self) -> bool:
         if self.flow.read_paused or self.cycle.waiting_for_100_continue:
             return False
-        return self._sender.is_too_slow_after(TICK_S)
+        return self._sender.is_over_after(TICK_S)
+
+    def _body_too_slow(self) -> TooSlow:
+        return TooSlow(
+            f"The body arrives at less than {self._settings.min_client_bytes_per_s:.0f} bytes a second: "
+            f"{naming('min_client_bytes_per_s')}, for longer than {naming('client_grace_s')} allows."
+        )
 
     def _reader_is_too_slow(self) -> bool:
         """Return whether the client reads too slowly: bytes wait here only if the system's buffer is
@@ -310,7 +310,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._reader.restart()
             return False
         self._reader.on_moved(abs(self._num_unsent - before))
-        return self._reader.is_too_slow_after(TICK_S)
+        return self._reader.is_over_after(TICK_S)
+
+    # -- Replies --
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -320,9 +322,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._last_reply is None or self.transport.is_closing():
+        if self.transport.is_closing():
             return
-        if self._is_replying:
+        if self._last_reply is None:
+            self._wait_among(self._group_of_state())
+        elif self._is_replying:
             self.flow.pause_reading()
         else:
             self._refuse(self._last_reply)
@@ -333,6 +337,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._phase = _Phase.COMPLETE
 
     def _refuse(self, error: RequestError) -> None:
+        """Reply with the error behind the replies that are owed, and close."""
+        if self.transport.is_closing():
+            return
         if self._is_shaking_hands:
             self.transport.abort()
             return
@@ -361,33 +368,3 @@ def raw_reply(response: Response, request_id: str) -> bytes:
     head += [f"{name}: {value}\r\n".encode() for name, value in SAFE_HEADERS.items()]
     head.append(f"{REQUEST_ID}: {request_id}\r\n\r\n".encode())
     return b"".join([*head, bytes(response.body)])
-
-
-def _who_makes_room(
-    others: list[BoundedHttpProtocol], num_wanted: int, now_but_a_tick: float
-) -> list[BoundedHttpProtocol]:
-    """Choose all idle connections and as many more as wanted: the longest silent, then slow ones.
-
-    Those connected within the last tick come last.
-    """
-    idle = [other for other in others if other.is_idle]
-    silent = sorted((other for other in others if other.is_silent), key=lambda other: other.silent_since)
-    waiting = [other for other in silent if other.silent_since < now_but_a_tick]
-    in_order = [*waiting, *_slow_ones(others), *silent[len(waiting) :]]
-    return idle + in_order[: max(0, num_wanted - len(idle))]
-
-
-def _slow_ones(others: list[BoundedHttpProtocol]) -> list[BoundedHttpProtocol]:
-    """Return the slowest of the address with most slow ones, oldest first; each address keeps one."""
-    of_address: dict[str, list[BoundedHttpProtocol]] = {}
-    for other in others:
-        if other.is_slow:
-            of_address.setdefault(other.address, []).append(other)
-    with_rest = [
-        (len(own) - place, other)
-        for own in of_address.values()
-        for place, other in enumerate(
-            sorted(own, key=lambda other: (other.bytes_per_s, other.silent_since)), 1
-        )
-    ]
-    return [other for rest, other in sorted(with_rest, key=lambda ranked: -ranked[0]) if rest]

@@ -15,17 +15,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from asr_server.api.connections import BoundedHttpProtocol
-from asr_server.api.upload import UploadStore
 from asr_server.config import Settings
+from asr_server.protocols.http import BoundedHttpProtocol, Waiting
 
 logger = logging.getLogger(__name__)
 
 SPARE_S: Final = 5.0  # the ticks of the HTTP protocol end a handshake before the event loop does
 
 
-def http_protocol(settings: Settings, uploads: UploadStore) -> Callable[..., asyncio.Protocol]:
-    bounded = partial(BoundedHttpProtocol, settings=settings, uploads=uploads)
+def http_protocol(settings: Settings) -> Callable[..., asyncio.Protocol]:
+    bounded = partial(BoundedHttpProtocol, settings=settings, waiting=Waiting())
     if not settings.ssl_certfile:
         return bounded
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

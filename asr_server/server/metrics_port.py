@@ -14,10 +14,9 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from asr_server.api.tls import http_protocol
-from asr_server.api.upload import UploadStore
 from asr_server.config import Settings
 from asr_server.machine import in_url, sockets_for
+from asr_server.protocols.tls import http_protocol
 
 CLOSE_LIMIT_S: Final = 1  # for the last replies to be read
 
@@ -40,9 +39,9 @@ def settings_of_port(settings: Settings) -> Settings:
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp, settings: Settings, uploads: UploadStore) -> AsyncIterator[str]:
+async def listening(app: ASGIApp, settings: Settings) -> AsyncIterator[str]:
     """Serve while the block runs; yield the URL."""
-    server = uvicorn.Server(_config(app, settings, uploads))
+    server = uvicorn.Server(_config(app, settings))
     server.config.load()
     server.lifespan = server.config.lifespan_class(server.config)
     sockets = sockets_for(settings.host, settings.port)
@@ -57,10 +56,10 @@ async def listening(app: ASGIApp, settings: Settings, uploads: UploadStore) -> A
         await server.shutdown(sockets)
 
 
-def _config(app: ASGIApp, settings: Settings, uploads: UploadStore) -> uvicorn.Config:
+def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=http_protocol(settings, uploads),  # type: ignore[arg-type]  # uvicorn only calls it
+        http=http_protocol(settings),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="none",
         lifespan="off",
         host=settings.host,

@@ -1,4 +1,4 @@
-"""Clients of HTTP/1.0 know no chunks: the end of the connection is the end of the reply."""
+"""Clients of HTTP/1.0, and clients that offer another protocol, as `curl --http2` and Java's do."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from tests.api.raw_client import RawClient
-from tests.api.running_app import RunningApp
+from tests.api.running_app import SECOND, RunningApp
+from tests.support.raw_client import RawClient
 
 
 @pytest.fixture
@@ -60,3 +60,28 @@ async def test_a_reply_of_unknown_length_has_no_chunks(
     assert came == body
     assert (b"transfer-encoding: chunked" in head) == is_chunked
     assert (b"content-length: 7" in head) == (path == "/whole")
+
+
+UPGRADE = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQAAP__"}
+
+
+async def test_an_upload_that_offers_http2_is_transcribed(app: RunningApp) -> None:
+    for _ in range(2):  # the connection is kept
+        reply = await app.client.post(
+            "/v1/audio/transcriptions", files={"file": SECOND}, data={"model": "whisper-1"}, headers=UPGRADE
+        )
+        assert reply.json()["text"] == "zero"
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+async def test_a_chunked_body_behind_an_offer_is_read_however_it_comes(app: RunningApp, size: int) -> None:
+    head = "POST /v1/realtime/client_secrets HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in UPGRADE.items())
+    data = f"{head}\r\n2\r\n{{}}\r\n0\r\n\r\nGET /ping HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
+    client = await RawClient.connect(app.host, app.port)
+    for at in range(0, len(data), size):
+        client.send(data[at : at + size])
+        await client.writer.drain()
+    assert (await client.reply()).status == 200
+    assert (await client.reply()).status == 200
+    await client.close()

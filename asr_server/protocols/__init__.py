@@ -1,0 +1,1 @@
+"""uvicorn's protocols with bounds on what a client may cost."""
