@@ -35,6 +35,11 @@ RUN mkdir -p /opt/models/hub /opt/models/asr-server/models /opt/models/asr-serve
  && chmod 1777 /opt/models /opt/models/* /opt/models/asr-server/*
 
 FROM python:3.11.14-slim
+ARG TORCH=cpu
+# With CUDA, Triton compiles its launcher when a kernel first runs.
+RUN if [ "$TORCH" != cpu ]; then \
+      apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; \
+    fi
 # av's wheels contain x264 and x265, soxr's wheels libsoxr.
 LABEL org.opencontainers.image.title=asr-server \
       org.opencontainers.image.version=0.1.0 \

@@ -145,16 +145,9 @@ class Settings:
     )
     copy_overlap: bool = _setting(False, "CUDA: copies to and from the device on streams of their own")
     cuda_graphs: bool = _setting(True, "CUDA: steps are recorded once and replayed")
-    kernels: Literal["auto", "torch", "triton"] = _setting(
-        "auto", "CUDA: who computes attention and the choice of a token; auto: the faster, tried at load"
-    )
-    cache_dtype: Literal["auto", "fp8", "int8"] = _setting(
+    kernels: Literal["auto", "torch"] = _setting(
         "auto",
-        "fp8 (CUDA; the CPU imitates it), int8 (CPU): the audio's keys and values in 8 bits, so that memory "
-        "holds more slots; texts may differ. auto: int8 on a CPU with AVX2 and --dtype auto or int8",
-    )
-    encoder_dtype: Literal["auto", "fp8"] = _setting(
-        "auto", "fp8: the encoder multiplies in 8 bits (CUDA; the CPU imitates it); texts may differ"
+        "CUDA: auto: Triton kernels, which need a C compiler; torch: decode steps take 2 to 3 times as long",
     )
     beam_size: int = _setting(
         5,

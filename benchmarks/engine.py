@@ -97,8 +97,6 @@ class Bench:
                 cuda_graphs=options.cuda_graphs,
                 short_audio=setup.short_audio,
                 kernels=setup.kernels,
-                cache_dtype="fp8" if options.fp8 else "auto",
-                encoder_dtype="fp8" if options.fp8 else "auto",
             )
         )
         self._encoding = Stopwatch(self.engine._runner, "encode")
@@ -221,8 +219,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--copy-overlap", nargs="+", choices=("off", "on"), default=["off"])
     parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--short-audio", nargs="+", choices=("exact", "tail"), default=["exact"])
-    parser.add_argument("--kernels", nargs="+", choices=("auto", "torch", "triton"), default=["auto"])
-    parser.add_argument("--fp8", action="store_true", help="8-bit floats in the cache and the encoder")
+    parser.add_argument("--kernels", nargs="+", choices=("auto", "torch"), default=["auto"])
     parser.add_argument("--one-at-a-time", action="store_true", help="not every combination")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--slots", type=int, default=0)

@@ -35,12 +35,11 @@ class Checkpoint:
         directory: Path,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
-        fp8_encoder: bool = False,
         int8: bool = False,
     ) -> Checkpoint:
         return cls(
             directory,
-            load_whisper(directory, device, dtype, fp8_encoder=fp8_encoder, int8=int8),
+            load_whisper(directory, device, dtype, int8=int8),
             Tokenizer.from_directory(directory),
             GenerationRules.from_directory(directory),
         )

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,16 +33,15 @@ from triton.runtime import driver
 from triton.runtime.cache import get_cache_manager
 
 from asr_server.engine.beam import num_candidates, num_named
-from asr_server.engine.cuda import context_buckets, row_buckets
-from asr_server.model.kernels.choose_token import advance, choose_token, choose_token_in_parts
-from asr_server.model.kernels.elementwise import add_norm, quantise_rows
+from asr_server.engine.cuda import row_buckets
+from asr_server.model.kernels.choose_token import advance, choose_token
+from asr_server.model.kernels.elementwise import add_norm, store_audio
 from asr_server.model.kernels.flash_decode import flash_decode, row_lengths
 from asr_server.model.kernels.one_row import norm_product, row_product
-from asr_server.model.kernels.table import FEW_ROWS, NUM_WARPS
 from asr_server.model.whisper import padded_vocabulary
 
-HEADS, DEPTH, POSITIONS, CONTEXT = 20, 64, 1500, 128
-WIDTH, HIDDEN, VOCABULARY = 1280, 5120, 51866
+HEADS, DEPTH, POSITIONS, CONTEXT = 20, 64, 1500, 448
+WIDTH, VOCABULARY = 1280, 51866
 HALVES = [torch.bfloat16, torch.float16, torch.float32]
 OTHER_WIDTHS = {"base": 512, "tiny": 384}
 SLOTS, BEAM = 768, 5  # texts of the default's 256 chunks; its beam
@@ -127,46 +126,34 @@ def _dump(cubin: bytes) -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
 
 
-def attention(
-    dtype: torch.dtype,
-    rows: int,
-    of_audio: bool,
-    num_warps: int = NUM_WARPS[0],
-    context: int = CONTEXT,
-    is_prompt: bool = False,
-) -> None:
+def attention(dtype: torch.dtype, rows: int, of_audio: bool, is_prompt: bool = False) -> None:
     """A step's attention with `rows` rows, over the audio or the text of two slots; that to the text stores
     a row's last position, but with prompts.
     """
     if of_audio:
         keys = torch.zeros(2, HEADS, DEPTH, -(-POSITIONS // 16) * 16).to(dtype)[..., :POSITIONS].mT
     else:
-        keys = torch.zeros(2, HEADS, 448, DEPTH).to(dtype)
+        keys = torch.zeros(2, HEADS, CONTEXT, DEPTH).to(dtype)
     values = torch.zeros(2, HEADS, keys.shape[2], DEPTH).to(dtype)
-    is_scaled = dtype == torch.float8_e4m3fn
-    packed = torch.zeros(rows, 3 * HEADS, DEPTH, dtype=torch.bfloat16 if is_scaled else dtype)
-    query, new_keys, new_values = packed.chunk(3, dim=1)
-    new = {} if of_audio or is_prompt else {"new_keys": new_keys, "new_values": new_values}
-    scales = torch.ones(2, HEADS) if is_scaled else None
-    slots, most = torch.zeros(rows, dtype=torch.long), POSITIONS if of_audio else context
-    lengths = torch.zeros(rows, dtype=torch.int32 if of_audio else torch.long)
-    flash_decode(query, keys, values, slots, lengths, most, scales, scales, num_warps=num_warps, **new)
+    query, new_keys, new_values = torch.zeros(rows, 3 * HEADS, DEPTH, dtype=dtype).chunk(3, dim=1)
+    new = () if of_audio or is_prompt else (new_keys, new_values)
+    slots, lengths = torch.zeros(2, rows, dtype=torch.long).unbind()
+    flash_decode(query, keys, values, slots, lengths, 3 if is_prompt else keys.shape[2], *new)
 
 
 def token_choice(lines: int = LINES, rows: int = 128) -> None:
     """The end of a step over large-v3's vocabulary."""
-    integers = torch.zeros(rows, dtype=torch.long)
-    flags, suppressed = torch.ones(rows, dtype=torch.bool), torch.zeros(PADDED_VOCABULARY, dtype=torch.int8)
+    integers, flags = torch.zeros(2, SLOTS, dtype=torch.long)[:, :rows]
+    suppressed = torch.zeros(PADDED_VOCABULARY, dtype=torch.int8)
     scores, logprobs = torch.zeros(rows, PADDED_VOCABULARY)[:, :VOCABULARY], torch.zeros(rows)
     columns = (flags, integers, integers, integers, integers)
     chosen = (integers, logprobs, torch.zeros(REPORTED_LINES, SLOTS)[:lines, :rows])
-    choose = choose_token if rows > FEW_ROWS else choose_token_in_parts
-    choose(scores, suppressed, *columns, 50257, 50365, 50415, *chosen)
+    choose_token(scores, suppressed, *columns, 50257, 50365, 50415, *chosen)
 
 
 def state_change(rows: int = 128, lines: int = REPORTED_LINES) -> None:
-    integers, flags = torch.zeros(rows, dtype=torch.long), torch.ones(rows, dtype=torch.bool)
-    numbers, generated = torch.zeros(rows), torch.zeros(rows, 448, dtype=torch.long)
+    integers, flags = torch.zeros(2, SLOTS, dtype=torch.long)[:, :rows]
+    numbers, generated = torch.zeros(rows), torch.zeros(CONTEXT, SLOTS, dtype=torch.long)[:, :rows]
     columns = (flags, integers, integers, integers, integers, integers, generated)
     candidates = torch.zeros(lines, SLOTS)[:, :rows]
     report = torch.zeros(3 + lines, rows, dtype=torch.double)
@@ -179,14 +166,23 @@ def addition_and_norm(dtype: torch.dtype, batch: int = 1) -> None:
         add_norm(x, change, x[0, 0], x[0, 0], 1e-5, 64504.0 if dtype == torch.float16 else None)
 
 
-def rows_in_8_bits(width: int, batch: int = 1) -> None:
-    quantise_rows(torch.empty(batch * POSITIONS, width, dtype=torch.bfloat16))
+def audio_into_slots(length: int = POSITIONS, batch: int = 2) -> None:
+    """A layer's keys and values, and the silence behind them."""
+    slots, padded = torch.zeros(batch, dtype=torch.long), -(-POSITIONS // 16) * 16
+    keys = torch.zeros(batch, HEADS, DEPTH, -(-length // 8) * 8, dtype=torch.bfloat16)[..., :length]
+    values = torch.zeros(batch, length, HEADS, DEPTH, dtype=torch.bfloat16).transpose(1, 2)
+    all_keys = torch.zeros(2, HEADS, DEPTH, padded, dtype=torch.bfloat16)[..., :POSITIONS]
+    all_values = torch.zeros(2, HEADS, POSITIONS, DEPTH, dtype=torch.bfloat16)
+    store_audio(keys, slots, all_keys)
+    store_audio(values, slots, all_values)
+    if length < POSITIONS:
+        store_audio(all_keys[:1, ..., length:].expand(batch, -1, -1, -1), slots, all_keys[..., length:])
+        store_audio(all_values[:1, :, length:].expand(batch, -1, -1, -1), slots, all_values[:, :, length:])
 
 
 def lengths_of_rows(rows: int = 128) -> None:
     numbers = torch.zeros(SLOTS, dtype=torch.long)
-    lengths, active = torch.zeros(SLOTS, dtype=torch.int32), torch.ones(rows, dtype=torch.bool)
-    row_lengths(slice(0, rows), numbers[:rows, None], active, numbers, lengths)
+    row_lengths(slice(0, rows), numbers[:rows, None], numbers[:rows], numbers, POSITIONS)
 
 
 def products_of_one_row(dtype: torch.dtype, width: int = WIDTH) -> None:
@@ -203,19 +199,17 @@ def products_of_one_row(dtype: torch.dtype, width: int = WIDTH) -> None:
 Case = tuple[str, Callable[[], None]]
 
 
-def attention_cases(arch: int) -> Iterator[Case]:
-    for dtype in HALVES + [torch.float8_e4m3fn] * (arch >= 89):
-        for count in NUM_WARPS if dtype == torch.bfloat16 or dtype.itemsize == 1 else NUM_WARPS[:1]:
-            what = f"audio, {_name(dtype)}, 128 rows, {count} warps"
-            yield what, partial(attention, dtype, 128, True, count)
+def attention_cases(_: int) -> Iterator[Case]:
+    for dtype in HALVES:
+        yield f"audio, {_name(dtype)}, 128 rows", partial(attention, dtype, 128, True)
     yield "audio, bfloat16, 1 row, in parts", lambda: attention(torch.bfloat16, 1, True)
     yield "text, bfloat16, 128 rows", lambda: attention(torch.bfloat16, 128, False)
+    yield "text, bfloat16, 1 row", lambda: attention(torch.bfloat16, 1, False)
 
 
 def step_cases(_: int) -> Iterator[Case]:
     for lines, reported, name in ((LINES, REPORTED_LINES, "beams"), (0, 0, "greedy")):
         yield f"end of a step, 128 rows, {name}", partial(token_choice, lines)
-        yield f"end of a step, 1 row, in parts, {name}", partial(token_choice, lines, 1)
         yield f"change of state, 128 rows, {name}", partial(state_change, lines=reported)
     yield "lengths of 128 rows", lengths_of_rows
 
@@ -228,11 +222,11 @@ def product_cases(_: int) -> Iterator[Case]:
         yield f"products of one row, bfloat16, {name}", compute
 
 
-def encoder_cases(arch: int) -> Iterator[Case]:
+def encoder_cases(_: int) -> Iterator[Case]:
     for dtype in (torch.bfloat16, torch.float16):
         yield f"encoder, addition and norm, {_name(dtype)}", partial(addition_and_norm, dtype)
-    for width in (WIDTH, HIDDEN) if arch >= 89 else ():
-        yield f"encoder, {width} numbers in 8 bits", partial(rows_in_8_bits, width)
+    for length in (POSITIONS, 500):
+        yield f"audio of {length} positions into slots", partial(audio_into_slots, length)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -262,25 +256,23 @@ def compile_all(arch: int, parts: Iterable[str] = CASES) -> list[tuple[str, Comp
     return results
 
 
-def compile_start(arch: int, num_slots: int = 128) -> list[str]:
-    """The kernels that a start in bfloat16 compiles: those that are tried, and those that its graphs need."""
+def compile_start(arch: int, num_texts: int = SLOTS) -> list[str]:
+    """The kernels that a start in bfloat16 compiles for its check, its graphs and its warm-up."""
     device = CompilingDriver(arch, inspects=False)
     driver.set_active(device)
-    for num_warps, rows, of_audio in product(NUM_WARPS, (64, 1), (True, False)):
-        attention(torch.bfloat16, rows, of_audio, num_warps)
-    token_choice()
-    token_choice(rows=1)
-    for rows in row_buckets(num_slots):
+    for rows in row_buckets(num_texts):
+        for of_audio in (True, False):
+            attention(torch.bfloat16, rows, of_audio)
+        token_choice(rows=rows)
         state_change(rows)
         lengths_of_rows(rows)
     products_of_one_row(torch.bfloat16)
     for batch in range(1, 9):
         addition_and_norm(torch.bfloat16, batch)
-    for rows in [*row_buckets(num_slots), 3, 5]:
-        attention(torch.bfloat16, rows, True)
-        for context in context_buckets(448):
-            attention(torch.bfloat16, rows, False, context=context)
-        attention(torch.bfloat16, rows, False, context=3, is_prompt=True)  # any number of rows
+        for length in (500, 1000, POSITIONS):
+            audio_into_slots(length, batch)
+    for rows in (2, 10):  # one prompt, and five
+        attention(torch.bfloat16, rows, False, is_prompt=True)
     return [each.kernel for each in device.take()[0]]
 
 
@@ -290,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--arch", type=int, nargs="+", default=[90], help="compute capabilities, as 90 for 9.0"
     )
     parser.add_argument(
-        "--start", action="store_true", help="what a start with 128 slots compiles (TRITON_CACHE_DIR: empty)"
+        "--start", action="store_true", help="what a start compiles (TRITON_CACHE_DIR: empty)"
     )
     parser.add_argument("--parts", nargs="+", choices=CASES, default=list(CASES))
     options = parser.parse_args(arguments)

@@ -123,7 +123,7 @@ def _audio_and_scores(model: Whisper, clips: Sequence[Samples]) -> tuple[Tensor,
     """The encoder's output [B, F, D] and the scores [B, V] after one token."""
     audio = model.encoder(model.log_mel(clips))
     cache = model.new_cache(len(clips))
-    cache.write_audio(range(len(clips)), model.decoder.cross_keys_values(audio))
+    cache.store_audio(torch.arange(len(clips), device=model.device), model.decoder.cross_keys_values(audio))
     tokens = torch.full((len(clips), 1), 100, device=model.device)
     positions = torch.zeros_like(tokens)
     hidden = model.decoder(tokens, positions, rows_of(cache, slice(0, len(clips)), positions, context=1))

@@ -124,7 +124,7 @@ def difference(checkpoint: Checkpoint, samples: Samples, a: ChunkResult, b: Chun
     positions = torch.arange(fed.shape[1])[None]
     cache = model.new_cache(1)
     audio = model.encoder(model.log_mel([samples]))
-    cache.write_audio([0], model.decoder.cross_keys_values(audio))
+    cache.write_audio(0, model.decoder.cross_keys_values(audio))
     hidden = model.decoder(fed, positions, rows_of(cache, slice(0, 1), positions, context=fed.shape[1]))
     logprobs = model.decoder.logits(hidden[:, -1])[0].log_softmax(-1)
     begin = specials.timestamp_begin

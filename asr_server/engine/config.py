@@ -21,7 +21,6 @@ from asr_server.engine.active_chunk import check_timestamps
 from asr_server.engine.tokens import GenerationRules
 from asr_server.machine import VNNI_FLAGS, available_cores, cpu_flags, free_memory_bytes, mps_is_running
 from asr_server.model import WHOLE, DecoderCache, Shard, Whisper, WhisperSizes, load_whisper
-from asr_server.model.float8 import FP8
 from asr_server.model.int8 import can_multiply_in_int8
 
 # Positions: 11 whole windows of Whisper, or 33 chunks of 5 s. As 129 tiles of 128 rows they fill the 132
@@ -32,7 +31,6 @@ _CHUNKS_PER_SEARCH = 2  # on CUDA: of so many chunks one may have several hypoth
 _SHORT_AT_ONCE = 8  # short chunks that a worker of the CPU encodes in one step at most
 _MAX_COMPUTE_WORKERS = 4
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_FP8_CAPABILITY = (8, 9)
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86 and Arm, as /proc/cpuinfo spells them
 MAX_SLOTS = {"cpu": 48, "cuda": 256}  # more only lengthens a step: the products are large enough by then
 SLOT_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.6}  # of what is free once the weights are in
@@ -56,9 +54,8 @@ class EngineConfig:
     copy_overlap: bool = False  # CUDA: copies on streams of their own
     lookahead: bool | None = None  # whether a step starts before the results of the previous one are read
     cuda_graphs: bool = True
-    kernels: str = "auto"  # torch; triton; auto: on CUDA whichever is faster, tried at load
-    cache_dtype: str = "auto"  # of the audio's keys and values; fp8; int8; auto: that of the model
-    encoder_dtype: str = "auto"  # of the products of the encoder's layers; the same
+    kernels: str = "auto"  # torch; auto: on CUDA Triton's
+    int8_audio: bool | None = None  # whether the audio's keys and values are kept in 8 bits
     num_on_device: int = 1  # engines that share the device's memory
     num_ranks: int = 1  # processes that are one engine, each with its part of the model (tensor parallelism)
     short_audio: str = "exact"  # tail: the silence after a chunk is not encoded with it; see `config.py`
@@ -96,9 +93,7 @@ class EngineConfig:
 
     @property
     def audio_dtype(self) -> torch.dtype | None:
-        if self.cache_dtype == "fp8":
-            return FP8
-        return torch.uint8 if "int8" in (self.dtype, self.cache_dtype) else None
+        return torch.uint8 if self.int8_audio else None
 
     def resolved(
         self, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype, int8: bool = False
@@ -111,7 +106,9 @@ class EngineConfig:
         # On CPU a worker takes one chunk at a time: in a batch its activations would not stay in cache. But
         # it may take short ones one after another, whose prompts are then fed together.
         chunks_of_worker = 1 if short_audio == "exact" else _SHORT_AT_ONCE
-        chosen = replace(self, dtype="int8" if int8 else str(dtype).removeprefix("torch."))
+        int8_audio = int8 if self.int8_audio is None else self.int8_audio
+        name = "int8" if int8 else str(dtype).removeprefix("torch.")
+        chosen = replace(self, dtype=name, int8_audio=int8_audio)
         return replace(
             chosen,
             device=device.type,
@@ -176,26 +173,9 @@ def choose_int8(name: str, device: torch.device) -> bool:
     return name == "int8"
 
 
-def choose_cache_dtype(config: EngineConfig, device: torch.device) -> str:
-    """Resolve `auto`: int8 on a CPU with kernels for it, unless a precision is set. Raises ValueError."""
-    can = device.type == "cpu" and can_multiply_in_int8()
-    if config.cache_dtype == "int8" and not can:
-        raise ValueError(
-            f"{naming('cache_dtype')} int8 needs {naming('device')} cpu and a processor with AVX2"
-        )
-    return "int8" if can and config.cache_dtype == config.dtype == "auto" else config.cache_dtype
-
-
-def check_fp8(config: EngineConfig, device: torch.device) -> None:
-    """Raise ValueError if the GPU does not multiply in 8-bit floats."""
-    settings = [name for name in ("cache_dtype", "encoder_dtype") if getattr(config, name) == "fp8"]
-    if not settings or device.type != "cuda":
-        return  # the CPU imitates them
-    found = torch.cuda.get_device_capability(device)
-    if torch.version.hip or found < _FP8_CAPABILITY:
-        names = " and ".join(naming(name) for name in settings)
-        reason = f"{torch.cuda.get_device_name(device)} has {'.'.join(map(str, found))}"
-        raise ValueError(f"{names} fp8 needs an NVIDIA GPU of compute capability 8.9 or later; {reason}")
+def choose_int8_audio(dtype: str, device: torch.device) -> bool:
+    """Return whether to keep audio in 8-bit integers: on a CPU that can, unless a precision is set."""
+    return dtype in ("auto", "int8") and device.type == "cpu" and can_multiply_in_int8()
 
 
 def choose_num_slots(
@@ -250,7 +230,7 @@ def _how_they_share(num_on_device: int) -> str:
 def _why_dtype(config: EngineConfig, processor: str) -> str:
     if config.dtype in ("bfloat16", "int8"):
         return f"the {processor} multiplies in it"
-    beside = "; the audio's keys and values in int8" if config.cache_dtype == "int8" else ""
+    beside = "; the audio's keys and values in int8" if config.int8_audio else ""
     return f"the {processor} has no bfloat16{beside}"
 
 
@@ -291,12 +271,11 @@ def load(config: EngineConfig, shard: Shard = WHOLE) -> Loaded:
         CheckpointError, ValueError, OSError: the checkpoint is damaged, or the device missing or unable.
     """
     device = choose_device(config.device)
-    check_fp8(config, device)
     dtype, int8 = choose_dtype(config.dtype, device), choose_int8(config.dtype, device)
-    config = replace(config, cache_dtype=choose_cache_dtype(config, device))
+    config = replace(config, int8_audio=choose_int8_audio(config.dtype, device))
     torch.set_num_threads(config.cpu_threads or available_cores())
     directory = Path(config.model)
-    model = load_whisper(directory, device, dtype, shard, config.encoder_dtype == "fp8", int8)
+    model = load_whisper(directory, device, dtype, shard, int8)
     if device.type == "cpu":
         keep_freed_memory()  # from here on: what loading needed is given back
     tokenizer, rules = Tokenizer.from_directory(directory), GenerationRules.from_directory(directory)

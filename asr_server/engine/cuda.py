@@ -42,8 +42,6 @@ class DecodeStream:
             self._stream.wait_stream(torch.cuda.current_stream())
 
 
-_WARM_UPS = 2  # cuBLAS and the allocator settle before anything is recorded
-
 # Two replicas in one process (executor inline) must not record at the same time.
 _CAPTURE_LOCK = threading.Lock()
 
@@ -99,8 +97,7 @@ class Graphs:
     def _capture(self, compute: Callable[..., Tensor], shape: Shape) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            for _ in range(_WARM_UPS):
-                compute(*shape)
+            compute(*shape)  # cuBLAS and the allocator settle before anything is recorded
         torch.cuda.current_stream().wait_stream(self._stream)
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
@@ -146,21 +143,14 @@ def smallest(sizes: Sequence[Sequence[int]], least: Shape) -> Shape:
 
 
 def row_buckets(num_rows: int) -> list[int]:
-    """Return 1, 2, 4, 8, steps of 8 to 64, steps of 32, and the most."""
-    return _up_to(num_rows, [1, 2, 4, *range(8, 65, 8), *range(96, num_rows, 32)])
+    """Return powers of two and their means from 16 on, and the most: 16 for 768 rows."""
+    powers = [1 << power for power in range(num_rows.bit_length())]
+    return _up_to(num_rows, [*powers, *(3 * power // 2 for power in powers if power >= 16)])
 
 
 def batch_buckets(num_chunks: int) -> list[int]:
-    """Return 1 to 8, steps of a quarter, and the most: a row more than are needed costs an encode."""
-    sizes = [1]
-    while sizes[-1] < num_chunks:
-        sizes.append(sizes[-1] + max(1, sizes[-1] // 4))
-    return _up_to(num_chunks, sizes)
-
-
-def context_buckets(num_positions: int) -> list[int]:
-    """Return the text positions that steps read: most speech of 30 s fits in 128."""
-    return _up_to(num_positions, [64, 128, 256])
+    """Return powers of two, and the most: 1, 2, 4, 8, 11."""
+    return _up_to(num_chunks, [1 << power for power in range((3 * num_chunks // 4).bit_length())])
 
 
 def _up_to(most: int, sizes: list[int]) -> list[int]:
@@ -180,9 +170,18 @@ class Transfers:
         if overlap and device.type == "cuda":
             self._h2d, self._d2h = new_stream(), new_stream()
 
+    def fill(self, target: Tensor, tensor: Tensor) -> None:
+        """Overwrite memory of the device that the current stream uses."""
+        if self._h2d is None:
+            target.copy_(self._pinned(tensor), non_blocking=True)
+        else:
+            target.copy_(self.to_device(tensor))
+
+    def _pinned(self, tensor: Tensor) -> Tensor:
+        return tensor if self._device.type != "cuda" or tensor.is_pinned() else tensor.pin_memory()
+
     def to_device(self, tensor: Tensor) -> Tensor:
-        if self._device.type == "cuda" and not tensor.is_pinned():
-            tensor = tensor.pin_memory()
+        tensor = self._pinned(tensor)
         if self._h2d is None:
             return copy_to(self._device, tensor)
         computing = torch.cuda.current_stream()

@@ -25,7 +25,7 @@ from asr_server.model.silence import Silence
 
 FRAMES_PER_POSITION = 2  # the encoder's second convolution halves their number
 # Positions. Few, because the encoder is recorded anew for each.
-_CUDA_LENGTHS = (250, 500, 750, 1000, 1250)
+_CUDA_LENGTHS = (500, 1000)
 _COPY_THREADS = 4  # that gather a batch's samples: 20 MB, for which a step waits
 
 
@@ -117,7 +117,7 @@ class CpuEncoder:
         num_frames = FRAMES_PER_POSITION * self.window.positions_for(len(chunk))
         mel = self._model.log_mel([chunk], num_frames)
         audio = self._model.encoder(mel, self._kernels, self._silence)
-        self._cache.write_audio([slot], self._model.decoder.cross_keys_values(audio))
+        self._cache.write_audio(slot, self._model.decoder.cross_keys_values(audio))
 
 
 class CudaEncoder:
@@ -131,15 +131,12 @@ class CudaEncoder:
         transfers: Transfers,
         kernels: Kernels,
     ) -> None:
-        self._model, self._cache, self._transfers = model, cache, transfers
         self.window = model.sizes.window.for_short_audio(config.short_audio, _CUDA_LENGTHS)
         silence: Silence | None = None
         if config.short_audio == "tail":
             silence = write_silence(model, cache, kernels, is_shared=False)
-        workers = [
-            _CudaWorker(model, config, kernels, self.window, silence) for _ in range(config.compute_workers)
-        ]
-        self._workers = itertools.cycle(workers)
+        parts = model, cache, config, transfers, kernels, self.window, silence
+        self._workers = itertools.cycle([_CudaWorker(*parts) for _ in range(config.compute_workers)])
         self._copying = ThreadPoolExecutor(_COPY_THREADS, thread_name_prefix="gather")
 
     @torch.inference_mode()
@@ -150,7 +147,7 @@ class CudaEncoder:
         try:
             with torch.cuda.stream(worker.stream):
                 for num_positions, alike in self._by_length(slots, chunks).items():
-                    self._encode(worker, num_positions, *zip(*alike, strict=True))
+                    worker.encode(num_positions, *zip(*alike, strict=True), self._copying)
                 encoded = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 encoded.record()
                 return PendingEncode(encoded)
@@ -170,54 +167,61 @@ class CudaEncoder:
             groups.setdefault(self.window.positions_for(len(chunk)), []).append((slot, chunk))
         return groups
 
-    def _encode(
-        self, worker: _CudaWorker, num_positions: int, slots: Sequence[int], chunks: Sequence[Samples]
-    ) -> None:
-        log_mel, num_frames = self._model.log_mel, FRAMES_PER_POSITION * num_positions
-        samples = self._transfers.to_device(log_mel.gather(chunks, num_frames, self._copying.map))
-        lengths = self._transfers.to_device(log_mel.lengths(chunks))
-        audio = worker.encode(log_mel.of_samples(samples, lengths, num_frames))
-        self._cache.write_audio(slots, self._model.decoder.cross_keys_values(audio))
-
 
 class _CudaWorker:
+    """Turn samples into cached audio, in one graph for each size of batch and length."""
+
     def __init__(
         self,
         model: Whisper,
+        cache: DecoderCache,
         config: EngineConfig,
+        transfers: Transfers,
         kernels: Kernels,
         window: AudioWindow,
         silence: Silence | None,
     ) -> None:
         self.stream = new_stream()
-        self._encoder, self._kernels, self._silence = model.encoder, kernels, silence
-        whole, self._num_mels = window.num_positions, model.sizes.num_mels
-        most = config.encode_batch * whole
+        self._model, self._cache, self._transfers = model, cache, transfers
+        self._kernels, self._silence = kernels, silence
+        most = config.encode_batch * window.num_positions
         self._rows = {
             length: batch_buckets(min(most // length, config.chunks_per_encode))
-            for length in (*window.short_lengths, whole)
+            for length in (*window.short_lengths, window.num_positions)
         }
-        # One input and one output for all graphs: what each of them kept would take gigabytes.
-        self._mel = torch.zeros(self._num_mels * FRAMES_PER_POSITION * most, device=model.device)
-        self._audio = torch.empty(most, model.sizes.width, dtype=model.dtype, device=model.device)
         shapes = [(rows, length) for length, sizes in self._rows.items() for rows in sizes]
-        self._graphs = record_graphs(self._compute, shapes, model.device) if config.cuda_graphs else None
+        device, num_samples = model.device, max(math.prod(self._shape(*shape)) for shape in shapes)
+        self._samples = torch.zeros(num_samples, device=device)
+        self._numbers = torch.zeros(2, max(rows for rows, _ in shapes), dtype=torch.long, device=device)
+        self._graphs = record_graphs(self._compute, shapes, device) if config.cuda_graphs else None
 
-    def _compute(self, num_rows: int, length: int) -> Tensor:
-        encoded = self._encoder(self._input(num_rows, length), self._kernels, self._silence)
-        audio = self._audio[: num_rows * length].view_as(encoded)
-        return audio.copy_(encoded)
+    def encode(
+        self, length: int, slots: Sequence[int], chunks: Sequence[Samples], copying: ThreadPoolExecutor
+    ) -> None:
+        sizes, log_mel = self._rows[length], self._model.log_mel
+        num_rows = sizes[bisect_left(sizes, len(chunks))]
+        missing = num_rows - len(chunks)  # the last chunk is encoded again, into its own slot
+        slots, chunks = [*slots, *slots[-1:] * missing], [*chunks, *chunks[-1:] * missing]
+        samples = log_mel.gather(chunks, self._shape(num_rows, length)[1], copying.map)
+        self._transfers.fill(self._input(num_rows, length), samples)
+        numbers = torch.stack([torch.tensor(slots), log_mel.lengths(chunks)])
+        self._transfers.fill(self._numbers[:, :num_rows], numbers)
+        if self._graphs is None:
+            self._compute(num_rows, length)
+        else:
+            self._graphs.replay(num_rows, length)
+
+    def _shape(self, num_rows: int, length: int) -> tuple[int, int]:
+        return num_rows, self._model.log_mel.num_gathered(FRAMES_PER_POSITION * length)
 
     def _input(self, num_rows: int, length: int) -> Tensor:
-        shape = num_rows, self._num_mels, FRAMES_PER_POSITION * length
-        return self._mel[: math.prod(shape)].view(shape)
+        shape = self._shape(num_rows, length)
+        return self._samples[: math.prod(shape)].view(shape)
 
-    def encode(self, mel: Tensor) -> Tensor:
-        if self._graphs is None:
-            audio: Tensor = self._encoder(mel, self._kernels, self._silence)
-            return audio
-        length = mel.shape[-1] // FRAMES_PER_POSITION
-        self._input(len(mel), length).copy_(mel)
-        sizes = self._rows[length]
-        num_rows = sizes[bisect_left(sizes, len(mel))]
-        return self._graphs.replay(num_rows, length)[: len(mel)]
+    def _compute(self, num_rows: int, length: int) -> Tensor:
+        slots, lengths = self._numbers[:, :num_rows]
+        samples = self._input(num_rows, length)
+        mel = self._model.log_mel.of_samples(samples, lengths, FRAMES_PER_POSITION * length)
+        audio = self._model.encoder(mel, self._kernels, self._silence)
+        self._cache.store_audio(slots, self._model.decoder.cross_keys_values(audio))
+        return slots

@@ -34,7 +34,7 @@ from asr_server.core import ChunkResult
 from asr_server.engine.active_chunk import ActiveChunk, candidates, check
 from asr_server.engine.alignment import ALIGN_BATCH, PendingAlignment, TokenTimesThread
 from asr_server.engine.config import EngineConfig, engine_info, load
-from asr_server.engine.cuda import HostCopy
+from asr_server.engine.cuda import HostCopy, row_buckets
 from asr_server.engine.encoding import PendingEncode
 from asr_server.engine.ladder import is_broken
 from asr_server.engine.loop import DecodeLoop
@@ -72,7 +72,8 @@ class Engine:
         self.step_timer = StepTimer()
         self._layers = LayerCount(model)
         self._runner = _runner(model, rules, tokenizer, config, broadcast)
-        self._slots = SlotTable(config.num_slots, config.num_searches, config.beam_size)
+        row_sizes = row_buckets(config.num_texts) if config.device == "cuda" else None
+        self._slots = SlotTable(config.num_slots, config.num_searches, config.beam_size, row_sizes)
         self._loop = DecodeLoop(self._runner, tokenizer, self._slots, bool(config.lookahead), self._report)
         self._waiting: deque[ActiveChunk] = deque()
         self._encoding: list[tuple[PendingEncode, list[ActiveChunk]]] = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -25,7 +24,6 @@ from asr_server.engine.cuda import (
     DecodeStream,
     HostCopy,
     Transfers,
-    context_buckets,
     record_graphs,
     row_buckets,
 )
@@ -35,7 +33,7 @@ from asr_server.engine.tokens import (
     GenerationRules,
     Named,
     TokenRules,
-    candidates,
+    choice_error,
     choose_boosted,
     choose_likeliest,
     draw,
@@ -47,7 +45,7 @@ from asr_server.engine.tokens import (
 )
 from asr_server.model import Whisper
 from asr_server.model.cache import Slots
-from asr_server.model.kernels.candidates import choose_kernels
+from asr_server.model.kernels.choice import choose_kernels
 from asr_server.model.rows import rows_of
 
 
@@ -69,17 +67,9 @@ class Runner:
         num_texts, device, specials = config.num_texts, model.device, tokenizer.specials
         self.model = model
         self._rules = TokenRules(rules, specials, model.sizes.vocabulary, device)
-        chosen = choose_kernels(
-            config.kernels,
-            model.sizes,
-            device,
-            model.dtype,
-            config.num_ranks,
-            lambda kernels: candidates(kernels, self._rules, device),
-            config.audio_dtype,
-            config.encoder_dtype == "fp8",
+        self._kernels, self.kernels_report = choose_kernels(
+            config.kernels, model, lambda kernels: choice_error(kernels, self._rules, device)
         )
-        self._kernels, self.kernels_report = chosen.kernels, chosen.report
         self.cache = model.new_cache(config.num_slots, self._kernels, config.audio_dtype, num_texts)
         self.state = SlotState.empty(num_texts, model.sizes.text_positions, device)
         self._specials = specials
@@ -103,12 +93,10 @@ class Runner:
         self._aligner = Aligner(model, self.cache, tokenizer, self._transfers)
         self._score_graphs = self._advance_graphs = None
         if config.cuda_graphs:
-            rows, contexts = row_buckets(num_texts), context_buckets(model.sizes.text_positions)
-            shapes = list(product(rows, contexts))
+            shapes = [(count,) for count in row_buckets(num_texts)]
             self._score_graphs = record_graphs(self._score, shapes, device, DECODE_PRIORITY)
             if self._score_graphs is not None:
-                shapes_of_rows = [(count,) for count in rows]
-                self._advance_graphs = record_graphs(self._advance, shapes_of_rows, device, DECODE_PRIORITY)
+                self._advance_graphs = record_graphs(self._advance, shapes, device, DECODE_PRIORITY)
         self._decode_stream.wait_for_current()  # where weights and caches were filled
 
     def launching(self) -> AbstractContextManager[object]:
@@ -184,7 +172,7 @@ class Runner:
             searches the likeliest tokens and their log-probabilities, and those that keywords name.
         """
         if self._score_graphs is not None:
-            scores = self._score_graphs.replay(plan.num_rows, plan.context)
+            scores = self._score_graphs.replay(plan.num_rows)
             self.cache.text_ends.on_step(len(self._tokens))  # more rows than the plan has
         else:
             self.cache.text_ends.on_step(plan.num_rows)
@@ -196,9 +184,9 @@ class Runner:
             chosen = self._advance(plan.num_rows)
         return self._transfers.to_host(chosen)
 
-    def _score(self, num_rows: int, context: int) -> Tensor:
+    def _score(self, num_rows: int, context: int | None = None) -> Tensor:
         state = self.state[:num_rows]
-        positions = state.position[:, None]
+        positions, context = state.position[:, None], context or self.model.sizes.text_positions
         rows = rows_of(self.cache, slice(0, num_rows), positions, context, state.active)
         hidden = self.model.decoder(state.token[:, None], positions, rows)[:, 0]  # [B, D]
         out = None if self._scores is None else self._scores[:num_rows]

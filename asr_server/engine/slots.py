@@ -5,8 +5,11 @@ Computes no token.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -29,60 +32,58 @@ class SlotStart:
     tokens: Sequence[int] = ()  # generated already: a hypothesis that goes on
 
 
-@dataclass
-class SlotState:
-    """Columns over slots; a slice shares its memory."""
+_FROM_OPTIONS: Final = ("top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+_NUM_INTEGERS, _NUM_FRACTIONS = 8, 2 + len(_FROM_OPTIONS)
 
-    token: Tensor  # the last token, whose successor the next step computes
-    position: Tensor  # of that token
-    previous: Tensor  # the token before it
-    num_generated: Tensor  # tokens after the prompt
-    last_time: Tensor  # the last timestamp token; one before the first, where there is none yet
-    no_speech: Tensor  # how likely the chunk is silence
-    active: Tensor  # bool: begun, and not yet at the end of the text; kernels pass over the others
-    temperature: Tensor
-    top_p: Tensor
-    top_k: Tensor
-    min_p: Tensor
-    repetition_penalty: Tensor
-    frequency_penalty: Tensor
-    presence_penalty: Tensor
-    noise_seed: Tensor  # what the random numbers of each draw follow from
-    generated: Tensor  # [slots, positions]: the tokens after the prompt
+
+class SlotState:
+    """Columns over slots, the rows of two matrices; a slice shares their memory."""
+
+    def __init__(self, integers: Tensor, fractions: Tensor) -> None:
+        """Args:
+        integers: int64 [8 + positions, slots].
+        fractions: float32 [7, slots].
+        """
+        self.integers, self.fractions = integers, fractions
+        (
+            self.active,  # 1: begun, and not yet at the end of the text; kernels pass over the others
+            self.token,  # the last token, whose successor the next step computes
+            self.previous,  # the token before it
+            self.position,  # of the last token
+            self.num_generated,  # tokens after the prompt
+            self.last_time,  # the last timestamp token; one before the first, where there is none yet
+            self.noise_seed,  # what the random numbers of each draw follow from
+            self.top_k,
+        ) = integers[:_NUM_INTEGERS]
+        self.generated = integers[_NUM_INTEGERS:]  # [positions, slots]: the tokens after the prompt
+        self.no_speech, self.temperature, *options = fractions  # no_speech: how likely the chunk is silence
+        self.top_p, self.min_p, *penalties = options
+        self.repetition_penalty, self.frequency_penalty, self.presence_penalty = penalties
 
     @classmethod
     def empty(cls, num_slots: int, num_positions: int, device: torch.device) -> SlotState:
-        def column(dtype: torch.dtype, *shape: int) -> Tensor:
-            return torch.zeros(num_slots, *shape, dtype=dtype, device=device)
-
-        kinds = dict.fromkeys(_FRACTIONS, torch.float) | {"active": torch.bool}
-        names = [field.name for field in fields(cls) if field.name != "generated"]
-        columns = {name: column(kinds.get(name, torch.long)) for name in names}
-        return cls(**columns, generated=column(torch.long, num_positions))
+        integers = torch.zeros(_NUM_INTEGERS + num_positions, num_slots, dtype=torch.long, device=device)
+        return cls(integers, torch.zeros(_NUM_FRACTIONS, num_slots, device=device))
 
     def __getitem__(self, slots: slice | Tensor) -> SlotState:
-        return SlotState(**{field.name: getattr(self, field.name)[slots] for field in fields(self)})
+        return SlotState(self.integers[:, slots], self.fractions[:, slots])
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
-        for field in fields(self):
-            column = getattr(self, field.name)
-            column[targets] = column[sources]
-        self.active.index_fill_(0, sources, False)
+        for matrix in (self.integers, self.fractions):
+            matrix.index_copy_(1, targets, matrix.index_select(1, sources))
+        self.active.index_fill_(0, sources, 0)
 
     def begin(self, starts: Sequence[SlotStart], before_first_time: int, transfers: Transfers) -> None:
         """Set slots to the ends of their prompts.
 
-        All values cross in one copy: each number stored by itself would make the host wait for CUDA.
+        All values cross in two copies: each number stored by itself would make the host wait for CUDA.
         `generated` is not set: a beam search has no penalties.
         """
-        rows = [_start_row(start, before_first_time) for start in starts]
-        table = torch.tensor(rows, dtype=torch.double)
-        slots, *columns = transfers.to_device(table.t().contiguous()).unbind()
-        slots = slots.long()
-        for name, values in zip(_START_COLUMNS, columns, strict=True):
-            column = getattr(self, name)
-            column.index_copy_(0, slots, values.to(column.dtype))
-        self.active.index_fill_(0, slots, True)
+        integers = torch.tensor([_integers(start, before_first_time) for start in starts])
+        fractions = torch.tensor([_fractions(start) for start in starts])
+        slots, *_ = integers = transfers.to_device(integers.t().contiguous())
+        self.integers[:_NUM_INTEGERS].index_copy_(1, slots, integers[1:])
+        self.fractions[1:].index_copy_(1, slots, transfers.to_device(fractions.t().contiguous()))
 
     def end_step(
         self,
@@ -105,8 +106,8 @@ class SlotState:
 
     def advance(self, tokens: Tensor, first_time: int, end_of_text: int) -> None:
         self.active.logical_and_(tokens != end_of_text)
-        last_position = self.generated.shape[1] - 1
-        self.generated.scatter_(1, self.num_generated.clamp(max=last_position)[:, None], tokens[:, None])
+        last_position = len(self.generated) - 1
+        self.generated.scatter_(0, self.num_generated.clamp(max=last_position)[None], tokens[None])
         self.previous.copy_(self.token)
         self.token.copy_(tokens)
         self.last_time.copy_(torch.where(tokens >= first_time, tokens, self.last_time))
@@ -115,31 +116,33 @@ class SlotState:
         self.position.add_(1).clamp_(max=last_position)
 
 
-_FROM_OPTIONS = ("top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
-_START_COLUMNS = (
-    *("token", "previous", "position", "num_generated", "last_time", "temperature", "noise_seed"),
-    *_FROM_OPTIONS,
-)
-_FRACTIONS = {"no_speech", "temperature", *_FROM_OPTIONS} - {"top_k"}
-
-
-def _start_row(start: SlotStart, before_first_time: int) -> list[float]:
+def _integers(start: SlotStart, before_first_time: int) -> list[int]:
     fed = [*start.prompt, *start.tokens]
-    last, previous = fed[-1], fed[-2] if start.tokens else fed[-1]
+    previous = fed[-2] if start.tokens else fed[-1]
     times = [token for token in start.tokens if token > before_first_time]
-    history = (last, previous, len(fed) - 1, len(start.tokens), times[-1] if times else before_first_time)
-    state = (*history, start.temperature, start.noise_seed)
-    return [float(each) for each in (start.slot, *state, *(getattr(start.options, n) for n in _FROM_OPTIONS))]
+    history = fed[-1], previous, len(fed) - 1, len(start.tokens), times[-1] if times else before_first_time
+    return [start.slot, 1, *history, start.noise_seed, start.options.top_k]
+
+
+def _fractions(start: SlotStart) -> list[float]:
+    return [start.temperature, *(getattr(start.options, name) for name in _FROM_OPTIONS)]
 
 
 class SlotTable:
     """Which chunk holds which slots and audio slots."""
 
-    def __init__(self, num_chunks: int, num_searches: int, beam_size: int) -> None:
+    def __init__(
+        self, num_chunks: int, num_searches: int, beam_size: int, row_sizes: Sequence[int] | None = None
+    ) -> None:
+        """Args:
+        num_searches: chunks that may have several slots.
+        row_sizes: numbers of rows that a step may compute; None: any.
+        """
         self._holders: list[ActiveChunk | None] = [None] * (num_chunks + num_searches * (beam_size - 1))
         self._audio_holders: list[ActiveChunk | None] = [None] * num_chunks
         self._searching: set[int] = set()  # audio slots of the chunks with several slots
         self._num_searches = num_searches
+        self._row_sizes = row_sizes
 
     def __len__(self) -> int:
         return len(self._audio_holders) - self._audio_holders.count(None)
@@ -178,17 +181,32 @@ class SlotTable:
         chunk.slots.clear()
 
     def compact(self, movable: Iterable[ActiveChunk]) -> list[tuple[int, int]]:
-        """Move chunks from the last slots into free ones; return old and new slots."""
-        gaps = [slot for slot, holder in enumerate(self._holders) if holder is None]
-        held = [(slot, chunk) for chunk in movable for slot in chunk.slots]
-        moves: list[tuple[int, int]] = []
-        for (slot, chunk), gap in zip(sorted(held, key=_slot, reverse=True), gaps, strict=False):
-            if gap > slot:
-                break
-            moves.append((slot, gap))
+        """Move chunks from the last slots into free ones, if a step then computes fewer rows.
+
+        Returns:
+            old and new slots.
+        """
+        gaps = deque(slot for slot, holder in enumerate(self._holders) if holder is None)
+        held = sorted(((slot, chunk) for chunk in movable for slot in chunk.slots), key=_slot)
+        if not held:
+            return []
+        num_before, num_after = held[-1][0] + 1, 0
+        moving: list[tuple[int, ActiveChunk, int]] = []
+        while held and gaps and gaps[0] < held[-1][0]:
+            moving.append((*held.pop(), gaps.popleft()))
+            num_after = moving[-1][2] + 1
+        num_after = max(num_after, held[-1][0] + 1 if held else 0)
+        if self._num_computed(num_after) == self._num_computed(num_before):
+            return []
+        for slot, chunk, gap in moving:
             self._holders[slot], self._holders[gap] = None, chunk
             chunk.slots[chunk.slots.index(slot)] = gap
-        return moves
+        return [(slot, gap) for slot, _, gap in moving]
+
+    def _num_computed(self, num_rows: int) -> int:
+        return (
+            num_rows if self._row_sizes is None else self._row_sizes[bisect_left(self._row_sizes, num_rows)]
+        )
 
 
 def _slot(held: tuple[int, ActiveChunk]) -> int:

@@ -7,10 +7,11 @@ its temperature, top-k, top-p, min-p and penalties. Knows no requests.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,7 +25,7 @@ from asr_server.core import ChunkId
 from asr_server.engine.boost import Row
 from asr_server.engine.slots import SlotState
 from asr_server.model.kernels import TORCH, Kernels
-from asr_server.model.kernels.table import FEW_ROWS, Candidate
+from asr_server.model.kernels.choice import NUM_ROWS, relative_error
 from asr_server.model.whisper import padded_vocabulary
 
 _NEVER = float("-inf")
@@ -173,8 +174,8 @@ def penalise(scores: Tensor, state: SlotState, end_of_text: int) -> Tensor:
     Repetition follows CTRL (Keskar et al. 2019); frequency and presence OpenAI's API.
     """
     counts = torch.zeros_like(scores)
-    seen = torch.arange(state.generated.shape[1], device=scores.device) < state.num_generated[:, None]
-    counts.scatter_add_(1, state.generated, seen.to(scores.dtype))
+    seen = torch.arange(len(state.generated), device=scores.device) < state.num_generated[:, None]
+    counts.scatter_add_(1, state.generated.t(), seen.to(scores.dtype))
     counts[:, end_of_text:] = 0
     present = counts > 0
     factor = state.repetition_penalty[:, None]
@@ -282,10 +283,6 @@ def likeliest_named(named: Named, likeliest: Tensor, count: int) -> Tensor:
     return torch.cat([named.tokens.gather(1, places).to(logprobs.dtype), logprobs], 1).t()
 
 
-_TOLERANCE = 1e-3  # of log-probabilities; a token must be the very same
-_TRIED_ROWS, _TRIED_CANDIDATES = 32, 6
-
-
 def choose_likeliest(
     kernels: Kernels,
     rules: TokenRules,
@@ -311,48 +308,32 @@ def choose_likeliest(
         return
     history = (state.num_generated, state.token, state.previous, state.last_time)
     choice = (tokens, logprobs, candidates)
-    few = kernels.choose_token_few if len(scores) <= FEW_ROWS else None
-    choose = few or kernels.choose_token
-    choose(scores, rules.suppressed, state.active, *history, *rules.limits, *choice)
+    kernels.choose_token(scores, rules.suppressed, state.active, *history, *rules.limits, *choice)
 
 
-def candidates(kernels: Kernels, rules: TokenRules, device: torch.device) -> Iterator[Candidate]:
-    """Yield the kernels beside torch on random rows, for `choose_kernels`."""
+def choice_error(kernels: Kernels, rules: TokenRules, device: torch.device, num_candidates: int = 6) -> float:
+    """Return the relative error of a step's end on random rows; infinite where a token differs."""
     end_of_text, first_time, _ = rules.limits
     generator = torch.Generator(device).manual_seed(0)
-    shape = (_TRIED_ROWS, padded_vocabulary(rules.vocabulary, device))
-    scores = torch.randn(shape, generator=generator, device=device) * 4
-    state = SlotState.empty(_TRIED_ROWS, 8, device)
-    rows = torch.arange(_TRIED_ROWS, device=device)
-    state.active.fill_(True)
-    state.num_generated.copy_(rows % 3)
-    state.token.copy_(torch.where(rows % 5 > 2, first_time + rows % 7, rows))
-    state.previous.copy_(torch.where(rows % 2 > 0, first_time, rows))
-    last_time = torch.where(state.token >= first_time, state.token, first_time)
-    state.last_time.copy_(torch.where(state.num_generated > 0, last_time, first_time - 1))
-
-    def compute(chosen: Kernels, count: int = _TRIED_ROWS) -> Tensor:
-        tokens, logprobs = torch.zeros_like(rows[:count]), torch.zeros(count, device=device)
-        likeliest = torch.zeros(2 * _TRIED_CANDIDATES, count, device=device)
-        own = scores[:count].clone()[:, : rules.vocabulary]
-        choose_likeliest(chosen, rules, own, state[:count], tokens, logprobs, likeliest)
-        return torch.cat([torch.stack([tokens, logprobs]), likeliest])
-
-    yield Candidate("choose_token", lambda: compute(kernels), lambda: compute(TORCH), _TOLERANCE)
-    whole = replace(kernels, choose_token_few=None)
-    one, few = (
-        Candidate("choose_token_few", partial(compute, kernels, n), partial(compute, whole, n), _TOLERANCE)
-        for n in (1, FEW_ROWS)
+    scores = torch.randn(
+        NUM_ROWS, padded_vocabulary(rules.vocabulary, device), generator=generator, device=device
     )
-    yield replace(one, beside="whole", checked_too=few)  # the first row alone begins, and has only times
+    rows, given = torch.arange(NUM_ROWS, device=device), SlotState.empty(NUM_ROWS, 8, device)
+    given.active.fill_(1)
+    given.num_generated.copy_(rows % 3)
+    given.token.copy_(torch.where(rows % 5 > 2, first_time + rows % 7, rows))
+    given.previous.copy_(torch.where(rows % 2 > 0, first_time, rows))
+    given.last_time.copy_(torch.maximum(given.token, rows.new_tensor(first_time - 1)))
 
-    chosen_tokens, logprobs, lines = state.token.roll(1), scores[:, 0].clone(), scores[:4, :_TRIED_ROWS]
+    def compute(chosen: Kernels) -> tuple[Tensor, Tensor]:
+        """Return what must be equal, and log-probabilities."""
+        state, own = given[rows], 4 * scores[:, : rules.vocabulary]
+        tokens, logprobs = torch.zeros_like(rows), torch.zeros(NUM_ROWS, device=device)
+        likeliest = torch.zeros(2 * num_candidates, NUM_ROWS, device=device)
+        choose_likeliest(chosen, rules, own, state, tokens, logprobs, likeliest)
+        report = state.end_step(tokens, logprobs, likeliest, first_time, end_of_text, chosen)
+        likeliest_tokens, likeliest_logprobs = report[3:].chunk(2)
+        return torch.cat([state.integers, report[:1], likeliest_tokens]), likeliest_logprobs
 
-    def advance(chosen: Kernels) -> Tensor:
-        own = state[rows]  # a copy
-        report = own.end_step(chosen_tokens, logprobs, lines, first_time, end_of_text, chosen)
-        columns = (own.active, own.token, own.previous, own.position, own.num_generated, own.last_time)
-        changed = torch.stack([column.double() for column in columns])
-        return torch.cat([report, changed, own.generated.t().double()])
-
-    yield Candidate("advance", lambda: advance(kernels), lambda: advance(TORCH), 0.0)
+    (found, logprobs), (expected, expected_logprobs) = compute(kernels), compute(TORCH)
+    return relative_error(logprobs, expected_logprobs) if torch.equal(found, expected) else math.inf

@@ -11,16 +11,15 @@ import math
 import mmap
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from asr_server.model.float8 import FP8, as_bytes, dequantise, quantise
 from asr_server.model.int8 import pack_rows, packed_row_bytes, unpack_rows
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.layers import WEIGHTED_ROWS, split_heads
 from asr_server.model.silence import OwnBlocks
 from asr_server.model.sizes import WhisperSizes
-from asr_server.model.text_ends import TextEnds
 
 # Which slots a call is about: a slice where they lie side by side, else their indices [B].
 Slots = slice | Tensor
@@ -30,16 +29,6 @@ def slot_ids(slots: Slots | list[int], device: torch.device) -> Tensor:
     if isinstance(slots, slice):
         return torch.arange(slots.start, slots.stop, device=device)
     return torch.tensor(slots, device=device) if isinstance(slots, list) else slots
-
-
-def side_by_side(slots: Sequence[int]) -> list[tuple[slice, slice]]:
-    """Split slots into stretches of consecutive numbers: the slots, and their places in `slots`."""
-    starts = [i for i, slot in enumerate(slots) if i == 0 or slot != slots[i - 1] + 1]
-    ends = [*starts[1:], len(slots)]
-    return [
-        (slice(slots[start], slots[start] + end - start), slice(start, end))
-        for start, end in zip(starts, ends, strict=True)
-    ]
 
 
 _MAX_KEY_BLOCK = 100
@@ -73,8 +62,8 @@ class DecoderCache:
     """Keys and values of every layer and slot, [layers, slots, H, positions, d].
 
     Audio keys are transposed, [layers, audio slots, H, d, positions], so that both products read rows.
-    8-bit floats have `audio_scales`, float32 [2, layers, audio slots, H]. 8-bit integers are packed rows;
-    a row of keys is one block of positions. `write_silence` fills the window after a short chunk.
+    8-bit integers are packed rows; a row of keys is one block of positions. `write_silence` fills the window
+    after a short chunk.
     """
 
     def __init__(
@@ -103,8 +92,8 @@ class DecoderCache:
         audio_keys = (sizes.decoder_layers, num_slots, heads, depth, row)
         audio_values = (sizes.decoder_layers, num_slots, heads, sizes.audio_positions, depth)
         # Zeros, not empty: masked positions are multiplied by zero, and zero times a stray NaN is NaN.
-        self.keys = _zeros(text, device, dtype)
-        self.values = _zeros(text, device, dtype)
+        self._texts = _zeros((2, *text), device, dtype)
+        self.keys, self.values = self._texts
         self.text_ends = TextEnds(num_texts, sizes.text_positions)
         audio_dtype = audio_dtype or dtype
         self._packed = audio_dtype == torch.uint8
@@ -119,24 +108,17 @@ class DecoderCache:
             padded_keys = _zeros(audio_keys, device, audio_dtype)
             self.cross_keys = padded_keys[..., : sizes.audio_positions]
             self.cross_values = _zeros(audio_values, device, audio_dtype)
-        self.audio_scales = (
-            torch.zeros(2, sizes.decoder_layers, num_slots, heads, device=device)
-            if audio_dtype == FP8
-            else None
-        )
         # The audio slot of each slot: one of the same number, until `attend_to` gives another.
         self.audio_of = torch.arange(num_texts, device=device) % num_slots
         self._audio_of = [slot % num_slots for slot in range(num_texts)]  # the same, for the host
-        # Positions stored in each audio slot; silence follows them. One that was never written may be read
-        # between others: it has a whole window of zeros.
-        whole = sizes.audio_positions
-        self.audio_lengths = torch.full((num_slots,), whole, device=device, dtype=torch.int32)
+        # On the CPU, positions stored in each audio slot; silence follows them. A slot that was never written
+        # may be read between others: it has a whole window of zeros.
+        self.audio_lengths = torch.full((num_slots,), sizes.audio_positions, dtype=torch.int32)
         self.shares_silence = False
         self.silent_keys = self.silent_values = torch.empty(0)  # [layers, H, d, F], [layers, H, F, d]
         self._own_blocks: tuple[object, OwnBlocks] | None = None  # of the last step, and of which slots
-        self.cross_rows = torch.arange(
-            num_slots * heads * sizes.audio_positions, device=device, dtype=torch.int32
-        )
+        num_rows = num_slots * heads * sizes.audio_positions if device.type == "cpu" else 0
+        self.cross_rows = torch.arange(num_rows, dtype=torch.int32)
 
     @staticmethod
     def bytes_per_chunk(
@@ -156,7 +138,7 @@ class DecoderCache:
 
         With `is_shared`, slots share one copy where the host knows how long their audio is.
         """
-        self.shares_silence = is_shared and not self.kernels.flash_decode and self.audio_scales is None
+        self.shares_silence = is_shared and not self.kernels.flash_decode
         keys, values = zip(*keys_values, strict=True)
         heads = self.cross_keys.shape[2]
         self.silent_keys = torch.stack([each.view(heads, -1, each.shape[-1]) for each in keys])
@@ -168,35 +150,44 @@ class DecoderCache:
                 rounded_keys, rounded_values = self._read_packed(layer, silent_slot)
                 self.silent_keys[layer], self.silent_values[layer] = rounded_keys[0], rounded_values[0]
 
-    def write_audio(self, slots: Sequence[int], keys_values: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Write each layer's keys [B, D, N] and values [B, N, D] into B audio slots; silence follows."""
-        # Slots side by side at once, and no indices: writing by these takes ten times what the memory needs.
-        blocks = side_by_side(slots)
-        heads, length = self.cross_keys.shape[2], 0
+    def write_audio(self, slot: int, keys_values: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Write each layer's keys [1, D, N] and values [1, N, D] into an audio slot; silence follows."""
+        heads, block, length = self.cross_keys.shape[2], slice(slot, slot + 1), 0
         for layer, (keys, values) in enumerate(keys_values):
             length = keys.shape[-1]
-            keys, values = keys.view(len(keys), heads, -1, length), split_heads(values, heads).transpose(1, 2)
+            keys, values = keys.view(1, heads, -1, length), split_heads(values, heads).transpose(1, 2)
             unit = self._block if self.shares_silence else self._num_positions
             end = -(-length // unit) * unit
             if length < end:
-                silence = self.silent_keys[layer, ..., length:end], self.silent_values[layer, :, length:end]
-                more_keys, more_values = (each.expand(len(keys), -1, -1, -1) for each in silence)
-                keys, values = torch.cat([keys, more_keys], -1), torch.cat([values, more_values], -2)
-                length = keys.shape[-1]
-            if self.audio_scales is not None:
-                (keys, *scales), (values, *more) = (quantise(each, (-2, -1)) for each in (keys, values))
-                all_scales = torch.stack(scales + more).flatten(2)
-            for block, rows in blocks:
-                if self._packed:
-                    self._write_packed(layer, block, keys[rows], values[rows])
-                    continue
-                if self.audio_scales is not None:
-                    self.audio_scales[:, layer, block] = all_scales[:, rows]
-                as_bytes(self.cross_keys)[layer, block, ..., :length] = as_bytes(keys[rows])
-                as_bytes(self.cross_values)[layer, block, :, :length] = as_bytes(values[rows])
-        for block, _ in blocks:
-            self.audio_lengths.index_fill_(0, slot_ids(block, self.audio_lengths.device), length)
+                keys = torch.cat([keys, self.silent_keys[layer, None, ..., length:end]], -1)
+                values = torch.cat([values, self.silent_values[layer, None, :, length:end]], -2)
+                length = end
+            if self._packed:
+                self._write_packed(layer, block, keys, values)
+            else:
+                self.cross_keys[layer, block, ..., :length] = keys
+                self.cross_values[layer, block, :, :length] = values
+        self.audio_lengths.numpy()[slot] = length
         self._own_blocks = None
+
+    def store_audio(self, slots: Tensor, keys_values: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Do as `write_audio` for B audio slots, whole windows; a graph may record it.
+
+        Args:
+            slots: [B]. One that comes again gets the same audio again.
+        """
+        store, heads = self.kernels.store_audio or _store, self.cross_keys.shape[2]
+        for layer, (keys, values) in enumerate(keys_values):
+            length = keys.shape[-1]
+            all_keys, all_values = self.cross_keys[layer], self.cross_values[layer]
+            store(keys.view(len(keys), heads, -1, length), slots, all_keys)
+            store(split_heads(values, heads).transpose(1, 2), slots, all_values)
+            if length < self._num_positions:
+                count = len(slots)
+                silent_keys = self.silent_keys[layer, None, ..., length:].expand(count, -1, -1, -1)
+                silent_values = self.silent_values[layer, None, :, length:].expand(count, -1, -1, -1)
+                store(silent_keys, slots, all_keys[..., length:])
+                store(silent_values, slots, all_values[:, :, length:])
 
     def _write_packed(self, layer: int, slots: Slots, keys: Tensor, values: Tensor) -> None:
         in_blocks = keys.reshape(*keys.shape[:-1], -1, self._block).transpose(2, 3)
@@ -223,21 +214,22 @@ class DecoderCache:
             on_device: [B, 2], the same.
         """
         sources, targets = on_device.unbind(1)
-        for tensor in (self.keys, self.values):
-            tensor[:, targets, :, :length] = tensor[:, sources, :, :length]
+        texts = self._texts[..., :length, :]
+        texts.index_copy_(2, targets, texts.index_select(2, sources))
         audio_slots = [self._audio_of[source] for source, _ in moves]
-        self.audio_of[targets] = self.audio_of[sources]
+        self.audio_of.index_copy_(0, targets, self.audio_of.index_select(0, sources))
         for (_, target), audio_slot in zip(moves, audio_slots, strict=True):
             self._audio_of[target] = audio_slot
         self.begin_text([target for _, target in moves], targets, length)
 
     def begin_text(self, slots: Sequence[int], on_device: Slots, length: int) -> None:
-        """Clear what earlier texts left behind the first `length` positions."""
+        """Clear what earlier texts left behind the first `length` positions. The kernel never reads it."""
+        if self.kernels.flash_decode is not None:
+            return
         end = self.text_ends.restart(slots, length)
         if end > length:
             ids = slot_ids(on_device, self.keys.device)
-            for tensor in (self.keys, self.values):
-                tensor[..., length:end, :].index_fill_(1, ids, 0)
+            self._texts[..., length:end, :].index_fill_(2, ids, 0)
 
     def audio_slots(self, slots: Slots) -> Slots | list[int]:
         """Return the audio slots: a slice if the host knows that they are adjacent and in order, else a
@@ -254,18 +246,12 @@ class DecoderCache:
         if self._packed:
             keys, values = self._read_packed(layer, slots)
         else:
-            keys, values = (as_bytes(each)[layer, slots] for each in (self.cross_keys, self.cross_values))
+            keys, values = self.cross_keys[layer, slots], self.cross_values[layer, slots]
         if self.has_short_audio(slots):
             is_own = torch.arange(self._num_positions) < self.audio_lengths[slots, None]
             keys = torch.where(is_own[:, None, None], keys, self.silent_keys[layer])
             values = torch.where(is_own[:, None, :, None], values, self.silent_values[layer])
-        if self.audio_scales is None:
-            return keys, values
-        key_scales, value_scales = self.audio_scales[:, layer, slots, :, None, None]
-        dtype = self.keys.dtype
-        return dequantise(keys.view(FP8), key_scales, dtype), dequantise(
-            values.view(FP8), value_scales, dtype
-        )
+        return keys, values
 
     def has_short_audio(self, slots: Slots | list[int]) -> bool:
         return self.shares_silence and bool((self.audio_lengths[slots] < self._num_positions).any())
@@ -304,7 +290,33 @@ class DecoderCache:
         if self._packed:
             keys = unpack_rows(self.cross_keys[layer, slot], self.keys.dtype)
             return keys.transpose(-3, -2).flatten(-2)[..., :num_positions]
-        keys = self.cross_keys[layer, slot, ..., :num_positions]
-        if self.audio_scales is None:
-            return keys
-        return dequantise(keys, self.audio_scales[0, layer, slot, :, None, None], self.keys.dtype)
+        return self.cross_keys[layer, slot, ..., :num_positions]
+
+
+def _store(source: Tensor, slots: Tensor, target: Tensor) -> None:
+    target[:, :, : source.shape[2], : source.shape[3]].index_copy_(0, slots, source)
+
+
+class TextEnds:
+    """For each slot, an upper bound of the positions ever written, so that a new text clears the rest.
+
+    A step reads all slots to the longest text. A shorter one is masked, but NaN would spoil it.
+    """
+
+    def __init__(self, num_slots: int, num_positions: int) -> None:
+        self._ends = np.zeros(num_slots, np.int64)
+        self._num_positions = num_positions
+
+    def on_step(self, num_rows: int) -> None:
+        self._ends[:num_rows] += 1
+
+    def extend(self, slots: Sequence[int], end: int) -> None:
+        rows = list(slots)  # a tuple, as other ranks receive it, would be one index of numpy's
+        self._ends[rows] = np.maximum(self._ends[rows], end)
+
+    def restart(self, slots: Sequence[int], end: int) -> int:
+        """Set the ends of new texts; return how far the old ones reach."""
+        rows = list(slots)
+        farthest = min(int(self._ends[rows].max()), self._num_positions)
+        self._ends[rows] = end
+        return farthest

@@ -17,6 +17,7 @@ from asr_server.core import SAMPLE_RATE, Samples
 
 FFT_SIZE = 400  # 25 ms
 HOP = 160  # 10 ms
+_FRAMES_BEHIND = FFT_SIZE // HOP  # that still see the last samples; beyond them is only silence
 _LINEAR_HZ_PER_MEL = 200 / 3
 _BREAK_HZ = 1000.0
 _BREAK_MEL = _BREAK_HZ / _LINEAR_HZ_PER_MEL
@@ -67,40 +68,38 @@ class LogMel(nn.Module):
 
     def forward(self, chunks: Sequence[Samples], num_frames: int | None = None) -> Tensor:
         """Return float32 in any precision; samples beyond the window are cut off."""
-        device = self.window.device
-        samples = self.gather(chunks, num_frames).to(device, non_blocking=True)
-        return self.of_samples(samples, self.lengths(chunks).to(device), num_frames)
+        device, most = self.window.device, self.num_gathered()
+        longest = min(max(len(chunk) for chunk in chunks), self.num_frames * HOP)
+        samples = self.gather(chunks, min(most, (-(-longest // HOP) + _FRAMES_BEHIND) * HOP))
+        return self.of_samples(samples.to(device), self.lengths(chunks).to(device), num_frames)
 
     def lengths(self, chunks: Sequence[Samples]) -> Tensor:
         """Return the frames that each chunk fills, [B] on the host."""
         return torch.tensor([len(chunk) // HOP for chunk in chunks])
 
     def gather(
-        self,
-        chunks: Sequence[Samples],
-        num_frames: int | None = None,
-        apply: Callable[..., Iterable[None]] = map,
+        self, chunks: Sequence[Samples], num_samples: int, apply: Callable[..., Iterable[None]] = map
     ) -> Tensor:
-        """Return [B, num_samples] on the host.
-
-        For a GPU, memory is pinned and padded to `num_frames`: cuFFT plans every shape.
+        """Return [B, num_samples] on the host, in pinned memory for a GPU.
 
         Args:
             apply: `map`, or an executor's, to copy chunks side by side.
         """
-        behind = FFT_SIZE // HOP  # frames that still see the last samples; beyond them is only silence
-        # Around the last frame of a whole window transformers sees the sound mirrored, as `stft` does it;
-        # openai-whisper sees the silence behind it.
-        most = self.num_frames + (behind if self.pads_with_zeros else 0)
-        longest = min(max(len(chunk) for chunk in chunks), self.num_frames * HOP)
-        frames = min(most, -(-longest // HOP) + behind)
-        if self.window.is_cuda:
-            frames = num_frames if num_frames and num_frames < self.num_frames else most
-        samples = torch.empty(len(chunks), frames * HOP, pin_memory=self.window.is_cuda)
+        samples = torch.empty(len(chunks), num_samples, pin_memory=self.window.is_cuda)
         # Through numpy: torch itself warns where a chunk's memory is read-only, as memory shared with the API
         # process is.
         list(apply(_fill, samples.numpy(), (chunk[: self.num_frames * HOP] for chunk in chunks)))
         return samples
+
+    def num_gathered(self, num_frames: int | None = None) -> int:
+        """Return the samples from which frames are computed.
+
+        Around the last frame of a whole window transformers sees the sound mirrored, as `stft` does it;
+        openai-whisper sees the silence behind it.
+        """
+        if num_frames and num_frames < self.num_frames:
+            return num_frames * HOP
+        return (self.num_frames + (_FRAMES_BEHIND if self.pads_with_zeros else 0)) * HOP
 
     def of_samples(self, samples: Tensor, lengths: Tensor, num_frames: int | None = None) -> Tensor:
         """Turn the results of `gather` and `lengths` into [B, num_mels, num_frames]."""

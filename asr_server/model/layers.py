@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -44,11 +45,10 @@ class Linear(nn.Module):
             self.weight = nn.Parameter(torch.empty(0))
 
     def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
-        if self.gelu and kernels.linear_gelu is not None and self._packed is None:
-            y: Tensor = kernels.linear_gelu(x, self.weight, self.bias)
-            return y
         if self._packed is not None:
             return self._packed.product(x, self.bias, self.gelu)
+        if self.gelu and x.is_cuda and x.element_size() == 2:
+            return linear_gelu(x, self.weight, self.bias)
         if kernels.row_product is not None and is_one_row(x):
             row: Tensor = kernels.row_product(x, self.weight, self.bias, self.gelu)
             return row
@@ -78,9 +78,7 @@ class Behind(NamedTuple):
     biases: Tensor | None  # [H, M], to be added to the scores; None: nothing
 
 
-def attend_audio(
-    qkv: Tensor, num_heads: int, behind: Behind | None = None, kernels: Kernels = TORCH
-) -> Tensor:
+def attend_audio(qkv: Tensor, num_heads: int, behind: Behind | None = None) -> Tensor:
     """Attend between all audio positions, and to those behind them.
 
     Args:
@@ -100,24 +98,14 @@ def attend_audio(
             mask = _biases(behind, qkv.shape[1])
         if mask is not None:
             mask = mask[None, :, None].expand(len(qkv), -1, qkv.shape[1], -1)
-        attend = (kernels.whole_attention if behind is None else None) or F.scaled_dot_product_attention
-        attended = attend(query, key, value, mask, scale=1.0)
+        # cuDNN, which torch takes on Hopper, plans each shape for 25 to 70 ms: for whole windows alone.
+        with sdpa_kernel(_WITHOUT_PLANS) if qkv.is_cuda and behind is not None else nullcontext():
+            attended = F.scaled_dot_product_attention(query, key, value, mask, scale=1.0)
         return attended.transpose(1, 2).flatten(2)
     return torch.stack([_attend_head_by_head(each, num_heads, behind) for each in qkv])
 
 
-_CUDNN_FIRST = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
-
-
-def cudnn_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Attend by cuDNN where it can, which plans each shape again."""
-    with sdpa_kernel(_CUDNN_FIRST, set_priority=True):
-        return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
+_WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def _biases(behind: Behind, length: int) -> Tensor | None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from asr_server.model.cache import MAX_QUERIES, DecoderCache, Slots, slot_ids
 from asr_server.model.kernels import Kernels
-from asr_server.model.kernels.table import FEW_ROWS
 from asr_server.model.layers import attend_cached, attend_cached_audio, sums_text_rows
 
 
@@ -89,7 +88,7 @@ class FlashRows:
         self._cache, self._positions, self._context = cache, positions, context
         is_step = isinstance(slots, slice) and active is not None and positions.shape[1] == 1
         look_up = (self.kernels.row_lengths if is_step else None) or row_lengths
-        found = look_up(slots, positions, active, cache.audio_of, cache.audio_lengths)
+        found = look_up(slots, positions, active, cache.audio_of, cache.cross_values.shape[3])
         self._row_slots, self._row_audio_slots, self._text_lengths, self._audio_lengths = found
 
     def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -108,23 +107,20 @@ class FlashRows:
     def attend_audio(self, layer: int, query: Tensor) -> Tensor:
         cache, lengths, rows = self._cache, self._audio_lengths, self._row_audio_slots
         keys, values = cache.cross_keys[layer].transpose(2, 3), cache.cross_values[layer]
-        scales = () if cache.audio_scales is None else cache.audio_scales[:, layer].unbind()
-        queries, most = query.flatten(0, 1), keys.shape[2]
-        attended = self._flash_decode(queries, keys, values, rows, lengths, most, *scales)
+        attended = self._flash_decode(query.flatten(0, 1), keys, values, rows, lengths, keys.shape[2])
         return attended.view(*query.shape[:2], -1)
 
 
 def row_lengths(
-    slots: Slots, positions: Tensor, active: Tensor | None, audio_of: Tensor, audio_lengths: Tensor
+    slots: Slots, positions: Tensor, active: Tensor | None, audio_of: Tensor, num_audio: int
 ) -> tuple[Tensor, ...]:
     """Return each row's slot, audio slot, and how far it reads text and audio, [B T] each."""
     own = slot_ids(slots, positions.device)[:, None].expand_as(positions)
-    audio_slots = audio_of[own]
-    text, audio = positions + 1, audio_lengths[audio_slots]
+    text, audio = positions + 1, torch.full_like(positions, num_audio)
     if active is not None:
         text, audio = text * active[:, None], audio * active[:, None]
     own = own.flatten().contiguous()  # of an expanded one, flatten gives a view
-    return own, audio_slots.flatten(), text.flatten(), audio.flatten()
+    return own, audio_of[own], text.flatten(), audio.flatten()
 
 
 def rows_of(
@@ -135,10 +131,9 @@ def rows_of(
     Args:
         positions: [B, T].
         context: text positions to read; more than any of `positions`.
-        active: bool [B], False for rows that nobody reads; None: all are active.
+        active: [B], 0 for rows that nobody reads, else 1; None: all are active.
     """
     kernels = cache.kernels
     if kernels.flash_decode is None or positions.shape[1] > MAX_QUERIES:
         return TorchRows(cache, slots, positions, context)
-    few = kernels.flash_decode_few if positions.numel() <= FEW_ROWS else None
-    return FlashRows(cache, slots, positions, context, active, few or kernels.flash_decode)
+    return FlashRows(cache, slots, positions, context, active, kernels.flash_decode)

@@ -26,7 +26,6 @@ from asr_server.checkpoint.layout import EMBEDDING, PROJECTION, check_layout
 from asr_server.checkpoint.pickled import check_pickled, load_pickled
 from asr_server.checkpoint.tensors import StoredTensor, WeightsFile, find_weights
 from asr_server.errors import CheckpointError
-from asr_server.model.float8 import Float8Linear
 from asr_server.model.int8 import Int8EncoderLinear, Int8Linear
 from asr_server.model.layers import HAS_AMX, Linear
 from asr_server.model.sizes import WHOLE, Shard, WhisperSizes, read_alignment_heads
@@ -53,13 +52,11 @@ def load_whisper(
     device: str | torch.device,
     dtype: torch.dtype,
     shard: Shard = WHOLE,
-    fp8_encoder: bool = False,
     int8: bool = False,
 ) -> Whisper:
     """Load a resolved Whisper directory, or a rank's part, ready for inference.
 
     Args:
-        fp8_encoder: the encoder multiplies in 8-bit floats.
         int8: on the CPU, multiply in 8-bit integers where faster: the output projection, the encoder without
             AMX, and beside float32 the decoder.
     Raises:
@@ -70,8 +67,6 @@ def load_whisper(
     weights = _checked_weights(directory)
     decoder_linear = Int8Linear if int8 and dtype == torch.float32 else Linear
     encoder_linear = Int8EncoderLinear if int8 and not (HAS_AMX and dtype == torch.bfloat16) else Linear
-    if fp8_encoder:
-        encoder_linear = Float8Linear
     model = Whisper(sizes, torch.device(device), dtype, shard, encoder_linear, decoder_linear, int8)
     model.load_hugging_face(weights)
     model.alignment_heads = read_alignment_heads(directory, sizes)

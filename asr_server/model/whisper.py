@@ -107,7 +107,7 @@ class EncoderLayer(nn.Module):
         So each addition fuses with the next norm.
         """
         x, normed = add_norm(x, change, self.norm, kernels)
-        attended = attend_audio(self.qkv(normed, kernels), self.num_heads, behind, kernels)
+        attended = attend_audio(self.qkv(normed, kernels), self.num_heads, behind)
         x, normed = add_norm(x, self.shard.sum(self.out(attended, kernels)), self.feed_forward.norm, kernels)
         return x, self.feed_forward.change(normed, kernels)
 

@@ -93,12 +93,9 @@ def test_the_start_line_has_each_choice_with_its_setting_or_its_reason(
         dtype="float32",
         max_slots=8,
         cpu_threads=2,
-        cache_dtype="fp8",
-        encoder_dtype="fp8",
     )
     assert said(asked, 1, kernels="all") == (
         "device cpu (--device), dtype float32 (--dtype), slots 8 (--max-slots), "
-        "the audio's keys and values fp8 (--cache-dtype), encoder fp8 (--encoder-dtype), "
         "threads 2 (--cpu-threads), replicas 1, kernels: all"
     )
 

@@ -23,27 +23,14 @@ from asr_server.engine import Engine, EngineConfig, cuda, runner
 from asr_server.engine.beam import NUM_NAMED
 from asr_server.engine.tokens import GenerationRules
 from asr_server.model import load_whisper, weights
-from asr_server.model.features import HOP, LogMel
+from asr_server.model.features import LogMel
 from asr_server.model.kernels import Kernels, choose_token, elementwise, flash_decode, one_row
-from asr_server.model.kernels.table import Choice
-from asr_server.model.layers import linear_gelu
+from asr_server.model.kernels.choice import triton_kernels
 from tests.checkpoints import kept_tokenizer
 from tests.engine.stream_stand_ins import StandInEvent, StandInStream, entered
 
 DEVICE = torch.device("cuda", 0)
-KERNELS = Kernels(
-    flash_decode=flash_decode.flash_decode,
-    choose_token=choose_token.choose_token,
-    advance=choose_token.advance,
-    add_norm=elementwise.add_norm,
-    linear_gelu=linear_gelu,
-    quantise_rows=elementwise.quantise_rows,
-    row_lengths=flash_decode.row_lengths,
-    norm_product=one_row.norm_product,
-    row_product=one_row.row_product,
-    flash_decode_few=flash_decode.flash_decode,
-    choose_token_few=choose_token.choose_token_in_parts,
-)
+KERNELS = triton_kernels()
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"  # c10::impl::device_guard_impl_registry
 _CUDA, _META, _NUM_DEVICE_TYPES = 1, 14, 15  # of c10::DeviceType
 
@@ -111,11 +98,9 @@ def fake_cuda(monkeypatch: Any) -> Iterator[None]:
         (flash_decode, "_combine"),
         (flash_decode, "_row_lengths"),
         (choose_token, "_choose"),
-        (choose_token, "_choose_in_part"),
-        (choose_token, "_choose_of_parts"),
         (elementwise, "_add_norm"),
         (choose_token, "_advance"),
-        (elementwise, "_quantise_rows"),
+        (elementwise, "_store_audio"),
         (one_row, "_product"),
     ):
         monkeypatch.setattr(module, name, Launched())
@@ -140,13 +125,15 @@ def _copied(_: torch.device, tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=DEVICE)
 
 
-def _gathered(own: LogMel, chunks: Sequence[Samples], num_frames: int | None = None, *_: Any) -> Tensor:
-    return torch.zeros(len(chunks), (num_frames or own.num_frames) * HOP)
+def _gathered(_: LogMel, chunks: Sequence[Samples], num_samples: int, *__: Any) -> Tensor:
+    return torch.zeros(len(chunks), num_samples)
 
 
 def _log_mel(own: LogMel, chunks: Sequence[Samples]) -> Tensor:
     """Of a window without sound; all else is copied in other ways."""
-    return own.of_samples(_copied(DEVICE, own.gather(chunks)), _copied(DEVICE, own.lengths(chunks)))
+    return own.of_samples(
+        _copied(DEVICE, own.gather(chunks, own.num_gathered())), _copied(DEVICE, own.lengths(chunks))
+    )
 
 
 class MadeUp:
@@ -176,10 +163,10 @@ def fake_engine(
     monkeypatch: Any, directory: Path, dtype: torch.dtype, kernels: Kernels, **config: Any
 ) -> Engine:
     """An engine on that checkpoint, loaded as on a GPU. To be used within the mode."""
-    monkeypatch.setattr(runner, "choose_kernels", lambda *_: Choice(kernels, ""))
+    monkeypatch.setattr(runner, "choose_kernels", lambda *_: (kernels, ""))
     shapes = _shapes(directory / "model.safetensors")
     fakes = {name.removeprefix("model."): torch.empty(shape) for name, shape in shapes.items()}
     monkeypatch.setattr(weights, "read_weights", lambda _: fakes)
-    model = load_whisper(directory, DEVICE, dtype, fp8_encoder=config.get("encoder_dtype") == "fp8")
+    model = load_whisper(directory, DEVICE, dtype)
     tokenizer, rules = kept_tokenizer(directory), GenerationRules.from_directory(directory)
     return Engine(model, tokenizer, rules, EngineConfig(**{"num_slots": 3, "encode_batch": 2} | config))

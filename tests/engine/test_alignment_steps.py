@@ -53,7 +53,7 @@ def expected(number: int, text: tuple[int, ...], num_positions: int) -> tuple[li
     """Return when each token begins and the text ends, and where each token is attended to most."""
     model = small().model
     cache = model.new_cache(1)
-    cache.write_audio([0], model.decoder.cross_keys_values(model.encoder(model.log_mel([CLIPS[number]]))))
+    cache.write_audio(0, model.decoder.cross_keys_values(model.encoder(model.log_mel([CLIPS[number]]))))
     tokens = torch.tensor([[*PROMPT, SPECIALS.no_timestamps, *text, SPECIALS.end_of_text]])
     positions = torch.arange(tokens.shape[1])[None]
     rows = rows_of(cache, slice(0, 1), positions, tokens.shape[1])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from asr_server.engine import cuda
-from asr_server.engine.cuda import batch_buckets, context_buckets, row_buckets, sizes_of, smallest
+from asr_server.engine.cuda import row_buckets
 from tests.engine.stream_stand_ins import StandInStream, imitate_streams
 
 
@@ -21,28 +21,6 @@ def test_every_number_of_rows_has_a_bucket_within_the_slots(num_slots: int) -> N
     assert sizes[-1] == num_slots
     for rows in range(1, num_slots + 1):
         assert min(size for size in sizes if size >= rows) <= max(2 * rows, rows + 31)
-
-
-@pytest.mark.parametrize("num_chunks", [1, 8, 11, 33, 66])
-def test_an_encode_has_few_rows_more_than_chunks(num_chunks: int) -> None:
-    sizes = batch_buckets(num_chunks)
-    assert sizes == sorted({*sizes, *range(1, min(num_chunks, 8) + 1), num_chunks})
-    for count in range(1, num_chunks + 1):
-        assert min(size for size in sizes if size >= count) <= 1.25 * count
-
-
-@pytest.mark.parametrize("num_positions", [32, 64, 448])
-def test_every_context_has_a_bucket_within_the_positions(num_positions: int) -> None:
-    assert context_buckets(num_positions)[-1] == num_positions
-
-
-def test_the_smallest_shape_that_covers_a_step_is_taken() -> None:
-    sizes = sizes_of([(8, 64), (1, 64), (1, 448), (8, 448)])
-    assert smallest(sizes, (1, 64)) == (1, 64)
-    assert smallest(sizes, (2, 10)) == (8, 64)
-    assert smallest(sizes, (1, 65)) == (1, 448)
-    with pytest.raises(IndexError):
-        smallest(sizes, (9, 1))
 
 
 class StandInCapture:

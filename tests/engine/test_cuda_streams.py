@@ -9,7 +9,6 @@ import torch
 
 from asr_server.channel.messages import Event
 from asr_server.engine import Engine
-from asr_server.engine.encoding import CudaEncoder
 from asr_server.engine.runner import Runner
 from benchmarks.engine_helpers import Checkpoint, results, run, submit, transcribe
 from tests.engine.stream_stand_ins import StandInStream, imitate_streams, watching
@@ -26,8 +25,7 @@ def shared_on_purpose(engine: Engine) -> list[torch.Tensor]:
     """A step reads slots side by side, also those being encoded into, whose rows it then drops."""
     assert isinstance(engine._runner, Runner)
     cache = engine._runner.cache
-    shared = (cache.cross_keys, cache.cross_values, cache.audio_lengths, cache.audio_scales)
-    return [each for each in shared if each is not None]
+    return [cache.cross_keys, cache.cross_values]
 
 
 def run_watched(pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch, copy_overlap: bool) -> int:
@@ -110,7 +108,7 @@ def test_an_encode_that_fails_half_way_is_waited_for_before_its_slots_are_writte
         StandInStream.current.launch()
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(CudaEncoder, "_encode", fail)
+    monkeypatch.setattr("asr_server.engine.encoding._CudaWorker.encode", fail)
     submit(engine, "0", HEARD[0], MIXED[0])
     engine.step()
     failed = next(stream for stream in StandInStream.made if stream.number and stream.clock[stream.number])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,12 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_server.checkpoint.files import AudioWindow
-from asr_server.core import SAMPLE_RATE
 from asr_server.engine import encoding
 from asr_server.engine.config import EngineConfig
 from asr_server.engine.cuda import Transfers
-from asr_server.engine.encoding import CpuEncoder, CudaEncoder, make_encoder
+from asr_server.engine.encoding import CpuEncoder, CudaEncoder
 from asr_server.model import DecoderCache
 from asr_server.model.kernels import TORCH
 from asr_server.model.whisper import Encoder
@@ -44,7 +41,7 @@ def expected(number: int, length: int = WHOLE) -> list[tuple[Tensor, Tensor]]:
     audio = model.encoder(model.log_mel([CLIPS[number]], 2 * length), silence=silence)
     cache = model.new_cache(1)
     cache.write_silence(model.decoder.cross_keys_values(model.encode_silence().audio))
-    cache.write_audio([0], model.decoder.cross_keys_values(audio))
+    cache.write_audio(0, model.decoder.cross_keys_values(audio))
     return [tuple(each[0] for each in cache.audio(layer, [0])) for layer in range(LAYERS)]  # type: ignore[misc]
 
 
@@ -71,48 +68,14 @@ def test_each_chunk_is_written_into_its_slot(workers: int) -> None:
             encoder.start([0, 1], CLIPS[:2])
 
 
-def test_short_chunks_are_encoded_at_their_length_and_silence_follows() -> None:
-    encoder, cache = made(CpuEncoder, short_audio="tail")
-    lengths = [encoder.window.positions_for(len(each)) for each in CLIPS]
-    assert lengths == [100, WHOLE, 125, 100]
-    encoder.start([3, 1, 0, 2], CLIPS).join()
-    assert cache.shares_silence
-    assert cache.audio_lengths.tolist() == [WHOLE, WHOLE, WHOLE, WHOLE]
-    check(cache, [3, 1, 0, 2], lengths)
-    encoder.close()
-
-
-@pytest.mark.parametrize(("threads", "workers", "num_chunks"), [(6, 2, 2), (6, 4, 3), (1, 2, 2), (6, 1, 3)])
-def test_chunks_encoded_at_once_share_the_threads_out(
-    threads: int, workers: int, num_chunks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    names: set[str] = set()
-    forward = Encoder.forward
-
-    def noted(*arguments: Any) -> Tensor:
-        names.add(threading.current_thread().name.partition("_")[0])
-        return forward(*arguments)
-
-    monkeypatch.setattr(Encoder, "forward", noted)
-    encoder, _ = made(CpuEncoder, compute_workers=workers)
-    encoder.start(range(num_chunks), CLIPS[:num_chunks])
-    at_once = min(workers, num_chunks)
-    assert names == {"encode" if at_once > 1 else "MainThread"}
-    assert asked == ([max(1, threads // at_once)] * num_chunks if at_once > 1 else [])
-    encoder.close()
-
-
 def test_an_error_of_one_chunk_is_raised_when_all_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder, cache = made(CpuEncoder)
     write = cache.write_audio
 
-    def fail_in_slot_0(slots: Sequence[int], keys_values: Any) -> None:
-        if slots == [0]:
+    def fail_in_slot_0(slot: int, keys_values: Any) -> None:
+        if slot == 0:
             raise ValueError("no room")
-        write(slots, keys_values)
+        write(slot, keys_values)
 
     monkeypatch.setattr(cache, "write_audio", fail_in_slot_0)
     with pytest.raises(ValueError, match="no room"):
@@ -120,15 +83,6 @@ def test_an_error_of_one_chunk_is_raised_when_all_are_done(monkeypatch: pytest.M
     monkeypatch.undo()
     check(cache, [2])
     encoder.close()
-
-
-def test_a_gpus_encoder_is_made_for_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = small().model, small().model.new_cache(4), CONFIG, Transfers(CPU, overlap=False), TORCH
-    assert isinstance(make_encoder(*parts), CpuEncoder)
-    imitate_streams(monkeypatch, copy_overlap=False)
-    monkeypatch.setattr(small().model, "device", torch.device("cuda"))
-    monkeypatch.setattr(encoding, "_CudaWorker", lambda *_: None)
-    assert isinstance(make_encoder(*parts), CudaEncoder)
 
 
 # -- As on a GPU ----------------------------------------------------------------------------------------
@@ -166,42 +120,6 @@ def test_a_batch_is_encoded_by_its_lengths(
     encoder.close()
 
 
-def test_batches_take_turns_on_the_workers_streams_and_wait_for_decoding(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    imitate_streams(monkeypatch, copy_overlap=False)
-    decoding = StandInStream.current
-    encoder, _ = made(CudaEncoder, compute_workers=2, cuda_graphs=False)
-    first, second = StandInStream.made[-2:]
-    decoding.clock[decoding.number] = 17
-    used: list[StandInStream] = []
-    forward = Encoder.forward
-
-    def noted(*arguments: Any) -> Tensor:
-        used.append(StandInStream.current)
-        return forward(*arguments)
-
-    monkeypatch.setattr(Encoder, "forward", noted)
-    pending = [encoder.start([slot], CLIPS[:1]) for slot in range(3)]
-    assert used == [first, second, first]
-    assert first.clock[decoding.number] == second.clock[decoding.number] == 17
-    assert StandInStream.current is decoding
-    first.clock[first.number] = 5
-    last = encoder.start([0], CLIPS[:1])
-    assert used[-1] is second
-    second.clock[second.number] = 23
-    later = encoder.start([1], CLIPS[:1])
-    assert decoding.clock.get(first.number, 0) == 0
-    later.join()
-    assert decoding.clock[first.number] == 5, "decoding waits for the encode that it reads"
-    while not last.is_done():
-        pass
-    assert all(each is not None for each in pending)
-    encoder.close()
-    with pytest.raises(RuntimeError, match="after shutdown"):
-        encoder.start([0], CLIPS[:1])
-
-
 def test_decoding_waits_for_an_encode_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was launched before may still write into slots that others get."""
     imitate_streams(monkeypatch, copy_overlap=False)
@@ -217,21 +135,3 @@ def test_decoding_waits_for_an_encode_that_failed(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(MemoryError):
         encoder.start([0], CLIPS[:1])
     assert decoding.clock[stream.number] == 9
-
-
-def test_a_window_is_shared_by_as_many_short_chunks_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded: list[tuple[int, int]] = []
-    imitate_streams(monkeypatch, copy_overlap=False)
-    monkeypatch.setattr(encoding, "_CUDA_LENGTHS", (50, 100))
-    monkeypatch.setattr(encoding, "record_graphs", lambda _, shapes, *__: recorded.extend(shapes))
-    made(CudaEncoder, device="cuda", short_audio="tail", encode_batch=2, compute_workers=1)
-    most = {length: max(rows for rows, each in recorded if each == length) for _, length in recorded}
-    assert most == {50: 6, 100: 3, WHOLE: 2}, "of two windows, and at most three chunks in the place of one"
-
-
-def test_a_gpu_encodes_short_audio_in_multiples_of_5_s() -> None:
-    """In few lengths: the encoder is recorded anew for each."""
-    window = AudioWindow().for_short_audio("tail", encoding._CUDA_LENGTHS)
-    assert window.short_lengths == tuple(range(250, 1500, 250))
-    assert window.positions_for(0) == 250
-    assert window.positions_for(30 * SAMPLE_RATE) == 1500

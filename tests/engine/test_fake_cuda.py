@@ -24,7 +24,6 @@ from tests.engine.test_engine import CLIPS, MIXED
 
 pytestmark = pytest.mark.slow
 
-FP8 = {"cache_dtype": "fp8", "encoder_dtype": "fp8"}
 KEYWORDS = DecodingOptions(language="de", keywords=("Kubernetes", "one two"))
 BRIEF = [msgspec.structs.replace(options, max_new_tokens=3) for options in [*MIXED, WORDS, KEYWORDS]]
 
@@ -43,12 +42,10 @@ def without_late_device(request: pytest.FixtureRequest) -> None:
             KERNELS,
             {"short_audio": "tail", "beam_size": 5},
         ),  # a server's, unless told otherwise
-        (torch.bfloat16, KERNELS, FP8),
         pytest.param(torch.bfloat16, TORCH, {"copy_overlap": True}, marks=pytest.mark.trial),
         pytest.param(
             torch.float16, KERNELS, {"cuda_graphs": False, "short_audio": "tail"}, marks=pytest.mark.trial
         ),
-        pytest.param(torch.float16, TORCH, FP8, marks=pytest.mark.trial),
         pytest.param(torch.bfloat16, KERNELS, {}, marks=pytest.mark.trial),
         pytest.param(torch.float32, TORCH, {}, marks=pytest.mark.trial),
         pytest.param(torch.float32, KERNELS, {"lookahead": False}, marks=pytest.mark.trial),
@@ -171,7 +168,7 @@ def test_operands_on_different_devices_are_noticed(monkeypatch: pytest.MonkeyPat
     with fake_cuda(monkeypatch):
         engine = fake_engine(monkeypatch, directory, torch.bfloat16, TORCH, cuda_graphs=False)
         assert isinstance(engine._runner, Runner)
-        engine._runner.state.token = engine._runner.state.token.cpu()
+        engine._runner.state.integers = engine._runner.state.integers.cpu()
         submit(engine, "0", CLIPS[0], BRIEF[0])
         with pytest.raises(RuntimeError, match="device"):
             run(engine)

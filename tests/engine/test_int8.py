@@ -9,7 +9,7 @@ from asr_server.config import EMBEDDED_MODEL, Settings
 from asr_server.core import DecodingOptions
 from asr_server.dispatch.dispatcher import describe
 from asr_server.engine import Engine, EngineConfig, config
-from asr_server.engine.config import choose_cache_dtype, choose_dtype, choose_int8, engine_info
+from asr_server.engine.config import choose_dtype, choose_int8, engine_info
 from asr_server.model import Whisper, load_whisper, weights
 from asr_server.model.int8 import Int8EncoderLinear, Int8Linear, can_multiply_in_int8
 from asr_server.model.layers import Linear
@@ -44,27 +44,6 @@ def test_auto_takes_int8_where_the_processor_sums_in_32_bits(
     assert choose_int8(name, CPU) == int8
     assert not choose_int8("auto", torch.device("cuda"))
     assert choose_dtype("int8", CPU) == choose_dtype("auto", CPU)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "cache_dtype", "has_kernels", "chosen"),
-    [
-        ("auto", "auto", True, "int8"),
-        ("auto", "auto", False, "auto"),
-        ("float32", "auto", True, "auto"),  # the reference, token for token
-        ("float32", "int8", True, "int8"),
-        ("auto", "fp8", True, "fp8"),
-    ],
-)
-def test_the_audios_keys_and_values_are_int8_unless_a_precision_is_asked_for(
-    dtype: str, cache_dtype: str, has_kernels: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(config, "can_multiply_in_int8", lambda: has_kernels)
-    asked = EngineConfig(dtype=dtype, cache_dtype=cache_dtype)
-    assert choose_cache_dtype(asked, CPU) == chosen
-    assert choose_cache_dtype(EngineConfig(), torch.device("cuda")) == "auto"
-    with pytest.raises(ValueError, match=r"--cache-dtype \(ASR_SERVER_CACHE_DTYPE\) int8 needs --device"):
-        choose_cache_dtype(EngineConfig(cache_dtype="int8"), torch.device("cuda"))
 
 
 @needs_int8
@@ -102,7 +81,8 @@ def test_any_slots_attend_to_packed_rows_nearly_as_to_whole_numbers(
     audio = model.encoder(model.log_mel([say(digits, "f3").samples for digits in ("427", "9081", "31")]))
     plain, packed = (model.new_cache(4, audio_dtype=each) for each in (None, torch.uint8))
     for cache in (plain, packed):
-        cache.write_audio([3, 0, 1], model.decoder.cross_keys_values(audio))
+        for slot, own in zip((3, 0, 1), audio[:, None], strict=True):
+            cache.write_audio(slot, model.decoder.cross_keys_values(own))
         cache.copy_text([(3, 2)], torch.tensor([[3, 2]]), 0)
     keys = (cache.audio_keys(1, 2, 7).float() for cache in (packed, plain))
     torch.testing.assert_close(*keys, atol=0.05, rtol=0.05)
@@ -132,7 +112,7 @@ def test_silence_is_read_from_a_slot_of_its_own_for_few_rows_and_little_silence_
     for slot, (digits, num_frames) in enumerate((("427", 200), ("9081", 400))):
         mel = model.log_mel([say(digits, "f3").samples], num_frames)
         audio = model.encoder(mel, silence=silence)
-        cache.write_audio([slot], model.decoder.cross_keys_values(audio))
+        cache.write_audio(slot, model.decoder.cross_keys_values(audio))
     audio_slots = [0, 1, 1, 2, 1, 2, 0, 0, 1, 1, 0, 2]
     cache.attend_to(range(12), audio_slots, torch.tensor([list(range(12)), audio_slots]))
     query = torch.randn(12, 1, *cache.keys.shape[2::2], dtype=dtype)
@@ -243,7 +223,7 @@ def test_a_slot_that_was_never_written_may_lie_between_others(embedded: Checkpoi
     model = embedded.model
     cache = model.new_cache(3, audio_dtype=torch.uint8)
     audio = model.encoder(model.log_mel([say("427", "f3").samples]))
-    cache.write_audio([2], model.decoder.cross_keys_values(audio))
+    cache.write_audio(2, model.decoder.cross_keys_values(audio))
     heads, depth = cache.keys.shape[2], cache.keys.shape[-1]
     query = torch.randn(1, 1, heads, depth).expand(3, -1, -1, -1)
     positions = torch.zeros(3, 1, dtype=torch.long)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
-from typing import Any
-
 import numpy as np
-import pytest
 import torch
 
 from asr_server.core import ChunkId, DecodingOptions
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.engine.cuda import Transfers
 from asr_server.engine.slots import SlotStart, SlotState, SlotTable, grouped
-from asr_server.model.kernels import TORCH, Kernels
 
 END, FIRST_TIME = 60, 70
 CPU = torch.device("cpu")
@@ -78,21 +73,6 @@ def test_a_chunk_that_may_not_move_stays() -> None:
     assert (second.slots, third.slots) == ([0], [2])
 
 
-def test_of_two_chunks_the_last_moves_into_the_only_free_slot() -> None:
-    table = SlotTable(num_chunks=3, num_searches=0, beam_size=1)
-    first, second, third = placed(table, "first", "second", "third")
-    table.free(first)
-    assert table.compact([second, third]) == [(2, 0)]
-    assert (second.slots, third.slots) == ([1], [0])
-
-
-def test_every_search_may_be_as_wide_as_the_beam() -> None:
-    table = SlotTable(num_chunks=3, num_searches=3, beam_size=3)
-    chunks = placed(table, "first", "second", "third")
-    assert all(table.resize(chunk, 3) for chunk in chunks)
-    assert sorted(slot for chunk in chunks for slot in chunk.slots) == list(range(9))
-
-
 def test_groups_are_in_the_order_of_slots() -> None:
     table = SlotTable(num_chunks=3, num_searches=0, beam_size=1)
     first, second, third = placed(table, "first", "second", "third")
@@ -125,33 +105,6 @@ def test_a_text_begins_behind_its_prompt_or_goes_on_behind_its_tokens() -> None:
     assert [float(column[0]) for column in columns] == [0.5, 0.5, 3.0, 0.25, 1.0]
 
 
-def test_the_last_time_is_that_of_a_timestamp_alone() -> None:
-    start = SlotStart(0, PROMPT, DecodingOptions(), tokens=[FIRST_TIME, FIRST_TIME - 1])
-    assert history(begun(start), 0) == (FIRST_TIME - 1, FIRST_TIME, 4, 2, FIRST_TIME)
-    with pytest.raises(FrozenInstanceError):
-        start.slot = 1  # type: ignore[misc]
-
-
-def test_a_kernel_advances_the_slots_and_writes_the_report() -> None:
-    given: list[tuple[Any, ...]] = []
-
-    def advance(*arguments: Any) -> None:
-        given.append(arguments)
-        arguments[-1].fill_(7)
-
-    state = SlotState.empty(3, 4, CPU)
-    tokens, logprobs, candidates = torch.arange(3), torch.zeros(3), torch.zeros(4, 3)
-    kernels = Kernels(advance=advance)
-    report = state.end_step(tokens, logprobs, candidates, FIRST_TIME, END, kernels)
-    assert (report.shape, report.dtype) == ((7, 3), torch.double)
-    assert (report == 7).all()
-    ((*columns, first_time, end, _),) = given
-    assert (first_time, end) == (FIRST_TIME, END)
-    assert columns[0] is tokens
-    assert columns[-1] is candidates
-    assert not state.num_generated.any(), "the kernel counts"
-
-
 def test_a_step_appends_a_token_and_end_of_text_ends_the_slot() -> None:
     state = begun(*(SlotStart(slot, PROMPT, DecodingOptions()) for slot in range(3)))
     state.advance(torch.tensor([FIRST_TIME, 5, END]), FIRST_TIME, END)
@@ -164,7 +117,7 @@ def test_a_step_appends_a_token_and_end_of_text_ends_the_slot() -> None:
     state.advance(torch.tensor([6, 71, 7]), FIRST_TIME, END)
     assert history(state, 1) == (71, 5, 4, 2, 71)
     assert state.active.tolist() == [True, True, False]
-    assert state.generated[:, :3].tolist() == [[70, 6, 0], [5, 71, 0], [60, 7, 0]]
+    assert state.generated.t()[:, :3].tolist() == [[70, 6, 0], [5, 71, 0], [60, 7, 0]]
 
 
 def test_a_slot_that_is_held_does_not_run_over_its_last_position() -> None:
@@ -172,7 +125,7 @@ def test_a_slot_that_is_held_does_not_run_over_its_last_position() -> None:
     for token in range(1, 7):
         state.advance(torch.tensor([token] * 3), FIRST_TIME, END)
     assert history(state, 0)[:4] == (6, 5, 3, 6)
-    assert state.generated[0].tolist() == [1, 2, 3, 6]
+    assert state.generated[:, 0].tolist() == [1, 2, 3, 6]
 
 
 def test_what_moves_is_active_in_its_new_slot_alone() -> None:
@@ -181,24 +134,3 @@ def test_what_moves_is_active_in_its_new_slot_alone() -> None:
     assert history(state, 0) == (5, 70, 4, 2, 70)
     assert float(state.temperature[0]) == 0.5
     assert state.active.tolist() == [True, False, False]
-
-
-def test_a_step_appends_its_tokens_and_is_reported() -> None:
-    state = SlotState.empty(3, 4, CPU)
-    state.active[:2] = True
-    state.no_speech.copy_(torch.tensor([0.25, 0.5, 0.75]))
-    tokens, logprobs = torch.tensor([5, END, FIRST_TIME + 1]), torch.tensor([-0.5, -1.0, -2.0])
-    report = state.end_step(tokens, logprobs, torch.ones(2, 3), FIRST_TIME, END, TORCH)
-    assert report.dtype == torch.double
-    assert report.tolist() == [
-        [5, END, FIRST_TIME + 1],
-        [-0.5, -1.0, -2.0],
-        [0.25, 0.5, 0.75],
-        [1, 1, 1],
-        [1, 1, 1],
-    ]
-    assert state.active.tolist() == [True, False, False]
-    assert state.token.tolist() == tokens.tolist()
-    assert state.generated[:, 0].tolist() == tokens.tolist()
-    assert state.num_generated.tolist() == state.position.tolist() == [1, 1, 1]
-    assert state.last_time.tolist() == [0, 0, FIRST_TIME + 1]

@@ -5,7 +5,6 @@ Under Triton's interpreter; on a GPU compiled.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,20 +12,16 @@ import pytest
 import torch
 
 from asr_server.engine.slots import SlotState
-from asr_server.engine.tokens import GenerationRules, TokenRules, candidates, choose_likeliest
-from asr_server.model.kernels import TORCH, Kernels, choose_token
-from asr_server.model.kernels.candidates import choose_kernels
-from asr_server.model.kernels.table import choose, judge
-from tests.engine.device_stand_ins import take_few_programs
+from asr_server.engine.tokens import GenerationRules, TokenRules, choose_likeliest
+from asr_server.model.kernels import TORCH, choose_token
+from asr_server.model.kernels.choice import triton_kernels
 
 pytestmark = pytest.mark.slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+TRITON = triton_kernels()
 VOCABULARY, END_OF_TEXT, FIRST_TIME = 300, 190, 200
 SPECIALS: Any = SimpleNamespace(end_of_text=END_OF_TEXT, no_timestamps=199, timestamp_begin=FIRST_TIME)
-TRITON = choose_kernels("triton", None, DEVICE, torch.float32).kernels  # type: ignore[arg-type]
-FORMS = [replace(TORCH, choose_token=form) for form in (TRITON.choose_token, TRITON.choose_token_few)]
-in_both_forms = pytest.mark.parametrize("kernels", FORMS, ids=["whole", "in parts"])
 ROWS = 24
 COUNT = 6  # candidates of a beam of 5
 
@@ -34,7 +29,7 @@ COUNT = 6  # candidates of a beam of 5
 def random_state() -> SlotState:
     """Rows at their beginning, after text, after one time and after two."""
     state = SlotState.empty(ROWS, 8, DEVICE)
-    state.active.fill_(True)
+    state.active.fill_(1)
     state.num_generated.copy_(torch.arange(ROWS) % 3)
     for column in (state.token, state.previous):
         texts, times = torch.randint(0, 180, (ROWS,)), torch.randint(FIRST_TIME, 280, (ROWS,))
@@ -44,14 +39,11 @@ def random_state() -> SlotState:
     return state
 
 
-@in_both_forms
 @pytest.mark.parametrize(("max_initial", "seed"), [(50, 0), (None, 1)])
 def test_the_kernel_chooses_the_tokens_that_torch_chooses(
-    kernels: Kernels, max_initial: int | None, seed: int, monkeypatch: pytest.MonkeyPatch
+    max_initial: int | None, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choose_token, "_BLOCK", 128)  # several blocks, of which the last is not full
-    monkeypatch.setattr(choose_token, "_PART_BLOCK", 32)  # several in a part
-    monkeypatch.setattr(choose_token, "_PARTS", 4)
     torch.manual_seed(seed)
     rules = TokenRules(
         GenerationRules((1, 5, 195, 196), (2, END_OF_TEXT), max_initial), SPECIALS, VOCABULARY, DEVICE
@@ -68,7 +60,7 @@ def test_the_kernel_chooses_the_tokens_that_torch_chooses(
     logprobs, expected_logprobs = torch.zeros(2, ROWS, device=DEVICE).unbind()
     candidates, expected_candidates = torch.zeros(2, 2 * COUNT, ROWS, device=DEVICE).unbind()
     before = scores.clone()
-    choose_likeliest(kernels, rules, scores, state, found, logprobs, candidates)
+    choose_likeliest(TRITON, rules, scores, state, found, logprobs, candidates)
     assert torch.equal(scores, before)
     choose_likeliest(TORCH, rules, scores, state, expected, expected_logprobs, expected_candidates)
     assert found.tolist() == expected.tolist()
@@ -83,24 +75,3 @@ def test_the_kernel_chooses_the_tokens_that_torch_chooses(
     is_tied = of_likeliest.diff(dim=0) == 0
     assert is_tied.any()
     assert (likeliest.diff(dim=0)[is_tied] > 0).all(), "the first of equal ones comes first"
-
-
-def test_the_choice_tried_at_load_agrees_with_torch() -> None:
-    rules = TokenRules(GenerationRules((1, 2), (END_OF_TEXT,), 50), SPECIALS, VOCABULARY, DEVICE)
-    chosen = choose(TRITON, candidates(TRITON, rules, DEVICE), lambda compute: 0.0)
-    assert chosen.report.count("triton 0.000 ms") == 3  # all were timed: their numbers were right
-
-
-def test_a_choice_in_parts_that_is_right_for_times_alone_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one row that is timed begins, and must be a time."""
-    take_few_programs(monkeypatch)
-
-    def wrong_for_text(*arguments: torch.Tensor) -> None:
-        choose_token.choose_token_in_parts(*arguments)  # type: ignore[arg-type]
-        num_generated, tokens = arguments[3], arguments[-3]
-        tokens += num_generated > 0
-
-    rules = TokenRules(GenerationRules((1, 2), (END_OF_TEXT,), 50), SPECIALS, VOCABULARY, DEVICE)
-    kernels = replace(TRITON, choose_token_few=wrong_for_text)
-    (tried,) = (each for each in candidates(kernels, rules, DEVICE) if each.name == "choose_token_few")
-    assert judge(tried, lambda compute: 0.0).reason.startswith("whole: triton differs by 1")

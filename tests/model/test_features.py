@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -65,13 +64,6 @@ def test_features_do_not_depend_on_who_else_is_in_the_batch(pads_with_zeros: boo
         torch.testing.assert_close(row, log_mel([clip])[0], atol=2e-6, rtol=0)
 
 
-def test_samples_are_gathered_two_frames_beyond_the_longest_chunk() -> None:
-    log_mel = LogMel(80, 3000)
-    for num_samples, frames in ((1, 3), (160, 3), (161, 4), (16_000, 102), (480_000, 3000)):
-        assert log_mel.gather([np.ones(num_samples, np.float32)] * 2).shape == (2, frames * 160)
-    assert not log_mel.state_dict(), "nothing that a checkpoint has"
-
-
 def test_what_lies_beyond_the_window_is_cut_off() -> None:
     long = make_clip(6, 31)
     log_mel = LogMel(80, 3000)
@@ -85,33 +77,7 @@ def test_samples_may_be_read_only_as_those_in_shared_memory_are() -> None:
     assert torch.equal(LogMel(80, 3000)([clip]), expected)
 
 
-@pytest.mark.parametrize("pads_with_zeros", [False, True])
-def test_on_a_gpu_samples_are_as_long_as_the_frames_that_are_encoded(
-    pads_with_zeros: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Few lengths: cuFFT makes a plan for each. With memory that only pretends to be pinned."""
-    log_mel = LogMel(80, 3000, pads_with_zeros)
-    on_gpu: Any = SimpleNamespace(
-        num_frames=3000, pads_with_zeros=pads_with_zeros, window=SimpleNamespace(is_cuda=True)
-    )
-    whole = 3000 + 2 * pads_with_zeros
-    for names, num_frames, gathered_frames in (
-        (["a tenth of a second"], 500, 500),
-        (["a tenth of a second", "a few seconds"], 1000, 1000),
-        (["a few seconds", "thirty seconds"], 3000, whole),
-        (["a few seconds"], None, whole),
-    ):
-        chunks = [CLIPS[name] for name in names]
-        with monkeypatch.context() as patched:
-            patched.setattr(torch, "empty", lambda *shape, pin_memory: torch.full(shape, float("nan")))
-            gathered = LogMel.gather(on_gpu, chunks, num_frames)
-        assert gathered.shape == (len(names), gathered_frames * 160)
-        assert not gathered[0, len(chunks[0]) :].any(), "silence behind it"
-        found = log_mel.of_samples(gathered, log_mel.lengths(chunks), num_frames)
-        torch.testing.assert_close(found, log_mel(chunks, num_frames), atol=2e-6, rtol=0)
-
-
 def test_threads_that_gather_samples_together_gather_the_same() -> None:
     log_mel, chunks = LogMel(80, 3000), list(CLIPS.values())
     with ThreadPoolExecutor(3) as executor:
-        assert torch.equal(log_mel.gather(chunks, apply=executor.map), log_mel.gather(chunks))
+        assert torch.equal(log_mel.gather(chunks, 480_000, executor.map), log_mel.gather(chunks, 480_000))

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from asr_server.model import layers
-from asr_server.model.kernels import Kernels
 from asr_server.model.layers import (
     Behind,
     FeedForward,
     Linear,
-    Within,
     attend_audio,
     attend_cached,
     attend_cached_audio,
-    is_one_row,
     linear_gelu,
     load_packed,
     load_summed,
-    load_weights,
-    query_scale,
-    sum_weighted_rows,
     sums_text_rows,
 )
 from asr_server.model.sizes import WHOLE, Shard
@@ -60,44 +52,6 @@ def test_a_product_has_a_bias_and_where_asked_a_gelu(shape: tuple[int, ...], gel
         product.pack()
         assert product.weight.numel() == (0 if product.is_packed else 30)
     torch.testing.assert_close(product(x), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_a_new_product_has_no_bias_and_no_gelu() -> None:
-    made = Linear(3, 2)
-    assert not made.bias.any()
-    assert made.weight.shape == (2, 3)
-    assert made.gelu is False
-
-
-def test_kernels_compute_what_they_are_for() -> None:
-    def named(name: str) -> Any:
-        return lambda x, *_: torch.full((*x.shape[:-1], 5), float(len(name)))
-
-    plain, with_gelu = linear(6, 5), linear(6, 5, gelu=True)
-    one, several = random(1, 1, 6), random(2, 1, 6)
-    ours = Kernels(linear_gelu=named("gelu"), row_product=named("row product"))
-    assert (with_gelu(several, ours) == 4).all()
-    assert (with_gelu(one, ours) == 4).all()
-    assert (plain(one, ours) == 11).all()
-    torch.testing.assert_close(plain(several, ours), plain(several))
-    assert (with_gelu(one, Kernels(row_product=named("row product"))) == 11).all()
-    for each in (plain, with_gelu):
-        expected = each(one)
-        each.pack()
-        if each.is_packed:  # whose weights no kernel can read
-            torch.testing.assert_close(each(one, ours), expected, atol=1e-5, rtol=1e-5)
-    asked: list[bool] = []
-    noted = Kernels(row_product=lambda x, weight, bias, gelu: asked.append(gelu) or x)  # type: ignore[func-returns-value]
-    linear(6, 5, gelu=True)(one, noted)
-    linear(6, 5)(one, noted)
-    assert asked == [True, False]
-
-
-def test_one_row_has_no_others_beside_it() -> None:
-    assert is_one_row(torch.zeros(1, 1, 5))
-    assert is_one_row(torch.zeros(5))
-    assert not is_one_row(torch.zeros(2, 1, 5))
-    assert not is_one_row(torch.zeros(1, 3, 5))
 
 
 def test_a_gpus_gelu_is_nearly_the_exact_one() -> None:
@@ -180,13 +134,6 @@ def test_queries_attend_to_cached_text_as_far_as_the_mask_lets_them(by_rows: boo
         torch.testing.assert_close(found[row], expected_attention(query[row], *own))
 
 
-def test_rows_are_weighted_and_summed() -> None:
-    weights, matrix = random(3, 2), random(7, 5, seed=1)
-    rows = torch.tensor([[6, 0], [1, 1], [2, 5]], dtype=torch.int32)
-    expected = (weights[:, :, None] * matrix[rows.long()]).sum(1)
-    torch.testing.assert_close(sum_weighted_rows(weights, matrix, rows), expected)
-
-
 @pytest.mark.parametrize(
     ("dtype", "has_amx", "weighted_rows", "expected"),
     [
@@ -236,19 +183,6 @@ def test_of_a_product_that_ranks_sum_each_has_its_inputs_and_one_the_bias(rank: 
     assert torch.equal(product.bias, weights["out.bias"] * (rank == 0))
 
 
-def test_a_norms_weight_and_bias_are_loaded() -> None:
-    norm = nn.LayerNorm(3).requires_grad_(False)
-    weights = {"norm.weight": random(3), "norm.bias": random(3, seed=1)}
-    load_weights(norm, weights, "norm")
-    assert torch.equal(norm.weight, weights["norm.weight"])
-    assert torch.equal(norm.bias, weights["norm.bias"])
-
-
-def test_queries_are_scaled_by_the_root_of_a_heads_width() -> None:
-    assert query_scale(Linear(8, 3 * 2 * 16), num_heads=2) == 0.25
-    assert isinstance(query_scale(Linear(8, 3 * 2 * 16), num_heads=2), float)
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_feed_forward_is_two_products_with_a_gelu_between_them(count: int) -> None:
     weights = named("fc1", 6, 4) | named("fc2", 4, 6, seed=3)
@@ -265,13 +199,3 @@ def test_a_feed_forward_is_two_products_with_a_gelu_between_them(count: int) -> 
     hidden = F.gelu(F.linear(x, weights["fc1.weight"], weights["fc1.bias"]))
     expected = F.linear(hidden, weights["fc2.weight"], weights["fc2.bias"])
     torch.testing.assert_close(total, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_weights_within_a_prefix_have_their_own_names() -> None:
-    weights = {"a.x": random(1), "a.y": random(2), "b.x": random(3), "aa.x": random(4)}
-    within = Within(weights, "a.")
-    assert within["y"] is weights["a.y"]
-    assert ("x" in within, "z" in within, "a.x" in within) == (True, False, False)
-    assert list(within) == ["x", "y"]
-    assert len(within) == 2
-    assert list(Within(within, "x")) == [""]

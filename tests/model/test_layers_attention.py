@@ -12,13 +12,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asr_server.model import layers
-from asr_server.model.kernels import Kernels
 from asr_server.model.layers import (
     Behind,
     attend_audio,
     attend_cached,
     attend_cached_audio,
-    cudnn_attention,
 )
 from asr_server.model.packed import can_pack
 from tests.model.test_whisper import LargestOf
@@ -79,38 +77,6 @@ def test_in_bfloat16_a_cpu_without_amx_attends_in_onednn_for_500_positions_at_a_
     attend_audio(qkv, 2)
     is_for_onednn = dtype == torch.bfloat16 and layers._IS_X86 and can_pack(qkv)
     assert lengths == ([500, 500, 100] * 2 if is_for_onednn else [])
-
-
-def test_cudnns_attention_is_that_of_torch_and_is_for_whole_windows_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(layers, "HAS_AMX", True)  # then a CPU calls the same function as a GPU
-    lengths: list[int] = []
-
-    def attention(query: torch.Tensor, key: torch.Tensor, *others: Any, **scale: Any) -> torch.Tensor:
-        lengths.append(key.shape[2])
-        return cudnn_attention(query, key, *others, **scale)
-
-    torch.manual_seed(0)
-    qkv, silence = torch.randn(2, 40, 3 * 128).bfloat16() / 4, torch.randn(5, 2 * 128).bfloat16()
-    ours = Kernels(whole_attention=attention)
-    for behind in (None, Behind(silence, torch.zeros(2, 5).bfloat16())):
-        found = attend_audio(qkv, 2, behind, ours)
-        torch.testing.assert_close(found, attend_audio(qkv, 2, behind), atol=0.01, rtol=0.01)
-    assert lengths == [40]
-
-
-def test_cudnn_comes_first_and_others_follow_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    orders: list[list[int]] = []
-
-    def attend(query: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        orders.append(torch._C._get_sdp_priority_order())
-        return query
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
-    query, key, value = torch.zeros(3, 1, 1, 2, 4)
-    cudnn_attention(query, key, value, None, 1.0)
-    assert orders[0][:4] == [backend.value for backend in layers._CUDNN_FIRST]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -48,7 +48,7 @@ def test_queries_read_the_whole_window_of_their_audio(
     cache = DecoderCache(SIZES, 3, CPU, torch.float32)
     silence, audio = keys_values(1, WINDOW, seed=1), keys_values(3, 600, seed=2)
     cache.write_silence(silence, is_shared)
-    cache.write_audio([0, 1, 2], audio)
+    cache.store_audio(torch.tensor([0, 1, 2]), audio)
     numbers = [1, 2] if isinstance(slots, slice) else slots.tolist()
     cache.attend_to(numbers, audio_slots, torch.tensor([numbers, audio_slots]))
     query = torch.randn(2, num_queries, HEADS, DEPTH, generator=torch.Generator().manual_seed(3))

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 from asr_server.model import layers, rows
 from asr_server.model.cache import MAX_QUERIES, DecoderCache, Slots
-from asr_server.model.float8 import FP8
 from asr_server.model.kernels import TORCH, Kernels
-from asr_server.model.kernels.table import FEW_ROWS
 from asr_server.model.rows import FlashRows, TorchRows, row_lengths, rows_of
 from tests.model.test_cache import CPU, DEPTH, HEADS, LAYERS, SIZES, WINDOW, keys_values
 
@@ -31,9 +26,6 @@ def plain_flash_decode(
     slots: Tensor,
     lengths: Tensor,
     most: int,
-    key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None,
-    *,
     new_keys: Tensor | None = None,
     new_values: Tensor | None = None,
 ) -> Tensor:
@@ -46,10 +38,7 @@ def plain_flash_decode(
         if new_keys is not None and new_values is not None:
             keys[slot, :, length - 1], values[slot, :, length - 1] = new_keys[row], new_values[row]
         own_keys, own_values = keys[slot, :, :length].float(), values[slot, :, :length].float()
-        if key_scales is not None and value_scales is not None:
-            own_keys = own_keys * key_scales[slot, :, None, None]
-            own_values = own_values * value_scales[slot, :, None, None]
-        scores = torch.einsum("hd,hnd->hn", query[row], own_keys)
+        scores = torch.einsum("hd,hnd->hn", query[row].float(), own_keys)
         result[row] = torch.einsum("hn,hnd->hd", scores.softmax(-1), own_values)
     return result
 
@@ -57,17 +46,14 @@ def plain_flash_decode(
 IN_PLACE = Kernels(flash_decode=plain_flash_decode)
 
 
-def caches(audio_dtype: torch.dtype | None = None) -> tuple[DecoderCache, DecoderCache]:
+def caches() -> tuple[DecoderCache, DecoderCache]:
     """Two with the same text and audio: one for torch, one for the kernel."""
-    made = tuple(
-        DecoderCache(SIZES, 3, CPU, torch.float32, kernels=kernels, audio_dtype=audio_dtype)
-        for kernels in (TORCH, IN_PLACE)
-    )
+    made = tuple(DecoderCache(SIZES, 3, CPU, torch.float32, kernels=kernels) for kernels in (TORCH, IN_PLACE))
     for cache in made:
         cache.keys.copy_(random(*cache.keys.shape, seed=1))
         cache.values.copy_(random(*cache.values.shape, seed=2))
         cache.write_silence(keys_values(1, WINDOW, seed=3))
-        cache.write_audio([0, 1, 2], keys_values(3, 600, seed=4))
+        cache.store_audio(torch.tensor([0, 1, 2]), keys_values(3, 600, seed=4))
         cache.attend_to([1, 2, 0], [2, 2, 1], torch.tensor([[1, 2, 0], [2, 2, 1]]))
     return made[0], made[1]
 
@@ -87,15 +73,12 @@ def test_text_is_appended_and_read_as_torch_does_it(slots: Slots, num_queries: i
     assert torch.equal(both[0].values, both[1].values)
 
 
-@pytest.mark.parametrize("audio_dtype", [None, FP8])
 @pytest.mark.parametrize("num_queries", [1, 3])
 @pytest.mark.parametrize("slots", PLACES, ids=["side by side", "scattered"])
-def test_audio_is_read_as_torch_does_it(
-    slots: Slots, num_queries: int, audio_dtype: torch.dtype | None
-) -> None:
+def test_audio_is_read_as_torch_does_it(slots: Slots, num_queries: int) -> None:
     positions = torch.zeros(2, num_queries, dtype=torch.long)
     query = random(2, num_queries, HEADS, DEPTH, seed=5)
-    readers = [rows_of(cache, slots, positions, context=1) for cache in caches(audio_dtype)]
+    readers = [rows_of(cache, slots, positions, context=1) for cache in caches()]
     for layer in range(LAYERS):
         expected, found = (reader.attend_audio(layer, query) for reader in readers)
         assert found.shape == (2, num_queries, HEADS * DEPTH)
@@ -112,80 +95,15 @@ def test_rows_that_nobody_reads_look_at_nothing() -> None:
         assert attended[1].all()
 
 
-@pytest.mark.parametrize("active", [None, torch.tensor([True, False])])
+@pytest.mark.parametrize("active", [None, torch.tensor([1, 0])])
 def test_each_row_reads_up_to_its_position_and_to_the_end_of_its_audio(active: Tensor | None) -> None:
     positions, audio_of = torch.tensor([[3, 4], [7, 8]]), torch.tensor([2, 0, 1])
-    audio_lengths = torch.tensor([50, 60, 70], dtype=torch.int32)
-    found = row_lengths(slice(1, 3), positions, active, audio_of, audio_lengths)
-    expected = [[1, 1, 2, 2], [0, 0, 1, 1], [4, 5, 8, 9], [50, 50, 60, 60]]
+    found = row_lengths(slice(1, 3), positions, active, audio_of, 60)
+    expected = [[1, 1, 2, 2], [0, 0, 1, 1], [4, 5, 8, 9], [60, 60, 60, 60]]
     if active is not None:
-        expected[2:] = [[4, 5, 0, 0], [50, 50, 0, 0]]
+        expected[2:] = [[4, 5, 0, 0], [60, 60, 0, 0]]
     assert [each.tolist() for each in found] == expected
     assert all(each.is_contiguous() for each in found)
-
-
-@pytest.mark.parametrize(
-    ("slots", "num_queries", "is_active_known", "by_kernel"),
-    [
-        (slice(0, 2), 1, True, True),
-        (slice(0, 2), 1, False, False),
-        (slice(0, 2), 2, True, False),
-        (torch.tensor([0, 1]), 1, True, False),
-    ],
-)
-def test_the_rows_of_a_step_alone_are_looked_up_by_a_kernel(
-    slots: Slots, num_queries: int, is_active_known: bool, by_kernel: bool
-) -> None:
-    asked: list[Slots] = []
-
-    def look_up(own: Slots, *others: Any) -> tuple[Tensor, ...]:
-        asked.append(own)
-        return row_lengths(own, *others)
-
-    cache = DecoderCache(SIZES, 3, CPU, torch.float32, kernels=replace(IN_PLACE, row_lengths=look_up))
-    active = torch.ones(2, dtype=torch.bool) if is_active_known else None
-    query, key, value = random(3, 2, num_queries, HEADS, DEPTH, seed=5)
-    positions = torch.arange(num_queries).expand(2, -1)
-    reader = rows_of(cache, slots, positions, context=num_queries, active=active)
-    assert asked == [slots] * by_kernel
-    assert reader.attend_text(0, query, key, value).all()
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "num_queries", "expected"),
-    [
-        (FEW_ROWS, 1, "few"),
-        (2, FEW_ROWS // 2, "few"),
-        (FEW_ROWS + 1, 1, "many"),
-        (2, FEW_ROWS // 2 + 1, "many"),
-        (1, MAX_QUERIES + 1, "torch"),
-        (1, MAX_QUERIES, "few"),
-    ],
-)
-def test_few_rows_have_a_kernel_of_their_own_and_many_queries_none(
-    num_rows: int, num_queries: int, expected: str
-) -> None:
-    used: list[str] = []
-    stores: list[bool] = []
-
-    def named(name: str) -> Any:
-        def attend(query: Tensor, *_: Any, **new: Tensor) -> Tensor:
-            used.append(name)
-            stores.append("new_keys" in new)
-            return query
-
-        return attend
-
-    kernels = Kernels(flash_decode=named("many"), flash_decode_few=named("few"))
-    cache = DecoderCache(SIZES, 10, CPU, torch.float32, kernels=kernels)
-    positions = torch.arange(num_queries).expand(num_rows, -1)
-    reader = rows_of(cache, slice(0, num_rows), positions, context=num_queries)
-    assert isinstance(reader, TorchRows) is (expected == "torch")
-    query = random(num_rows, num_queries, HEADS, DEPTH)
-    reader.attend_audio(0, query)
-    reader.attend_text(0, query, query, query)
-    assert used == [expected] * 2 * (expected != "torch")
-    assert stores == ([False, num_queries == 1] if used else []), "a single position's keys and values"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +18,8 @@ from asr_server.checkpoint.tensors import StoredTensor, WeightsFile
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
 from asr_server.model import load_whisper, weights
-from asr_server.model.float8 import Float8Linear
-from asr_server.model.int8 import Int8EncoderLinear, Int8Linear
 from asr_server.model.layers import Linear
-from asr_server.model.weights import StoredWeights, convert, read_weights
+from asr_server.model.weights import StoredWeights, read_weights
 
 KINDS = {
     "F64": torch.float64,
@@ -191,64 +188,3 @@ def test_an_output_projection_of_its_own_is_refused(is_own: bool, directory: Pat
             load_whisper(directory, "cpu", torch.float32)
     else:
         load_whisper(directory, "cpu", torch.float32)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "int8", "fp8", "has_amx", "encoder", "decoder"),
-    [
-        (torch.float32, False, False, False, Linear, Linear),
-        (torch.float32, True, False, True, Int8EncoderLinear, Int8Linear),
-        (torch.bfloat16, True, False, True, Linear, Linear),
-        (torch.bfloat16, True, False, False, Int8EncoderLinear, Linear),
-        (torch.float32, True, True, False, Float8Linear, Int8Linear),
-        (torch.bfloat16, False, True, False, Float8Linear, Linear),
-    ],
-)
-def test_products_are_in_8_bits_where_that_is_faster(
-    dtype: torch.dtype,
-    int8: bool,
-    fp8: bool,
-    has_amx: bool,
-    encoder: type,
-    decoder: type,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(weights, "HAS_AMX", has_amx)
-    model = load_whisper(EMBEDDED_MODEL, "cpu", dtype, fp8_encoder=fp8, int8=int8)
-    assert type(model.encoder.layers[0].qkv) is encoder
-    assert type(model.decoder.layers[0].qkv) is decoder
-    assert (model.int8, model.dtype, model.training) == (int8, dtype, False)
-    assert not any(each.requires_grad for each in model.parameters())
-    assert model.alignment_heads
-
-
-@pytest.mark.parametrize("kind", ["file", "full", "empty"])
-def test_only_a_new_or_an_empty_directory_is_written_to(kind: str, tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    if kind == "file":
-        target.write_text("")
-    else:
-        target.mkdir()
-        (target / "own").touch() if kind == "full" else None
-    source = tmp_path / "source.pt"
-    source.write_text("nothing")
-    reason = "cut short or damaged" if kind == "empty" else "is there already: name a new directory"
-    with pytest.raises(CheckpointError, match=reason):
-        convert(source, target)
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"target", "source.pt"}
-
-
-def test_nothing_is_left_of_a_model_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(made: Path, *_: object) -> None:
-        (made / "config.json").touch()
-        raise CheckpointError("no tokenizer")
-
-    monkeypatch.setattr(weights, "read_foreign", lambda source: SimpleNamespace())
-    monkeypatch.setattr(weights, "texts_for", lambda *given: "texts")
-    monkeypatch.setattr(weights, "write_layout", fail)
-    with pytest.raises(CheckpointError, match="no tokenizer"):
-        convert(tmp_path / "source", tmp_path / "target")
-    assert not list(tmp_path.iterdir())

@@ -17,8 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr_server.errors import CheckpointError
 from asr_server.model import Whisper, WhisperSizes, load_whisper
-from asr_server.model.cache import side_by_side
-from asr_server.model.kernels import Kernels
 from asr_server.model.layers import Linear, linear_gelu
 from asr_server.model.rows import rows_of
 from asr_server.model.whisper import Convolution, Decoder, DecoderLayer, padded_vocabulary
@@ -48,7 +46,7 @@ def our_logits(model: Whisper, one_by_one: bool, scattered: bool = False) -> Ten
     cache = model.new_cache(3)
     audio = model.encoder(model.log_mel(CLIPS))
     slots = torch.tensor([2, 0]) if scattered else slice(1, 3)
-    cache.write_audio([2, 0] if scattered else [1, 2], model.decoder.cross_keys_values(audio))
+    cache.store_audio(torch.tensor([2, 0] if scattered else [1, 2]), model.decoder.cross_keys_values(audio))
     length = TOKENS.shape[1]
     spans = [(i, i + 1) for i in range(length)] if one_by_one else [(0, length)]
     hidden = []
@@ -187,7 +185,7 @@ def test_a_slot_moved_elsewhere_gives_the_same_numbers() -> None:
     model = ours()
     with torch.inference_mode():
         cache = model.new_cache(2)
-        cache.write_audio([1], model.decoder.cross_keys_values(model.encoder(model.log_mel(CLIPS[:1]))))
+        cache.write_audio(1, model.decoder.cross_keys_values(model.encoder(model.log_mel(CLIPS[:1]))))
         positions = torch.arange(3)[None]
         model.decoder(TOKENS[:1, :3], positions, rows_of(cache, slice(1, 2), positions, context=3))
         cache.copy_text([(1, 0)], torch.tensor([[1, 0]]), 3)
@@ -212,7 +210,7 @@ def test_keys_and_values_of_one_layer_are_in_the_cache_before_those_of_the_next_
 
     monkeypatch.setattr(DecoderLayer, "keys_of", watched)
     audio = model.encoder(model.log_mel(CLIPS[:1]))
-    cache.write_audio([0], model.decoder.cross_keys_values(audio))
+    cache.write_audio(0, model.decoder.cross_keys_values(audio))
     num_layers = model.sizes.decoder_layers
     assert written == [[layer < done for layer in range(num_layers)] for done in range(num_layers)]
 
@@ -289,15 +287,6 @@ def test_gelu_within_the_product_is_gelu_within_the_rounding_of_16_bits() -> Non
     linear.weight.copy_(torch.randn(80, 48) * 0.3)
     linear.bias.copy_(torch.randn(80))
     linear, x = linear.bfloat16(), torch.randn(2, 3, 48, device=device).bfloat16()
-    found = linear(x, Kernels(linear_gelu=linear_gelu))
+    found = linear_gelu(x, linear.weight, linear.bias)
     assert found.shape == (2, 3, 80)
     torch.testing.assert_close(found, linear(x), atol=2**-6, rtol=2**-6)
-
-
-def test_slots_side_by_side_are_written_at_once() -> None:
-    assert side_by_side([4, 5, 6]) == [(slice(4, 7), slice(0, 3))]
-    assert side_by_side([2, 0, 1, 7]) == [
-        (slice(2, 3), slice(0, 1)),
-        (slice(0, 2), slice(1, 3)),
-        (slice(7, 8), slice(3, 4)),
-    ]

@@ -47,7 +47,7 @@ def computed(shard: Shard) -> tuple[list[int], Tensor, Tensor, Tensor]:
     short = model.encoder(model.log_mel([samples], 200), silence=silence)
     cache = model.new_cache(1)
     cache.write_silence(model.decoder.cross_keys_values(silence.audio))
-    cache.write_audio([0], model.decoder.cross_keys_values(short))
+    cache.write_audio(0, model.decoder.cross_keys_values(short))
     tokens, positions = torch.tensor([PROMPT]), torch.arange(len(PROMPT))[None]
     hidden = model.decoder(tokens, positions, rows_of(cache, slice(0, 1), positions, len(PROMPT)))
     return [len(layer.biases) for layer in silence.layers], audio, short, model.decoder.logits(hidden)

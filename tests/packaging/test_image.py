@@ -65,3 +65,8 @@ def test_both_stages_begin_with_one_patch_release_of_python() -> None:
     bases = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
     assert len(set(bases)) == 1
     assert re.fullmatch(r"python:3\.11\.\d+-slim", bases[0])
+
+
+def test_an_image_with_cuda_has_the_compiler_that_triton_needs() -> None:
+    served = DOCKERFILE.rpartition("\nFROM ")[2]
+    assert re.search(r'if \[ "\$TORCH" != cpu \].*\bgcc libc6-dev\b', served, re.DOTALL)

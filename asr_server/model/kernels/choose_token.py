@@ -33,7 +33,7 @@ def choose_token(
     Args:
         scores: float32 [B, vocabulary]; rows may be padded. Aligned to 16, loads are wide.
         suppressed: int8 [vocabulary or more]: 1 always, 2 as the first token.
-        active: bool [B]; other rows are neither read nor written.
+        active: [B], 0 for rows that are neither read nor written.
         num_generated, token, previous, last_time: [B], columns of the slots.
         end_of_text, first_time, last_initial_time: tokens.
         candidates: float32 [2 * count, B], or empty: a line for each likely token, the first of equals first,
@@ -57,10 +57,20 @@ def _choose(  # type: ignore[no-untyped-def]
     COUNT: tl.constexpr, BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    is_active, begin, cases, first, end, first_allowed, time_end = _limits(
-        active, num_generated, token, previous, last_time, row, vocabulary,
-        end_of_text, first_time, last_initial_time,
-    )  # fmt: skip
+    is_active = tl.load(active + row) != 0
+    generated = tl.load(num_generated + row)
+    begin = generated == 0
+    after_time = (generated > 0) & (tl.load(token + row) >= first_time)
+    after_two = after_time & ((generated < 2) | (tl.load(previous + row) >= first_time))
+    after_one = after_time & (after_two == 0)
+    earliest = tl.load(last_time + row).to(tl.int32) + tl.where(after_one, 0, 1)
+    cases = 1 + tl.where(begin, 2, 0)  # bits of `suppressed` that count here
+    # Other tokens are allowed from `first` to `end`, times from `first_allowed` to `time_end`.
+    first = tl.where(after_one, end_of_text, 0)
+    end = tl.where(is_active, first_time, 0)
+    first_allowed = tl.maximum(earliest, first_time)
+    time_end = tl.where(begin, tl.minimum(last_initial_time + 1, vocabulary), vocabulary)
+    time_end = tl.where(is_active & (after_two == 0), time_end, 0)
 
     # Times and other tokens apart, because it is decided at the end whether it has to be a time.
     scores += row.to(tl.int64) * row_stride
@@ -72,10 +82,15 @@ def _choose(  # type: ignore[no-untyped-def]
     )
     best_other, other = _first_of_best(others, other_of_lane)
     best_time, time = _first_of_best(times, time_of_lane)
-    chosen, logprob, best, must_be_time = _decide(
-        best_other, other, sum_others, best_time, time, sum_times, begin
-    )
-    tl.store(tokens + row, chosen.to(tokens.dtype.element_ty), is_active)
+    # Where all times together are likelier than any one other token, a time it is.
+    log_times = tl.where(sum_times > 0, best_time + tl.log(tl.maximum(sum_times, 1e-30)), float("-inf"))
+    must_be_time = begin | (log_times > best_other)
+    take_time = must_be_time | (best_time > best_other)
+    best = tl.maximum(tl.where(take_time, best_time, best_other), -1e30)
+    of_others = tl.where(must_be_time, 0.0, sum_others * tl.exp(tl.minimum(best_other - best, 0.0)))
+    total = of_others + sum_times * tl.exp(best_time - best)
+    logprob = -tl.log(tl.maximum(total, 1e-30))
+    tl.store(tokens + row, tl.where(take_time, time, other).to(tokens.dtype.element_ty), is_active)
     tl.store(logprobs + row, logprob, is_active)
 
     if COUNT > 0:
@@ -88,44 +103,6 @@ def _choose(  # type: ignore[no-untyped-def]
             first, end, first_allowed, time_end, row_stride, num_suppressed, cases, line_stride,
             COUNT, BLOCK, NUM_BLOCKS,
         )  # fmt: skip
-
-
-@triton.jit
-def _limits(  # type: ignore[no-untyped-def]
-    active, num_generated, token, previous, last_time, row, vocabulary,
-    end_of_text, first_time, last_initial_time,
-):  # fmt: skip
-    """Return what the rules allow a row: other tokens from `first`, times from `first_allowed`."""
-    is_active = tl.load(active + row).to(tl.int1)
-    generated = tl.load(num_generated + row)
-    begin = generated == 0
-    after_time = (generated > 0) & (tl.load(token + row) >= first_time)
-    after_two = after_time & ((generated < 2) | (tl.load(previous + row) >= first_time))
-    after_one = after_time & (after_two == 0)
-    earliest = tl.load(last_time + row).to(tl.int32) + tl.where(after_one, 0, 1)
-    cases = 1 + tl.where(begin, 2, 0)  # bits of `suppressed` that count here
-    first = tl.where(after_one, end_of_text, 0)
-    end = tl.where(is_active, first_time, 0)
-    first_allowed = tl.maximum(earliest, first_time)
-    time_end = tl.where(begin, tl.minimum(last_initial_time + 1, vocabulary), vocabulary)
-    time_end = tl.where(is_active & (after_two == 0), time_end, 0)
-    return is_active, begin, cases, first, end, first_allowed, time_end
-
-
-@triton.jit
-def _decide(  # type: ignore[no-untyped-def]
-    best_other, other, sum_others, best_time, time, sum_times, begin
-):
-    # Where all times together are likelier than any one other token, a time it is.
-    log_times = tl.where(sum_times > 0, best_time + tl.log(tl.maximum(sum_times, 1e-30)), float("-inf"))
-    must_be_time = begin | (log_times > best_other)
-    take_time = must_be_time | (best_time > best_other)
-    chosen = tl.where(take_time, time, other)
-    best = tl.maximum(tl.where(take_time, best_time, best_other), -1e30)
-    of_others = tl.where(must_be_time, 0.0, sum_others * tl.exp(tl.minimum(best_other - best, 0.0)))
-    total = of_others + sum_times * tl.exp(best_time - best)
-    logprob = -tl.log(tl.maximum(total, 1e-30))
-    return chosen, logprob, best, must_be_time
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -186,113 +163,6 @@ def _write_candidates(  # type: ignore[no-untyped-def]
         best, token = tl.where(is_lane, next_best, best), tl.where(is_lane, next_token, token)
 
 
-_PARTS = 16  # of a row, a power of two; the last one has the times
-_PART_BLOCK = 2048
-
-
-def choose_token_in_parts(
-    scores: Tensor,
-    suppressed: Tensor,
-    active: Tensor,
-    num_generated: Tensor,
-    token: Tensor,
-    previous: Tensor,
-    last_time: Tensor,
-    end_of_text: int,
-    first_time: int,
-    last_initial_time: int,
-    tokens: Tensor,
-    logprobs: Tensor,
-    candidates: Tensor,
-) -> None:
-    """Do as `choose_token`, several programs a row: one alone reads few rows slowly."""
-    count, (num_rows, vocabulary) = len(candidates) // 2, scores.shape
-    share = triton.cdiv(triton.cdiv(first_time, _PARTS - 1), _PART_BLOCK) * _PART_BLOCK
-    parts = scores.new_empty(3 + 2 * count, num_rows, _PARTS)
-    history = active, num_generated, token, previous, last_time
-    limits = vocabulary, end_of_text, first_time, last_initial_time
-    num_blocks = triton.next_power_of_2(triton.cdiv(vocabulary, _PART_BLOCK))
-    _choose_in_part[num_rows, _PARTS](
-        scores, suppressed, *history, parts, scores.stride(0), len(suppressed), share, *limits,
-        COUNT=count, BLOCK=_PART_BLOCK, NUM_BLOCKS=num_blocks, num_warps=8,
-    )  # fmt: skip
-    _choose_of_parts[num_rows,](
-        *history[:2], parts, tokens, logprobs, candidates, candidates.stride(0),
-        COUNT=count, RANKS=triton.next_power_of_2(max(1, count)), PARTS=_PARTS, num_warps=1,
-    )  # fmt: skip
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _choose_in_part(  # type: ignore[no-untyped-def]
-    scores, suppressed, active, num_generated, token, previous, last_time, parts,
-    row_stride, num_suppressed, share, vocabulary, end_of_text, first_time, last_initial_time,
-    COUNT: tl.constexpr, BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr,
-):  # fmt: skip
-    row, part, num_parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    is_active, _begin, cases, first, end, first_allowed, time_end = _limits(
-        active, num_generated, token, previous, last_time, row, vocabulary,
-        end_of_text, first_time, last_initial_time,
-    )  # fmt: skip
-    has_times = part == num_parts - 1
-    first = tl.where(has_times, first_allowed, tl.maximum(first, part * share))
-    end = tl.where(has_times, time_end, tl.minimum(end, (part + 1) * share))
-    scores += row.to(tl.int64) * row_stride
-    best, token_of_lane, total = _scan(
-        scores, suppressed, first, end, row_stride, num_suppressed, cases, BLOCK
-    )
-    highest, found = _first_of_best(best, token_of_lane)
-    line_stride = tl.num_programs(0) * num_parts
-    parts += row * num_parts + part
-    tl.store(parts, highest, is_active)
-    tl.store(parts + line_stride, found.to(tl.float32), is_active)
-    tl.store(parts + 2 * line_stride, total, is_active)
-    if COUNT > 0:
-        _write_candidates(
-            scores, suppressed, best, token_of_lane, 0.0, parts + 3 * line_stride, is_active,
-            first, end, 0, 0, row_stride, num_suppressed, cases, line_stride, COUNT, BLOCK, NUM_BLOCKS,
-        )  # fmt: skip
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _choose_of_parts(  # type: ignore[no-untyped-def]
-    active, num_generated, parts, tokens, logprobs, candidates, line_stride,
-    COUNT: tl.constexpr, RANKS: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0)
-    is_active = tl.load(active + row).to(tl.int1)
-    part_stride = tl.num_programs(0) * PARTS
-    parts += row * PARTS
-    n = tl.arange(0, PARTS)
-    is_time = n == PARTS - 1
-    highest = tl.load(parts + n, is_active, other=float("-inf"))  # of other rows nothing was written
-    found = tl.load(parts + part_stride + n, is_active, other=0.0).to(tl.int32)
-    total = tl.load(parts + 2 * part_stride + n, is_active, other=0.0)
-    best_other, other = _first_of_best(tl.where(is_time, float("-inf"), highest), found)
-    best_time, time = _first_of_best(tl.where(is_time, highest, float("-inf")), found)
-    shares = total * tl.exp(highest - tl.maximum(best_other, -1e30))
-    sum_others = tl.sum(tl.where(is_time, 0.0, shares), 0)
-    sum_times = tl.sum(tl.where(is_time, total, 0.0), 0)
-    chosen, logprob, best, must_be_time = _decide(
-        best_other, other, sum_others, best_time, time, sum_times, tl.load(num_generated + row) == 0
-    )
-    tl.store(tokens + row, chosen.to(tokens.dtype.element_ty), is_active)
-    tl.store(logprobs + row, logprob, is_active)
-
-    if COUNT > 0:
-        k = tl.arange(0, RANKS * PARTS)
-        part, rank = k % PARTS, k // PARTS
-        counts = is_active & (rank < COUNT) & ((part == PARTS - 1) | (must_be_time == 0))
-        of_rank = parts + part + (3 + rank) * part_stride
-        token = tl.load(of_rank, counts, other=0.0).to(tl.int32)
-        score = tl.load(of_rank + COUNT * part_stride, counts, other=float("-inf"))
-        offset = tl.where(logprob <= 1, logprob - best, float("nan"))  # above: a score is NaN
-        for line in range(COUNT):
-            best_score, likeliest = _first_of_best(score, token)
-            tl.store(candidates + line * line_stride + row, likeliest.to(tl.float32), is_active)
-            tl.store(candidates + (COUNT + line) * line_stride + row, best_score + offset, is_active)
-            score = tl.where((score == best_score) & (token == likeliest), float("-inf"), score)
-
-
 _ROWS = 64  # of a program
 
 
@@ -317,14 +187,14 @@ def advance(
     Args:
         tokens, logprobs, no_speech: [B].
         active, token, previous, position, num_generated, last_time: [B], columns of the slots.
-        generated: [B, positions].
+        generated: [positions, B].
         candidates: [lines, B].
         report: float64 [3 + lines, B].
     """
     assert report.is_contiguous()
     _advance[triton.cdiv(len(tokens), _ROWS),](
         tokens, logprobs, no_speech, active, token, previous, position, num_generated, last_time, generated,
-        candidates, report, len(tokens), generated.shape[1] - 1, generated.stride(0), candidates.stride(0),
+        candidates, report, len(tokens), len(generated) - 1, generated.stride(0), candidates.stride(0),
         first_time, end_of_text,
         LINES=len(candidates), ROWS=_ROWS, num_warps=2,
     )  # fmt: skip
@@ -349,14 +219,14 @@ def _advance(  # type: ignore[no-untyped-def]
         candidate = tl.load(candidates + line * line_stride + row, inside, other=0.0)
         tl.store(report + (3 + line) * num_rows + row, candidate.to(tl.float64), inside)
 
-    is_active = tl.load(active + row, inside, other=0).to(tl.int1) & (chosen != end_of_text)
+    is_active = (tl.load(active + row, inside, other=0) != 0) & (chosen != end_of_text)
     tl.store(active + row, is_active.to(active.dtype.element_ty), inside)
     tl.store(previous + row, tl.load(token + row, inside, other=0), inside)
     tl.store(token + row, chosen, inside)
     time = tl.load(last_time + row, inside, other=0)
     tl.store(last_time + row, tl.where(chosen >= first_time, chosen, time), inside)
     count = tl.load(num_generated + row, inside, other=0)
-    tl.store(generated + row.to(tl.int64) * row_stride + tl.minimum(count, last_position), chosen, inside)
+    tl.store(generated + tl.minimum(count, last_position) * row_stride + row, chosen, inside)
     tl.store(num_generated + row, count + 1, inside)
     # A slot that is held may run on; it must not run over.
     place = tl.load(position + row, inside, other=0) + 1

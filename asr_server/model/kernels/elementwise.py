@@ -1,6 +1,4 @@
-"""Triton kernels that read and write a tensor once: addition with layer norm, and rounding to 8-bit
-floats.
-"""
+"""Triton kernels that read and write a tensor once: addition with layer norm, and storing audio in slots."""
 
 from __future__ import annotations
 
@@ -8,8 +6,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from asr_server.model.float8 import FP8, LARGEST, TINY
 
 _ROWS = 1  # rows of a program
 
@@ -66,30 +62,38 @@ def _add_norm(  # type: ignore[no-untyped-def]
     tl.store(normed + place, y.to(normed.dtype.element_ty), inside)
 
 
-def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x [rows, D] as 8-bit floats, and float32 scales [rows, 1]."""
-    assert x.is_contiguous()
-    num_rows, width = x.shape
-    quantised = torch.empty_like(x, dtype=FP8)
-    scales = torch.empty(num_rows, 1, device=x.device)
-    _quantise_rows[triton.cdiv(num_rows, _ROWS),](
-        x, quantised, scales, num_rows, width,
-        LARGEST=LARGEST, TINY=TINY, ROWS=_ROWS, BLOCK=triton.next_power_of_2(width), num_warps=4,
+_TILE = 64  # rows and columns that a program copies
+
+
+def store_audio(source: Tensor, slots: Tensor, target: Tensor) -> None:
+    """Copy source [B, H, n, m] to target[slots, :, :n, :m]; m is innermost in both.
+
+    Args:
+        source: a first dimension of stride 0 repeats.
+        slots: int64 [B].
+    """
+    assert source.stride(3) == target.stride(3) == slots.stride(0) == 1
+    batch, heads, num_rows, num_columns = source.shape
+    grid = batch * heads, triton.cdiv(num_rows, _TILE), triton.cdiv(num_columns, _TILE)
+    _store_audio[grid](
+        source, slots, target, *source.stride()[:3], *target.stride()[:3], heads, num_rows, num_columns,
+        TILE=_TILE, num_warps=4,
     )  # fmt: skip
-    return quantised, scales
 
 
-# Compiled once, whatever the number of rows.
-@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
-def _quantise_rows(  # type: ignore[no-untyped-def]
-    x, quantised, scales, num_rows, width,
-    LARGEST: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+@triton.jit  # type: ignore[untyped-decorator]
+def _store_audio(  # type: ignore[no-untyped-def]
+    source, slots, target,
+    source_stride, source_head_stride, source_row_stride,
+    target_stride, target_head_stride, target_row_stride,
+    heads, num_rows, num_columns, TILE: tl.constexpr,
 ):  # fmt: skip
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    n = tl.arange(0, BLOCK)
-    inside = (rows < num_rows)[:, None] & (n < width)[None, :]
-    place = rows[:, None] * width + n[None, :]
-    y = tl.load(x + place, inside, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(y), 1), TINY) / LARGEST
-    tl.store(scales + rows, scale, rows < num_rows)
-    tl.store(quantised + place, (y / scale[:, None]).to(quantised.dtype.element_ty), inside)
+    chunk, head = tl.program_id(0) // heads, tl.program_id(0) % heads
+    row = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    column = tl.program_id(2) * TILE + tl.arange(0, TILE)
+    inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
+    slot = tl.load(slots + chunk)
+    source += chunk.to(tl.int64) * source_stride + head * source_head_stride
+    target += slot * target_stride + head * target_head_stride
+    copied = tl.load(source + row[:, None] * source_row_stride + column[None, :], inside)
+    tl.store(target + row[:, None] * target_row_stride + column[None, :], copied, inside)

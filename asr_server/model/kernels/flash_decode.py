@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asr_server.model.kernels.table import NUM_WARPS
-
 _BLOCK = 64  # positions that are read at once
 _ENOUGH_PROGRAMS = 512  # keep a GPU busy without splitting: 4 on each multiprocessor of an H100
 _MAX_SPLITS = 16
+# One warp was the fastest with many rows (0.120 ms beside 0.150 and 0.204); few rows hide less latency.
+_FEW_ROWS, _WARPS_OF_FEW, _WARPS_OF_MANY = 8, 4, 1
 
 
 def flash_decode(
@@ -25,12 +25,8 @@ def flash_decode(
     slots: Tensor,
     lengths: Tensor,
     most: int,
-    key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None,
-    *,
     new_keys: Tensor | None = None,
     new_values: Tensor | None = None,
-    num_warps: int = NUM_WARPS[0],
 ) -> Tensor:
     """Attend from each row to its slot's first positions. A graph may record it.
 
@@ -41,10 +37,8 @@ def flash_decode(
         slots: [R].
         lengths: [R], positions to read; 0 gives zero.
         most: upper bound of the lengths.
-        key_scales, value_scales: float32 [slots, H], for 8-bit floats.
         new_keys, new_values: [R, H, d], stored at each row's last position. Slots must differ; n is not
-            innermost.
-        num_warps: of a program: fewer exchange less, more hide latency better.
+            innermost, and keys are not split.
     Returns:
         [R, H, d], of the query's type.
     """
@@ -52,7 +46,8 @@ def flash_decode(
     assert lengths.is_contiguous()
     assert query.stride(2) == values.stride(3) == 1
     num_rows, num_heads, depth = query.shape
-    num_splits, split = plan_splits(num_rows * num_heads, most)
+    has_new = new_keys is not None and new_values is not None
+    num_splits, split = (1, most) if has_new else plan_splits(num_rows * num_heads, most)
     result = torch.empty_like(query)
     # With one part the first kernel writes the result itself, and these stand in for what it does not touch.
     parts = sums = maxima = result
@@ -60,15 +55,12 @@ def flash_decode(
         parts = query.new_empty(num_splits, num_rows, num_heads, depth, dtype=torch.float32)
         sums, maxima = query.new_empty(2, num_splits, num_rows, num_heads, dtype=torch.float32).unbind()
     transposed = keys.stride(2) == 1
-    has_new = new_keys is not None and new_values is not None
     if new_keys is None or new_values is None:
         new_keys = new_values = result  # stands in here, too
     assert new_keys.stride() == new_values.stride()
     assert not (has_new and transposed)
     _attend[num_heads, num_rows, num_splits](
-        query, keys, values, slots, lengths,
-        result if key_scales is None else key_scales, result if value_scales is None else value_scales,
-        new_keys, new_values,
+        query, keys, values, slots, lengths, new_keys, new_values,
         result if num_splits == 1 else parts, sums, maxima,
         *query.stride()[:2],
         *keys.stride()[:2], keys.stride(3) if transposed else keys.stride(2),
@@ -76,7 +68,8 @@ def flash_decode(
         *new_keys.stride()[:2],
         num_heads, split,
         DEPTH=depth, BLOCK=_BLOCK, CAPACITY=keys.stride(3) if transposed else 0,
-        IS_SPLIT=num_splits > 1, IS_SCALED=key_scales is not None, HAS_NEW=has_new, num_warps=num_warps,
+        IS_SPLIT=num_splits > 1, HAS_NEW=has_new,
+        num_warps=_WARPS_OF_FEW if num_rows <= _FEW_ROWS else _WARPS_OF_MANY,
     )  # fmt: skip
     if num_splits > 1:
         _combine[num_heads, num_rows](
@@ -90,42 +83,39 @@ _ROWS = 64  # of a program of `row_lengths`
 
 
 def row_lengths(
-    slots: slice, positions: Tensor, active: Tensor, audio_of: Tensor, audio_lengths: Tensor
+    slots: slice, positions: Tensor, active: Tensor, audio_of: Tensor, num_audio: int
 ) -> tuple[Tensor, ...]:
     """Return the rows of a step in one launch, as `model/rows.py` does.
 
     Args:
         slots: side by side.
         positions: int64 [B, 1].
-        active: bool [B].
-        audio_of, audio_lengths: int64 and int32, of the cache's slots and audio slots.
+        active: [B], of any integers or bool.
+        audio_of: int64, of the cache's slots.
+        num_audio: audio positions of a window.
     """
     num_rows = len(positions)
     assert positions.stride(0) == active.stride(0) == 1
-    found = positions.new_empty(3, num_rows)
-    audio = audio_lengths.new_empty(num_rows)
+    found = positions.new_empty(4, num_rows)
     _row_lengths[triton.cdiv(num_rows, _ROWS),](
-        positions, active, audio_of, audio_lengths, found, audio, slots.start, num_rows,
-        ROWS=_ROWS, num_warps=2,
-    )  # fmt: skip
-    return *found.unbind(), audio
+        positions, active, audio_of, found, slots.start, num_rows, num_audio, ROWS=_ROWS, num_warps=2
+    )
+    return found.unbind()
 
 
 # Compiled once, whatever the slots and the number of rows.
 @triton.jit(do_not_specialize=["first_slot", "num_rows"])  # type: ignore[untyped-decorator]
 def _row_lengths(  # type: ignore[no-untyped-def]
-    positions, active, audio_of, audio_lengths, found, audio, first_slot, num_rows, ROWS: tl.constexpr
+    positions, active, audio_of, found, first_slot, num_rows, num_audio, ROWS: tl.constexpr
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < num_rows
-    is_active = tl.load(active + row, inside, other=0).to(tl.int1)
-    audio_slot = tl.load(audio_of + first_slot + row, inside, other=0)
-    text = tl.where(is_active, tl.load(positions + row, inside, other=0) + 1, 0)
-    length = tl.where(is_active, tl.load(audio_lengths + audio_slot, inside, other=0), 0)
+    is_active = tl.load(active + row, inside, other=0) != 0
     tl.store(found + row, (first_slot + row).to(tl.int64), inside)
-    tl.store(found + num_rows + row, audio_slot, inside)
+    tl.store(found + num_rows + row, tl.load(audio_of + first_slot + row, inside, other=0), inside)
+    text = tl.where(is_active, tl.load(positions + row, inside, other=0) + 1, 0)
     tl.store(found + 2 * num_rows + row, text, inside)
-    tl.store(audio + row, length, inside)
+    tl.store(found + 3 * num_rows + row, tl.where(is_active, num_audio, 0).to(tl.int64), inside)
 
 
 def plan_splits(num_programs: int, most: int) -> tuple[int, int]:
@@ -135,9 +125,10 @@ def plan_splits(num_programs: int, most: int) -> tuple[int, int]:
     return triton.cdiv(blocks, blocks_of_part), blocks_of_part * _BLOCK
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# Compiled once, whether the number of rows is even or not.
+@triton.jit(do_not_specialize_on_alignment=["slots", "lengths"])  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
-    query, keys, values, slots, lengths, key_scales, value_scales, new_keys, new_values,
+    query, keys, values, slots, lengths, new_keys, new_values,
     result, sums, maxima,
     query_row_stride, query_head_stride,
     key_slot_stride, key_head_stride, key_stride,
@@ -145,7 +136,7 @@ def _attend(  # type: ignore[no-untyped-def]
     new_row_stride, new_head_stride,
     num_heads, split,
     DEPTH: tl.constexpr, BLOCK: tl.constexpr, CAPACITY: tl.constexpr,
-    IS_SPLIT: tl.constexpr, IS_SCALED: tl.constexpr, HAS_NEW: tl.constexpr,
+    IS_SPLIT: tl.constexpr, HAS_NEW: tl.constexpr,
 ):  # fmt: skip
     head, row, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + row).to(tl.int64)
@@ -154,8 +145,6 @@ def _attend(  # type: ignore[no-untyped-def]
     last = tl.minimum(length, first + split)
     dims = tl.arange(0, DEPTH)
     q = tl.load(query + row * query_row_stride + head * query_head_stride + dims).to(tl.float32)
-    if IS_SCALED:
-        q *= tl.load(key_scales + slot * num_heads + head)
     keys += slot * key_slot_stride + head * key_head_stride
     values += slot * value_slot_stride + head * value_head_stride
 
@@ -163,16 +152,15 @@ def _attend(  # type: ignore[no-untyped-def]
     total = tl.full([], 0.0, tl.float32)
     sum_of_values = tl.zeros([DEPTH], tl.float32)
     if HAS_NEW:  # of the last position, which is not read from the cache
-        newest = length - 1
-        is_here = (newest >= first) & (newest < first + split)
-        last = tl.minimum(newest, first + split)
+        last = length - 1
+        is_active = length > 0
         new = row * new_row_stride + head * new_head_stride + dims
         new_key, new_value = tl.load(new_keys + new), tl.load(new_values + new)
-        is_stored = dims < tl.where(is_here, DEPTH, 0)
-        tl.store(keys + newest * key_stride + dims, new_key, is_stored)
-        tl.store(values + newest * value_stride + dims, new_value, is_stored)
-        maximum = tl.where(is_here, tl.sum(new_key.to(tl.float32) * q, 0), maximum)
-        total = tl.where(is_here, 1.0, total)
+        is_stored = dims < tl.where(is_active, DEPTH, 0)
+        tl.store(keys + last * key_stride + dims, new_key, is_stored)
+        tl.store(values + last * value_stride + dims, new_value, is_stored)
+        maximum = tl.where(is_active, tl.sum(new_key.to(tl.float32) * q, 0), maximum)
+        total = tl.where(is_active, 1.0, total)
         sum_of_values = tl.where(is_stored, new_value.to(tl.float32), sum_of_values)
     for start in range(first, last, BLOCK):
         n = start + tl.arange(0, BLOCK)
@@ -194,8 +182,6 @@ def _attend(  # type: ignore[no-untyped-def]
         total = total * old + tl.sum(weights, 0)
         maximum = new_maximum
 
-    if IS_SCALED:
-        sum_of_values *= tl.load(value_scales + slot * num_heads + head)
     place = row * num_heads + head
     if IS_SPLIT:
         place += part * tl.num_programs(1) * num_heads

@@ -5,7 +5,6 @@ Under Triton's interpreter; on a GPU compiled. `tests/engine/test_tokens_likelie
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -16,15 +15,13 @@ from torch import Tensor
 from asr_server.engine.slots import SlotState
 from asr_server.engine.tokens import GenerationRules, TokenRules, choose_likeliest
 from asr_server.model.kernels import TORCH, Kernels, choose_token
-from asr_server.model.kernels.candidates import choose_kernels
+from asr_server.model.kernels.choice import triton_kernels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCABULARY, END_OF_TEXT, FIRST_TIME = 60, 30, 36
 BLOCK = 16
 SPECIALS: Any = SimpleNamespace(end_of_text=END_OF_TEXT, no_timestamps=35, timestamp_begin=FIRST_TIME)
-TRITON = choose_kernels("triton", None, DEVICE, torch.float32).kernels  # type: ignore[arg-type]
-FORMS = [replace(TORCH, choose_token=form) for form in (TRITON.choose_token, TRITON.choose_token_few)]
-in_both_forms = pytest.mark.parametrize("kernels", FORMS, ids=["whole", "in parts"])
+TRITON = triton_kernels()
 COUNT = 2  # candidates
 
 
@@ -32,8 +29,6 @@ COUNT = 2  # candidates
 def several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which the last one is not full. Few parts: the interpreter takes its time for each."""
     monkeypatch.setattr(choose_token, "_BLOCK", BLOCK)
-    monkeypatch.setattr(choose_token, "_PART_BLOCK", BLOCK)
-    monkeypatch.setattr(choose_token, "_PARTS", 2)
 
 
 class Row(NamedTuple):
@@ -81,7 +76,7 @@ ROWS = {
 
 def state_of(rows: list[Row]) -> SlotState:
     state = SlotState.empty(len(rows), 8, DEVICE)
-    state.active.fill_(True)
+    state.active.fill_(1)
     for number, row in enumerate(rows):
         state.num_generated[number] = len(row.text)
         state.token[number] = row.text[-1] if row.text else T + 1  # of a prompt: it is no time of this text
@@ -112,10 +107,9 @@ def choose(kernels: Kernels, rows: list[Row], max_initial: int | None, count: in
     return [tokens, logprobs, candidates]
 
 
-@in_both_forms
-def test_each_row_gets_torchs_token_and_candidates(kernels: Kernels) -> None:
+def test_each_row_gets_torchs_token_and_candidates() -> None:
     rows = list(ROWS.values())
-    found, logprobs, candidates = choose(kernels, rows, 5, COUNT)
+    found, logprobs, candidates = choose(TRITON, rows, 5, COUNT)
     expected, expected_logprobs, of_torch = choose(TORCH, rows, 5, COUNT + 1)
     assert dict(zip(ROWS, found.tolist(), strict=True)) == dict(zip(ROWS, expected.tolist(), strict=True))
     torch.testing.assert_close(logprobs, expected_logprobs, atol=1e-5, rtol=0)
@@ -130,55 +124,45 @@ def test_each_row_gets_torchs_token_and_candidates(kernels: Kernels) -> None:
     assert torch.equal(likeliest[:, apart], of_torch[:COUNT, apart])
 
 
-@in_both_forms
-def test_without_a_beam_and_a_limit_the_token_alone_is_chosen(
-    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choose_token, "_PARTS", 4)
+def test_without_a_beam_and_a_limit_the_token_alone_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [
         "a first time has a limit",
         "what is suppressed at the beginning may follow",
         "times that are not",
     ]
     rows = [ROWS[name] for name in names]
-    found, expected = (choose(each, rows, None, 0) for each in (kernels, TORCH))
+    found, expected = (choose(each, rows, None, 0) for each in (TRITON, TORCH))
     assert found[0].tolist() == expected[0].tolist() == [FIRST_TIME + 9, 2, 9]
     torch.testing.assert_close(found[1], expected[1], atol=1e-5, rtol=0)
 
 
-@in_both_forms
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_text_begins_with_times_that_are_not_suppressed(
-    kernels: Kernels, count: int, monkeypatch: pytest.MonkeyPatch
+    count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many as are asked for, the first token of the lane of one of them not among them."""
-    monkeypatch.setattr(choose_token, "_PARTS", 4)
     rows = [Row({T + 7: 9.5, T + 10: 9.0, T + 12: 8.0, 0: 7.5, T + 1: 1.0, T + 2: 0.5}, ())]
-    found, expected = (choose(each, rows, None, count) for each in (kernels, TORCH))
+    found, expected = (choose(each, rows, None, count) for each in (TRITON, TORCH))
     for own, of_torch in zip(found, expected, strict=True):
         torch.testing.assert_close(own, of_torch, atol=1e-5, rtol=0)
     assert found[2][:count, 0].tolist() == [T + 12, T + 1, T + 2][:count]
 
 
-@in_both_forms
-def test_tokens_of_which_few_are_possible_are_followed_by_impossible_ones(kernels: Kernels) -> None:
+def test_tokens_of_which_few_are_possible_are_followed_by_impossible_ones() -> None:
     state = SlotState.empty(1, 8, DEVICE)
-    state.active.fill_(True)
+    state.active.fill_(1)
     state.last_time.fill_(FIRST_TIME - 1)
     rules = TokenRules(GenerationRules((), (), 0), SPECIALS, VOCABULARY, DEVICE)
     candidates = torch.zeros(2 * COUNT, 1, device=DEVICE)
     scores = torch.arange(float(VOCABULARY), device=DEVICE)[None]
     tokens, logprobs = torch.zeros(1, dtype=torch.long, device=DEVICE), torch.zeros(1, device=DEVICE)
-    choose_likeliest(kernels, rules, scores, state, tokens, logprobs, candidates)
+    choose_likeliest(TRITON, rules, scores, state, tokens, logprobs, candidates)
     likeliest, of_likeliest = candidates[:, 0].chunk(2)
     assert likeliest[:1].tolist() == [FIRST_TIME]
     assert of_likeliest.isfinite().tolist() == [True, False]
 
 
-@in_both_forms
-def test_rows_that_are_not_active_are_left_as_they_are(
-    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_are_not_active_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     def garbage(own: torch.Tensor, *shape: int, **kind: Any) -> torch.Tensor:
         made = own.new_zeros(shape, **kind)
         return made.fill_(float("nan")) if made.is_floating_point() else made
@@ -190,7 +174,7 @@ def test_rows_that_are_not_active_are_left_as_they_are(
     scores = torch.zeros(2, VOCABULARY, device=DEVICE)
     scores[:, FIRST_TIME + 9] = 1.0
     candidates = torch.full((2 * COUNT, 2), 3.0, device=DEVICE)
-    choose_likeliest(kernels, rules, scores, state, tokens, logprobs, candidates)
+    choose_likeliest(TRITON, rules, scores, state, tokens, logprobs, candidates)
     assert tokens.tolist() == [7, FIRST_TIME + 9]
     assert logprobs[0] == 0.5
     assert (candidates[:, 0] == 3).all()
@@ -200,7 +184,7 @@ def test_a_step_changes_the_slots_as_torch_does() -> None:
     """Rows that begin, that end, that stand at the last position, and one that is not active."""
     states = [SlotState.empty(100, 6, DEVICE) for _ in range(2)]  # rows of two programs
     for state in states:
-        state.active[1:] = True
+        state.active[1:] = 1
         for column in (state.token, state.previous, state.last_time, state.position, state.num_generated):
             column.copy_(torch.arange(100) % 7)
         state.position.clamp_(max=5)
@@ -214,25 +198,23 @@ def test_a_step_changes_the_slots_as_torch_does() -> None:
         for state, kernels in zip(states, (TRITON, TORCH), strict=True)
     )
     assert found.tolist() == expected.tolist()
-    for field in fields(SlotState):
-        assert torch.equal(*(getattr(state, field.name) for state in states)), field.name
+    assert torch.equal(states[0].integers, states[1].integers)
     assert not states[0].active[2]
     assert (states[0].last_time >= FIRST_TIME).any()
 
 
 @pytest.mark.filterwarnings("ignore:(All-NaN slice|invalid value encountered in cast):RuntimeWarning")
-@in_both_forms
 @pytest.mark.parametrize("num_broken", [1, VOCABULARY])
-def test_scores_that_are_no_numbers_show_in_the_log_probability(num_broken: int, kernels: Kernels) -> None:
+def test_scores_that_are_no_numbers_show_in_the_log_probability(num_broken: int) -> None:
     """By which the engine notices them: none is above 1 otherwise."""
     rules = TokenRules(GenerationRules(), SPECIALS, VOCABULARY, DEVICE)
     state = SlotState.empty(2, 8, DEVICE)
-    state.active.fill_(True)
+    state.active.fill_(1)
     tokens, logprobs = torch.zeros(2, dtype=torch.long, device=DEVICE), torch.zeros(2, device=DEVICE)
     scores = torch.zeros(2, VOCABULARY, device=DEVICE)
     scores[0, VOCABULARY - num_broken :] = float("nan")
     candidates = torch.zeros(2 * COUNT, 2, device=DEVICE)
-    choose_likeliest(kernels, rules, scores, state, tokens, logprobs, candidates)
+    choose_likeliest(TRITON, rules, scores, state, tokens, logprobs, candidates)
     assert not logprobs[0] <= 1
     assert logprobs[1] <= 0
     assert candidates[COUNT:, 0].isnan().all(), "a beam search goes on with none of them"

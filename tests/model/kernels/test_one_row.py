@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
 
-from asr_server.model import WhisperSizes
 from asr_server.model.kernels import TORCH, Kernels, one_row
-from asr_server.model.kernels.candidates import products_of_one_row
-from asr_server.model.kernels.table import judge
 from asr_server.model.layers import Linear
 from asr_server.model.whisper import norm_product
 
@@ -92,32 +87,3 @@ def test_several_rows_are_left_to_torch() -> None:
     kernels = Kernels(norm_product=fail, row_product=fail)  # type: ignore[arg-type]
     product(rows, kernels)
     norm_product(rows, rows, nn.LayerNorm(32, device=DEVICE), product, kernels)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@torch.inference_mode()
-def test_the_products_tried_at_load_agree_with_torch(dtype: torch.dtype) -> None:
-    sizes = WhisperSizes(100, 80, 64, 1, 2, 128, 1, 2, 128)
-    for each in products_of_one_row(OURS, sizes, DEVICE, dtype, layers=1):
-        verdict = judge(each, lambda compute, own=each: float(compute is not own.kernel))  # type: ignore[misc]
-        assert verdict.seconds == 0, verdict.reason
-
-
-@pytest.mark.parametrize(
-    ("num_outputs", "num_programs", "inputs"), [(2556, 639, 1024), (2559, 640, 1024), (2560, 320, 512)]
-)
-def test_programs_have_more_outputs_where_there_are_enough_of_them(
-    num_outputs: int, num_programs: int, inputs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()  # of few programs
-    grids: list[tuple[int, ...]] = []
-
-    class Kernel:
-        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            return lambda *_, **sizes: grids.append((*grid, sizes["OUTPUTS"], sizes["INPUTS"]))
-
-    monkeypatch.setattr(one_row, "_product", Kernel())
-    x, weight, bias = torch.zeros(2, 1, 4), torch.zeros(num_outputs, 4), torch.zeros(num_outputs)
-    assert one_row.row_product(x, weight, bias).shape == (2, 1, num_outputs)
-    assert grids == [(num_programs, 2, 4096 // inputs, inputs)]
