@@ -32,7 +32,7 @@ from asr_server.protocols.http import MAX_HEADERS, MAX_PIPELINED
 from asr_server.protocols.websockets import BYTES_PER_FRAME, FRAMES_PER_S
 from tests.conftest import Server
 from tests.test_documentation import PAGES, README, ROOT, blocks_of, unknown_flags
-from tools import make_settings_page
+from tools import draw_comparison, make_settings_page
 
 DOCS = ROOT / "docs"
 MONITORING, LIMITS, DEPLOY, ERRORS = (
@@ -189,6 +189,11 @@ def test_the_fixed_bounds_of_clients_are_those_of_the_code() -> None:
 def test_the_settings_page_is_the_one_that_the_code_writes() -> None:
     """`python -m tools.make_settings_page` writes it."""
     assert make_settings_page.PAGE.read_text() == make_settings_page.page()
+
+
+def test_the_chart_of_the_comparison_has_the_figures_of_the_results() -> None:
+    """`python -m tools.draw_comparison` draws it."""
+    assert draw_comparison.PICTURE.read_text() == draw_comparison.picture()
 
 
 def test_defaults_in_prose_are_those_of_the_settings() -> None:
