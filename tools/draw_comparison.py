@@ -19,12 +19,13 @@ def speeds(text: str) -> Bars:
     rows = re.findall(
         r"^\| \*{0,2}([^|*]+)\*{0,2}[^|]*\| [^|]+ \| ([\d.]+) \|[^|]*\| [\d.]+ % \| [\d.]+ \|$", text, re.M
     )
-    return [(name.strip().partition(" (")[0], float(rtfx)) for name, rtfx in rows]
+    names = [name.strip().partition(" (")[0].replace("ours", "asr-server") for name, _ in rows]
+    return [(name, float(rtfx)) for name, (_, rtfx) in zip(names, rows, strict=True)]
 
 
 def error_rates(text: str) -> Bars:
     (row,) = re.findall(r"^\| \*\*all English \(17,646\)\*\* \| ([\d.]+) % .*?\| ([\d.]+) % ", text, re.M)
-    return [("ours", float(row[0])), ("faster-whisper, float32", float(row[1]))]
+    return [("asr-server", float(row[0])), ("faster-whisper, float32", float(row[1]))]
 
 
 def panel(title: str, bars: Bars, unit: str, top: int) -> list[str]:
@@ -37,7 +38,7 @@ def panel(title: str, bars: Bars, unit: str, top: int) -> list[str]:
         lines += [
             f'<text x="{LEFT - 10}" y="{y + 15}" text-anchor="end">{escape(name)}</text>',
             f'<rect x="{LEFT}" y="{y}" width="{length}" height="{BAR}" rx="3" fill="{colour}"/>',
-            f'<text x="{LEFT + length + 8}" y="{y + 15}">{value:g}{unit}</text>',
+            f'<text x="{LEFT + length + 8}" y="{y + 15}">{value:.1f}{unit}</text>',
         ]
     return lines
 
