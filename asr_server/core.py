@@ -49,17 +49,6 @@ class Silence(msgspec.Struct, frozen=True):
 Piece = Chunk | Silence
 
 
-class VoiceChunking(msgspec.Struct, frozen=True):
-    """Chunks that begin and end with speech, OpenAI's `server_vad`."""
-
-    threshold: float  # of the probability that somebody speaks, from 0 to 1
-    prefix_padding_ms: int  # kept before speech
-    silence_duration_ms: int  # without speech, which end a chunk
-
-
-# Sentences rather than words: faster-whisper's numbers.
-SENTENCES: Final = VoiceChunking(threshold=0.5, prefix_padding_ms=400, silence_duration_ms=2000)
-
 LEAST_TEMPERATURE: Final = 1e-3  # scores divided by less overflow
 
 

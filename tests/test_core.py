@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from asr_server.core import (
-    SENTENCES,
-    TEMPERATURE_LADDER,
     Chunk,
     ChunkId,
     ChunkResult,
@@ -49,15 +47,6 @@ def test_without_a_wish_all_extras_are_off_and_thresholds_are_openai_whispers() 
     assert options["temperatures"] == (0.0,)
     assert options["task"] == "transcribe"
     assert {name for name, value in options.items() if value is None} == {"language", "max_new_tokens"}
-
-
-def test_openai_whispers_ladder_and_faster_whispers_sentences() -> None:
-    assert TEMPERATURE_LADDER == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    assert (SENTENCES.threshold, SENTENCES.prefix_padding_ms, SENTENCES.silence_duration_ms) == (
-        0.5,
-        400,
-        2000,
-    )
 
 
 def test_times_of_a_chunk_are_in_seconds_of_16_000_samples() -> None:

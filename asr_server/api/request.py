@@ -27,7 +27,7 @@ from asr_server.api.schemas import (
 from asr_server.api.served_model import ServedModel
 from asr_server.audio.tracks import TrackChoice, parse_choice
 from asr_server.config import naming
-from asr_server.core import SENTENCES, DecodingOptions, VoiceChunking
+from asr_server.core import DecodingOptions
 from asr_server.errors import InvalidValue
 from asr_server.formats.render import RenderOptions
 from asr_server.formats.subtitles import SubtitleLayout
@@ -214,7 +214,6 @@ class TranscriptionRequest:
     options: DecodingOptions
     ignored_fields: tuple[str, ...]  # names that the API does not have, where the settings let them pass
     render_options: RenderOptions
-    chunking: VoiceChunking | None = None
     count: SpeakerCount | None = None  # of voices that are told apart; None: none are
 
     @property
@@ -241,9 +240,7 @@ def parse_transcription_request(pairs: list[tuple[str, str]], models: Models) ->
         token_logprobs=render_options.with_logprobs,
         word_timestamps=render_options.needs_words([fields.response_format]) or count is not None,
     )
-    automatic = SENTENCES if fields.vad_filter else None
-    chunking = fields.chunking_strategy.voice_chunking() if fields.chunking_strategy else automatic
-    return TranscriptionRequest(model, fields, options, ignored, render_options, chunking, count)
+    return TranscriptionRequest(model, fields, options, ignored, render_options, count)
 
 
 def parse_translation_request(pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
@@ -263,8 +260,7 @@ def parse_translation_request(pairs: list[tuple[str, str]], models: Models) -> T
         task="translate",
         word_timestamps=render_options.needs_words([fields.response_format]),
     )
-    chunking = SENTENCES if fields.vad_filter else None
-    return TranscriptionRequest(model, fields, options, ignored, render_options, chunking)
+    return TranscriptionRequest(model, fields, options, ignored, render_options)
 
 
 def _parse(

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from asr_server.core import SENTENCES, VoiceChunking
 from asr_server.formats.bodies import (
     Body,
     Dropped,
@@ -62,12 +61,12 @@ def _chunking_from_wire(value: Any) -> Any:
 
 
 class Chunking(BaseModel):
-    """Cut at speech. Without it, chunks are full and cut at quiet points."""
+    """Taken, and changes nothing: long silences are left out in any case."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     type: Literal["auto", "server_vad"]
-    """`auto` leaves it to the server; `server_vad` comes with the values below."""
+    """`auto`, or `server_vad` with the values below."""
     threshold: float = Field(0.5, ge=0, le=1)
     """How sure of speech voice activity detection must be."""
     prefix_padding_ms: int = Field(300, ge=0)
@@ -80,11 +79,6 @@ class Chunking(BaseModel):
         if self.type == "auto" and len(self.model_fields_set) > 1:
             raise ValueError("threshold, prefix_padding_ms and silence_duration_ms go with server_vad only")
         return self
-
-    def voice_chunking(self) -> VoiceChunking:
-        if self.type == "auto":
-            return SENTENCES
-        return VoiceChunking(self.threshold, self.prefix_padding_ms, self.silence_duration_ms)
 
 
 def _speaker_name(name: str) -> str:
@@ -185,7 +179,7 @@ class AudioFields(BaseModel):
 
     # As speaches has them
     vad_filter: bool = False
-    """Cuts where voice activity detection finds silence, as `chunking_strategy` `auto` does."""
+    """Changes nothing: long silences are left out in any case."""
     diarization: OnlyFalse = False
     """False: `diarize` asks for speakers."""
     without_timestamps: bool = True

@@ -137,7 +137,6 @@ async def transcribing(
                 source,
                 request.model.audio_limits,
                 bool(request.speakers),
-                request.chunking,
                 choice=request.track_choice,
             )
             transcriber = request.model.transcriber

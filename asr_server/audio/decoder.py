@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from asr_server.audio.limits import AudioLimits
+from asr_server.audio.tracks import DEFAULT_TRACK, TrackChoice
 from asr_server.core import Track
 
 Block = npt.NDArray[np.float32]  # [frames, channels] at the file's own rate, full scale is 1.0
+
+
+class DecodeTask(msgspec.Struct, frozen=True):
+    """What is wanted of a file."""
+
+    limits: AudioLimits = AudioLimits()
+    split_channels: bool = False
+    choice: TrackChoice = DEFAULT_TRACK
+    channel: int | None = None  # alone; None: all
+
+
+class FileInfo(msgspec.Struct, frozen=True):
+    duration_s: float | None = None  # by the file's header
+    num_channels: int = 1
+    tracks_read: tuple[Track, ...] = ()
+    truncated: bool = False  # known at the end
 
 
 class Decoder(Protocol):
@@ -37,3 +56,11 @@ class Decoder(Protocol):
 
 class CannotOpen(Exception):
     pass
+
+
+def id3_size(data: bytes) -> int:
+    """Return the length of the ID3 tag at the start of `data`, 0 without one (ID3v2.4, 3.1)."""
+    if not data.startswith(b"ID3") or len(data) < 10:
+        return 0
+    size = sum((byte & 0x7F) << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=True))
+    return 10 + size + (10 if data[5] & 0x10 else 0)

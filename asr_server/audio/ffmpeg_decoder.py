@@ -8,38 +8,70 @@ times are a player's.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import av
 import av.error
+import av.logging
 import numpy as np
 from av.stream import Disposition
 
-from asr_server.audio.decoder import Block, CannotOpen
+from asr_server.audio.decoder import Block, CannotOpen, id3_size
 from asr_server.audio.limits import AudioLimits, invalid_audio
 from asr_server.audio.tracks import DEFAULT_TRACK, TrackChoice, ranked
 from asr_server.core import Track
+from asr_server.errors import RequestError
 
 # Demuxers that open one plain file. Playlists (hls, dash, concat ...) could name other files and hosts.
 CONTAINERS = (
-    "aac,ac3,aiff,alac,amr,amrnb,amrwb,ape,asf,au,avi,caf,dts,eac3,flac,flv,gsm,loas,matroska,mov,mp3,mp4,mpeg,"
-    "mpegts,nut,ogg,oma,opus,rm,rso,sln,sox,spdif,tak,tta,voc,w64,wav,webm,wv"
+    "aac,ac3,aiff,alac,amr,amrnb,amrwb,ape,asf,au,avi,caf,dss,dts,eac3,flac,flv,gsm,loas,matroska,mov,mp3,mp4,"
+    "mpeg,mpegts,mxf,nistsphere,nut,ogg,oma,opus,rm,rso,sln,sox,spdif,tak,tta,voc,w64,wav,webm,wv"
 )
+# Demuxers whose time stamps are the file's own. Others count bytes, which is wrong once the rate changes.
+_CLOCKED = (
+    *("amr", "asf", "flac", "flv", "matroska,webm", "mov,mp4,m4a,3gp,3g2,mj2"),
+    *("mxf", "nut", "ogg", "rm"),
+)
+_TRANSPORTS = ("mpeg", "mpegts")
 GROUP_S = 1.0
 MAX_PLANES = 8  # of more, PyAV's frames show only the first ones
 MISSING_S = 0.5  # shorter than the container says by more than this: cut short
 MAX_BOXES = 10_000  # looked at for another file behind an MP4; a fragment has two
+MAX_JOINED = 1000
 MIN_GAP_S = 0.1  # encoder delays and rounded time stamps are smaller
-RESTART_S = 1.0  # time stamps that go back by more begin anew: streams joined together
+RESTART_S = 1.0  # time stamps that go back by more, to the file's start, begin anew: streams joined together
 # A transport stream's clock jumps where it wraps, or where recordings are joined. FFmpeg's own limit.
-MAX_TRANSPORT_GAP_S = 10.0
-_TRANSPORTS = ("mpeg", "mpegts")
+MAX_CLOCK_JUMP_S = 10.0
+_HOPS_PER_S = 50
+_MAX_SHORTENED = 6  # a sixth of a block
 _TAGS = (b"ID3", b"TAG", b"APE")  # between MP3s that were joined
+_MAX_PAUSE_BYTES = 6  # AMR's frames without speech, which FFmpeg cannot decode (3GPP TS 26.101 and 26.201)
+_OGG_BEGINS = b"OggS\0\2"  # a page that begins a stream
+_SCANNED_BYTES = 1 << 20
 _EXTRA = Disposition.comment | Disposition.visual_impaired
 _FULL_SCALES = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63, "flt": 1.0, "dbl": 1.0}
 _DAMAGE = (av.error.FFmpegError, OSError, ValueError)  # how PyAV reports it
+
+
+class _DemuxerErrors(logging.Handler):
+    """Note that FFmpeg reports damage: its demuxers search for the next packet without an error."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.sources: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.sources.add(record.name)
+
+
+demuxer_errors = _DemuxerErrors()
+logging.getLogger("libav").addHandler(demuxer_errors)
+logging.getLogger("libav").propagate = False
+av.logging.set_level(av.logging.ERROR)
+av.logging.set_skip_repeated(False)
 
 
 class FfmpegDecoder:
@@ -49,90 +81,111 @@ class FfmpegDecoder:
         self, fd: int, choice: TrackChoice = DEFAULT_TRACK, limits: AudioLimits | None = None
     ) -> None:
         """Raises CannotOpen for unknown files, InvalidAudio without audio, and NoSuchTrack."""
-        self._fd, self._limits = fd, limits or AudioLimits()
+        self._fd, self._choice, self._limits = fd, choice, limits or AudioLimits()
         self.truncated = self.has_more = False
+        self._start = id3_size(os.pread(fd, 10, 0))
         self._container = self._open()
         try:
-            self._open_track(choice)
+            track = self._open_track()
         except BaseException:
             self._container.close()
             raise
+        first, stated_s = self._first, self._track_s()
+        self.tracks_read: tuple[Track, ...] = (track,) if len(self.tracks) > 1 else ()
+        self.layout: tuple[str, ...] = tuple(channel.name for channel in first.layout.channels)
+        self.sample_rate, self.num_channels = first.sample_rate, first.layout.nb_channels
+        self.is_float = first.format.name.startswith(("flt", "dbl"))
+        lead_s = self._time_line.lead_s
+        self.duration_s: float | None = self._container_s() if stated_s is None else lead_s + stated_s
+        self._adapter = _Adapter(first)
+        self._blocks = self._read()
 
     def read(self) -> Block:
         try:
             block = next(self._blocks, None)
         except _DAMAGE:
             block, self.truncated = None, True
-        if block is None:
-            self.truncated = self.truncated or self._falls_short() or another_file_follows(self._fd)
-            return np.empty((0, self.num_channels), np.float32)
-        return block
+        return np.empty((0, self.num_channels), np.float32) if block is None else block
 
     def close(self) -> None:
         self._container.close()
 
     def _open(self) -> Any:
         os.lseek(self._fd, 0, os.SEEK_SET)
-        options = {"fd": str(self._fd), "format_whitelist": CONTAINERS, "protocol_whitelist": "fd"}
+        options = {"fd": str(self._fd), "format_whitelist": CONTAINERS, "protocol_whitelist": "fd,subfile"}
+        self._end = end_of_joined(self._fd, self._start)
+        is_whole = (self._start, self._end) == (0, os.fstat(self._fd).st_size)
+        name = "fd:" if is_whole else f"subfile,,start,{self._start},end,{self._end},,:fd:"
         try:
-            return av.open("fd:", container_options=options)
+            container = av.open(name, container_options=options)
         except _DAMAGE as error:
             raise CannotOpen(str(error)) from error
+        demuxer_errors.sources.clear()
+        return container
 
-    def _open_track(self, choice: TrackChoice) -> None:
+    def _open_track(self) -> Track:
         self.tracks = tracks_of(self._container)
         if not self.tracks:
             raise invalid_audio("The file has no audio stream.")
-        for position, track in enumerate(ranked(self.tracks, choice)):
+        for position, track in enumerate(ranked(self.tracks, self._choice)):
             if position:  # the track before was empty: all has been read
                 self._container.close()
                 self._container = self._open()
-            first, packets = self._first_frame(track)
-            if first is not None:
-                return self._begin(track, first, packets)
+            if self._has_sound(track):
+                return track
         raise invalid_audio("No audio could be decoded from the file.")
 
-    def _first_frame(self, track: Track) -> tuple[Any, Iterator[Iterator[Any]]]:
+    def _has_sound(self, track: Track) -> bool:
         self._stream = self._container.streams.audio[track.number - 1]
         self._stream.codec_context.thread_count = 1
         self._others_end_s = 0.0
-        packets = self._decode()
-        for frames in packets:
+        self._packets = self._decode()
+        for frames in self._packets:
             for first in frames:
-                return first, itertools.chain((frames,), packets)  # a packet may have several frames
-        return None, packets
+                self._packets = itertools.chain(((first,), frames), self._packets)
+                self._first, self._time_line = first, _TimeLine(self._container, self._stream, first)
+                return True
+        return False
 
-    def _begin(self, track: Track, first: Any, packets: Iterator[Iterator[Any]]) -> None:
-        self.tracks_read: tuple[Track, ...] = (track,) if len(self.tracks) > 1 else ()
-        self.layout: tuple[str, ...] = tuple(channel.name for channel in first.layout.channels)
-        self.sample_rate, self.num_channels = first.sample_rate, first.layout.nb_channels
-        self.is_float = first.format.name.startswith(("flt", "dbl"))
-        self._time_line = _TimeLine(self._container, self._stream, first)
-        lead_s = self._time_line.lead_s
-        stated_s = self._track_s()
-        self.duration_s: float | None = self._container_s() if stated_s is None else lead_s + stated_s
-        self._blocks = self._gather(first, packets)
+    def _read(self) -> Iterator[Block]:
+        """Yield the blocks of the file, and of those that are joined to it."""
+        for _ in range(MAX_JOINED):
+            yield from self._gather()
+            self.truncated = self.truncated or self._falls_short()
+            if self._end >= os.fstat(self._fd).st_size:
+                return
+            self._container.close()
+            self._start = self._end
+            try:
+                self._container = self._open()
+                self._open_track()
+            except (CannotOpen, RequestError):
+                break
+        self.truncated = True
 
-    def _decode(self) -> Iterator[Iterator[Any]]:
-        index = self._stream.index
+    def _decode(self) -> Iterator[Iterable[Any]]:
         packets = self._container.demux(*self._watched_streams())
         while True:
             try:
-                packet = next(packets)
-            except StopIteration:
-                return
+                packet = next(packets, None)
             except _DAMAGE:
                 self.truncated = True
                 return
-            if packet.stream_index != index:
-                if packet.pts is not None:
-                    end = (packet.pts + (packet.duration or 0)) * packet.time_base
-                    self._others_end_s = max(self._others_end_s, float(end))
-                continue
-            try:
-                yield iter(packet.decode())
-            except _DAMAGE:
-                self.truncated = self.truncated or bytes(packet)[:3] not in _TAGS
+            if packet is None:
+                return
+            if packet.stream_index == self._stream.index:
+                yield self._frames(packet)
+            elif packet.pts is not None:
+                end = (packet.pts + (packet.duration or 0)) * packet.time_base
+                self._others_end_s = max(self._others_end_s, float(end))
+
+    def _frames(self, packet: Any) -> Iterator[Any]:
+        try:
+            return iter(packet.decode())
+        except _DAMAGE:
+            is_pause = self._stream.codec_context.name.startswith("amr") and packet.size <= _MAX_PAUSE_BYTES
+            self.truncated = self.truncated or not (is_pause or bytes(packet)[:3] in _TAGS)
+            return iter(())
 
     def _watched_streams(self) -> list[Any]:
         """Return the other streams if the file states only its total length: they may be longer."""
@@ -142,7 +195,7 @@ class FfmpegDecoder:
         """Return whether a container holds less than it states; raw streams only guess."""
         line = self._time_line
         if self._track_s() is not None:
-            return (self.duration_s or 0.0) - (line.end_s - line.start_s) > MISSING_S
+            return line.lead_s + (self._track_s() or 0.0) - (line.end_s - line.start_s) > MISSING_S
         if not self._container.format.name.startswith("matroska"):
             return False
         # Its length counts from zero, wherever the first time stamp lies.
@@ -157,13 +210,12 @@ class FfmpegDecoder:
     def _container_s(self) -> float | None:
         return self._container.duration / av.time_base if self._container.duration else None
 
-    def _gather(self, first: Any, packets: Iterator[Iterator[Any]]) -> Iterator[Block]:
+    def _gather(self) -> Iterator[Block]:
         """Yield blocks of about GROUP_S. The body runs once a frame, so it must be cheap."""
-        adapter = _Adapter(first)
-        time_line = self._time_line
+        adapter, time_line = self._adapter, self._time_line
         fifo = av.AudioFifo()
-        group = int(GROUP_S * first.sample_rate)
-        for frames in itertools.chain((iter((first,)),), packets):
+        group = int(GROUP_S * self.sample_rate)
+        for frames in self._packets:
             for frame in frames:
                 if gap_s := time_line.gap_before(frame):
                     if fifo.samples:
@@ -173,36 +225,69 @@ class FfmpegDecoder:
                     part.pts = None  # the queue refuses frames that do not follow each other
                     fifo.write(part)
             if fifo.samples >= group:
-                yield _to_block(fifo.read())
+                yield self._in_time(_to_block(fifo.read()))
         for part in adapter.flush():
             fifo.write(part)
         if fifo.samples:
-            yield _to_block(fifo.read())
+            yield self._in_time(_to_block(fifo.read()))
 
     def _silence(self, duration_s: float) -> Iterator[Block]:
         """Raise AudioTooLong before any silence if time stamps exceed the limit."""
         self._limits.check_decoded(0, self._time_line.end_s - self._time_line.start_s)
+        self.truncated = self.truncated or f"libav.{self._container.format.name}" in demuxer_errors.sources
         num_left = round(duration_s * self.sample_rate)
         block = np.zeros((min(num_left, int(GROUP_S * self.sample_rate)), self.num_channels), np.float32)
         while num_left > 0:
             yield block[:num_left]
             num_left -= len(block)
 
+    def _in_time(self, block: Block) -> Block:
+        """Leave out the quietest 20 ms of a block where time stamps run behind the samples."""
+        hop = self.sample_rate // _HOPS_PER_S
+        num_hops = len(block) // hop
+        num_left_out = min(num_hops // _MAX_SHORTENED, int(self._time_line.surplus_s * _HOPS_PER_S))
+        if not num_left_out:
+            return block
+        self._time_line.surplus_s -= num_left_out / _HOPS_PER_S
+        hops = block[: num_hops * hop].reshape(num_hops, hop, -1)
+        quietest = np.argsort(np.square(hops).mean(axis=(1, 2)))[:num_left_out]
+        kept = np.delete(hops, quietest, axis=0).reshape(-1, self.num_channels)
+        return np.concatenate([kept, block[num_hops * hop :]])
 
-def another_file_follows(fd: int) -> bool:
+
+def end_of_joined(fd: int, start: int) -> int:
+    """Return where the file at `start` ends: at another Ogg or MP4 that is joined to it, or with the file."""
     length = os.fstat(fd).st_size
-    at, num_ftyp = 0, 0
+    if os.pread(fd, 4, start) == b"OggS":
+        return _next_ogg(fd, start, length)
+    return _next_mp4(fd, start, length) if os.pread(fd, 4, start + 4) == b"ftyp" else length
+
+
+def _next_ogg(fd: int, start: int, length: int) -> int:
+    """Step over the pages that begin streams (RFC 3533), and find the next such page."""
+    at = start
+    while len(head := os.pread(fd, 282, at)) >= 27 and head.startswith(_OGG_BEGINS):
+        at += 27 + head[26] + sum(head[27 : 27 + head[26]])
+    while data := os.pread(fd, _SCANNED_BYTES, at):
+        found = data.find(_OGG_BEGINS)
+        if found >= 0:
+            return at + found
+        at += max(1, len(data) - len(_OGG_BEGINS) + 1)
+    return length
+
+
+def _next_mp4(fd: int, start: int, length: int) -> int:
+    at = start
     for _ in range(MAX_BOXES):
         head = os.pread(fd, 16, at)
-        if head[:4] == b"FORM":
-            return os.pread(fd, 4, at + 8 + int.from_bytes(head[4:8], "big")) == b"FORM"
-        num_ftyp += head[4:8] == b"ftyp"
+        if head[4:8] == b"ftyp" and at > start:
+            return at
         size = int.from_bytes(head[:4], "big")
         size = int.from_bytes(head[8:16], "big") if size == 1 else size
-        if num_ftyp != 1 or not 8 <= size < length - at:
+        if not 8 <= size < length - at:
             break
         at += size
-    return num_ftyp > 1
+    return length
 
 
 def tracks_of(container: Any) -> list[Track]:
@@ -223,9 +308,13 @@ def _stated(text: str | None) -> str | None:
 
 
 class _TimeLine:
+    """Compare the time stamps of frames with their samples."""
+
     def __init__(self, container: Any, stream: Any, first: Any) -> None:
+        name = container.format.name
         self._tick_s = float(stream.time_base)
-        self._max_gap_s = MAX_TRANSPORT_GAP_S if container.format.name in _TRANSPORTS else np.inf
+        self._is_transport = name in _TRANSPORTS
+        self._is_clocked = self._is_transport or name in _CLOCKED
         first_s = 0.0 if first.pts is None else first.pts * self._tick_s
         self.start_s = first_s if container.start_time is None else container.start_time / av.time_base
         self.lead_s = first_s - self.start_s  # of the track behind the start of the file
@@ -233,27 +322,36 @@ class _TimeLine:
             self.start_s, self.lead_s = first_s, 0.0
         self._pending_lead_s = self.lead_s
         self.end_s = first_s  # of the frames so far
+        self.surplus_s = 0.0  # of samples for which the time stamps leave no room
 
     def gap_before(self, frame: Any) -> float:
-        gap_s = 0.0 if frame.pts is None else frame.pts * self._tick_s - self.end_s
-        if not -RESTART_S <= gap_s <= MIN_GAP_S:
+        """Return the silence to insert before a frame; add to `surplus_s` where it begins too early."""
+        silence_s, self._pending_lead_s = self._pending_lead_s, 0.0
+        gap_s = 0.0
+        if self._is_clocked and frame.pts is not None:
+            gap_s = frame.pts * self._tick_s - self.end_s
+        if abs(gap_s) > MIN_GAP_S:
             self.end_s += gap_s
-            gap_s = 0.0 if gap_s < 0 or gap_s > self._max_gap_s else gap_s
-        else:
-            gap_s = 0.0
+            if not self._is_new_clock(gap_s):
+                late_s = self.surplus_s - gap_s
+                silence_s += max(0.0, -late_s)
+                self.surplus_s = max(0.0, late_s)
         self.end_s += frame.samples / frame.sample_rate
-        lead_s, self._pending_lead_s = self._pending_lead_s, 0.0
-        return lead_s + gap_s
+        return silence_s
+
+    def _is_new_clock(self, gap_s: float) -> bool:
+        if self._is_transport and abs(gap_s) > MAX_CLOCK_JUMP_S:
+            return True
+        return gap_s < -RESTART_S and (self._is_transport or self.end_s < self.start_s + RESTART_S)
 
 
 class _Adapter:
-    """Bring frames to one format: some streams change theirs."""
+    """Bring frames to the format of the first: some streams change theirs."""
 
     def __init__(self, first: Any) -> None:
         self._first = first
-        self._format = first.format.name
-        if first.format.is_planar and first.layout.nb_channels >= MAX_PLANES:
-            self._format = first.format.packed.name
+        is_packed = first.format.is_planar and first.layout.nb_channels >= MAX_PLANES
+        self._format = first.format.packed.name if is_packed else first.format.name
         self._wanted = (self._format, first.layout.nb_channels, first.sample_rate)
         self._adapted: tuple[str, int, int] | None = None
         self._resampler: Any = None
@@ -269,8 +367,9 @@ class _Adapter:
         yield from self._alike(self._resampler.resample(frame))
 
     def flush(self) -> Iterator[Any]:
-        if self._resampler is not None:
-            yield from self._alike(self._resampler.resample(None))
+        resampler, self._resampler, self._adapted = self._resampler, None, None
+        if resampler is not None:
+            yield from self._alike(resampler.resample(None))
 
     def _alike(self, parts: list[Any]) -> Iterator[Any]:
         for part in parts:

@@ -17,24 +17,10 @@ import sys
 import time
 
 import av
-import av.logging
 import msgspec
 
-from asr_server.audio.decoder import CannotOpen
-from asr_server.audio.ffmpeg_client import (
-    END,
-    HEADER,
-    NEXT,
-    NUM_OPENED,
-    OPENED,
-    REFUSED,
-    SAMPLES,
-    STATUS,
-    DecodeTask,
-    Finished,
-    Opened,
-    Refused,
-)
+from asr_server.audio.decoder import CannotOpen, DecodeTask
+from asr_server.audio.ffmpeg_client import HEADER, NEXT, NUM_OPENED, STATUS, Answer
 from asr_server.audio.ffmpeg_decoder import FfmpegDecoder
 from asr_server.audio.limits import invalid_audio
 from asr_server.audio.stream import DecodedStream, PairedStream, Stream
@@ -42,6 +28,7 @@ from asr_server.audio.tracks import TrackChoice
 from asr_server.core import SAMPLE_RATE
 from asr_server.errors import RequestError
 from asr_server.process import (
+    be_killed_with_the_parent,
     confine,
     gain_no_privileges,
     hide_from_other_processes,
@@ -60,13 +47,13 @@ MAX_DATA_BYTES = 1 << 30  # for one decode process; a usual one needs 60 MB
 def main(socket_fd: int) -> None:
     _import_all_of_pyav()
     leave_stopping_to_the_parent()
+    be_killed_with_the_parent()
     gain_no_privileges()
     hide_from_other_processes()
     status_fds: dict[int, int] = {}  # by process: where the server reads how it ended
     signal.signal(signal.SIGCHLD, lambda *_: _report_ended(status_fds))
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_DATA_BYTES, MAX_DATA_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    av.logging.set_level(None)  # what is wrong with a file is told to its sender, not to the log
     with socket.socket(fileno=socket_fd) as server:
         while True:
             message, fds, _, _ = socket.recv_fds(server, 1, 2)
@@ -123,6 +110,7 @@ def _tell(status_fd: int, number: int) -> None:
 def _run_decode_process(connection_fd: int) -> None:
     try:
         confine()
+        be_killed_with_the_parent()  # even while stopped
         with socket.socket(fileno=connection_fd) as connection:
             serve(connection)
     except OSError:
@@ -132,15 +120,9 @@ def _run_decode_process(connection_fd: int) -> None:
 
 
 def serve(connection: socket.socket) -> None:
-    while True:
-        message, fds, _, _ = socket.recv_fds(connection, MAX_MESSAGE, NUM_OPENED)
-        if not message:
-            return
-        try:
-            decode(connection, fds, msgspec.msgpack.decode(message, type=DecodeTask))
-        finally:
-            for fd in fds:
-                os.close(fd)
+    message, fds, _, _ = socket.recv_fds(connection, MAX_MESSAGE, NUM_OPENED)
+    if message:
+        decode(connection, fds, msgspec.msgpack.decode(message, type=DecodeTask))
 
 
 def decode(connection: socket.socket, fds: list[int], task: DecodeTask) -> None:
@@ -156,13 +138,12 @@ def decode(connection: socket.socket, fds: list[int], task: DecodeTask) -> None:
             set_alarms(BLOCK_CPU_S, BLOCK_WALL_S)
             if stream is None:
                 stream = _open(fds, task)
-                _answer(connection, OPENED, msgspec.msgpack.encode(_opened(stream)))
-            answer = _gathered(stream)
+            samples = _gathered(stream)
             task.limits.check_work(time.process_time() - started_at_s)
             set_alarms(0, 0)
-            if not answer:
-                return _answer(connection, END, msgspec.msgpack.encode(Finished(stream.truncated)))
-            _answer(connection, SAMPLES, answer)
+            _answer(connection, Answer(stream.info, len(samples)), samples)
+            if not samples:
+                return
     except RequestError as error:
         _refuse(connection, error)
     except (MemoryError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError):
@@ -202,17 +183,13 @@ def _open(fds: list[int], task: DecodeTask) -> Stream:
             decoder.close()
             both = zip(fds, numbers or (1, 2), strict=True)
             return PairedStream(*(_one_track(fd, task, number) for fd, number in both))
-        return DecodedStream(decoder, task.limits, task.split_channels, task.channel)
+        return DecodedStream(decoder, task)
     except CannotOpen as error:
         raise invalid_audio("The file is not audio, or damaged beyond reading.") from error
 
 
-def _opened(stream: Stream) -> Opened:
-    return Opened(stream.duration_s, stream.num_channels, stream.tracks_read)
-
-
 def _one_track(fd: int, task: DecodeTask, number: int) -> DecodedStream:
-    return DecodedStream(FfmpegDecoder(fd, TrackChoice((number,)), task.limits), task.limits)
+    return DecodedStream(FfmpegDecoder(fd, TrackChoice((number,)), task.limits), DecodeTask(task.limits))
 
 
 def _is_one_of_two_voices(decoder: FfmpegDecoder) -> bool:
@@ -220,12 +197,13 @@ def _is_one_of_two_voices(decoder: FfmpegDecoder) -> bool:
 
 
 def _refuse(connection: socket.socket, error: RequestError) -> None:
-    _answer(connection, REFUSED, msgspec.msgpack.encode(Refused(type(error).__name__, error.message)))
+    _answer(connection, Answer(error=type(error).__name__, message=error.message))
 
 
-def _answer(connection: socket.socket, kind: int, content: bytes | bytearray) -> None:
-    connection.sendall(HEADER.pack(kind, len(content)))
-    connection.sendall(content)
+def _answer(connection: socket.socket, answer: Answer, samples: bytes | bytearray = b"") -> None:
+    encoded = msgspec.msgpack.encode(answer)
+    connection.sendall(HEADER.pack(len(encoded)) + encoded)
+    connection.sendall(samples)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from asr_server.config import Settings, naming, values_for
 from asr_server.core import SAMPLE_RATE
 from asr_server.errors import AudioTooLong, InvalidAudio, SampleRateTooHigh, TooManyChannels
 
-FORMATS = "flac, mp3, mp4, mpeg, mpga, m4a, ogg, oga, opus, wav, webm, aac, aiff"
+FORMATS = "flac, mp3, mp4, mpeg, mpga, m4a, ogg, oga, opus, wav, webm, aac, aiff, mkv, mov, avi"
 MIN_SAMPLE_RATE = 1000  # a header of 1 Hz would turn one byte into 16,000 samples
 MIN_AUDIO_S = 0.1
 TOO_MANY_FILES = (

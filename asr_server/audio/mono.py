@@ -32,43 +32,54 @@ _INTEGER_SCALES: Final = (2.0**15, 2.0**23, 2.0**31)
 _OVERSHOOT: Final = 1.5  # a resampled file goes beyond its scale
 _BEYOND: Final = 4.0  # 12 dB over full scale: no mix is so loud
 _SHARE_BEYOND: Final = 0.01
+_THOUSANDS: Final = 1000.0  # far beyond what speech into a microphone at full level reaches as float
+_MOST: Final = 0.5  # a bump against the microphone is shorter than half a block
+_AUDIBLE: Final = 0.02
 _LOUD_POWER: Final = 0.05
 
 
 class FloatScale:
-    """Scale floats at the scale of integers (numpy without dividing) to 1.0."""
+    """Scale floats at the scale of integers (numpy without dividing) to 1.0.
+
+    Each block shows its own scale, or is too quiet to do so: then most of the blocks before decide.
+    """
 
     def __init__(self) -> None:
-        self._scale = 1.0
+        self._scale = 1.0  # of integers
+        self._num_more = 0  # blocks of integers than of others, since the first one
 
     def push(self, block: Block) -> Block:
         """Return the block without NaN and huge values, which would silence the filter."""
         flat = block.ravel(order="K")  # no copy
         with np.errstate(over="ignore", invalid="ignore"):
-            if self._scale == 1.0 and np.einsum("i,i->", flat, flat) <= _LOUD_POWER * len(flat):
+            if not self._num_more and np.einsum("i,i->", flat, flat) <= _LOUD_POWER * len(flat):
                 return block
-            self._scale = max(self._scale, _integer_scale(flat))
-            if self._scale > 1.0:
+            self._judge(flat)
+            if self._num_more:
                 block = block * np.float32(1 / self._scale)
                 flat = block.ravel(order="K")
             if np.einsum("i,i->", flat, flat) <= _LOUDEST**2:  # then none of them is larger
                 return block
         return np.clip(np.nan_to_num(block, nan=0.0, posinf=0.0, neginf=0.0), -_LOUDEST, _LOUDEST)
 
+    def _judge(self, flat: Samples) -> None:
+        scale = _scale_of(flat)
+        if scale == 1.0:
+            self._num_more = max(0, self._num_more - 1)
+        elif scale is not None:
+            self._scale = max(self._scale, scale) if self._num_more else scale
+            self._num_more += 1
 
-def _integer_scale(flat: Samples) -> float:
+
+def _scale_of(flat: Samples) -> float | None:
+    """Return the scale that a block shows: 1.0, that of integers, or None if it could be either."""
     levels = np.abs(flat[np.isfinite(flat)])
-    if not len(levels):
-        return 1.0
-    loudest = float(levels.max())
-    if not _are_integers(flat, loudest) and np.mean(levels > _BEYOND) < _SHARE_BEYOND:
-        return 1.0
-    return next((scale for scale in _INTEGER_SCALES if loudest <= _OVERSHOOT * scale), 1.0)
-
-
-def _are_integers(flat: Samples, loudest: float) -> bool:
-    """Return whether quiet samples are whole numbers, unlike floats at full scale 1.0."""
-    return loudest >= 2 and all(np.array_equal(part, np.round(part)) for part in (flat[:512], flat))
+    loudest = float(levels.max(initial=0.0))
+    are_whole = all(np.array_equal(part, np.round(part)) for part in (flat[:512], flat))
+    share = _SHARE_BEYOND if loudest >= _THOUSANDS else _MOST
+    if (are_whole and loudest >= 2) or np.mean(levels > _BEYOND) >= share:
+        return next((scale for scale in _INTEGER_SCALES if loudest <= _OVERSHOOT * scale), 1.0)
+    return 1.0 if not are_whole and _AUDIBLE <= loudest <= 2 else None
 
 
 class SteadyOffset:

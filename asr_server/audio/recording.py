@@ -20,14 +20,15 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from asr_server.audio.clips import ClippedStream
-from asr_server.audio.decoders import open_native
+from asr_server.audio.decoder import CannotOpen, Decoder, DecodeTask, id3_size
 from asr_server.audio.ffmpeg_client import RemoteStream
-from asr_server.audio.limits import MIN_AUDIO_S, TOO_MANY_FILES, AudioLimits
-from asr_server.audio.split import Splitter, VoiceSplitter
-from asr_server.audio.stream import DecodedStream, FallbackStream, Stream
+from asr_server.audio.limits import MIN_AUDIO_S, TOO_MANY_FILES, AudioLimits, invalid_audio
+from asr_server.audio.sndfile import SndfileDecoder
+from asr_server.audio.split import Splitter
+from asr_server.audio.stream import ClippedStream, DecodedStream, FallbackStream, Stream
 from asr_server.audio.tracks import DEFAULT_TRACK, TrackChoice, require_only_track
-from asr_server.core import SAMPLE_RATE, SENTENCES, Chunk, Clip, Piece, Samples, Track, VoiceChunking
+from asr_server.audio.wav import WavDecoder
+from asr_server.core import SAMPLE_RATE, Chunk, Clip, Piece, Samples, Track
 from asr_server.errors import AudioTooShort, DecodingUnavailable
 
 Source = Path | BinaryIO  # a file that is open is one of the system's, and stays its owner's
@@ -54,6 +55,38 @@ def memory_file() -> BinaryIO:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("asr-upload", os.MFD_CLOEXEC), "w+b")
     return tempfile.TemporaryFile()
+
+
+def open_native(fd: int) -> Decoder | None:
+    """Return the decoder of this process that knows the first bytes, or None for FFmpeg.
+
+    Names and types are not trusted. FFmpeg reads Ogg Vorbis 1.7 times faster than libsndfile.
+    """
+    head = os.pread(fd, 12, 0)
+    if not head:
+        raise invalid_audio("The file is empty.")
+    start = id3_size(head)
+    head = os.pread(fd, 12, start)
+    is_wave = head[8:12] == b"WAVE"
+    try:
+        if is_wave and head[:4] in (b"RIFF", b"RF64", b"BW64"):
+            return WavDecoder(fd, start)
+        if _is_read_by_libsndfile(head):
+            return SndfileDecoder(fd)
+    except CannotOpen:
+        pass
+    return None
+
+
+def _is_read_by_libsndfile(head: bytes) -> bool:
+    kind, content = head[:4], head[8:12]
+    is_mp3 = head[:1] == b"\xff" and head[1:2] and head[1] & 0xE6 == 0xE2
+    return bool(
+        is_mp3
+        or kind == b"fLaC"
+        or (kind == b"FORM" and content in (b"AIFF", b"AIFC"))
+        or (kind == b"RIFX" and content == b"WAVE")
+    )
 
 
 MAX_SLICE_S = 0.2  # a slice without a chunk (a long silence, a slow codec) gives its thread back after this
@@ -83,7 +116,6 @@ class Recording:
         source: Source,
         limits: AudioLimits | None = None,
         split_channels: bool = False,
-        chunking: VoiceChunking | None = None,
         listener: Callable[[Samples], None] | None = None,
         choice: TrackChoice = DEFAULT_TRACK,
         channel: int | None = None,
@@ -92,22 +124,16 @@ class Recording:
         self.truncated = False
         self.work_s = 0.0
         self.expected_duration_s: float | None = None  # by the file's header, once the first slice is decoded
-        self.tracks_read: tuple[
-            Track, ...
-        ] = ()  # of a file that has several, once the first slice is decoded
-        self.num_channels = 1  # of the file, once the first slice is decoded
+        # Of the file, once the first slice is decoded; tracks only if it has several.
+        self.num_channels, self.tracks_read = 1, tuple[Track, ...]()
         self._source: Source | None = source
-        self._origin, self._choice, self._channel, self._clips = source, choice, channel, clips
-        self._limits = limits or AudioLimits()
+        self._task = DecodeTask(limits or AudioLimits(), split_channels, choice, channel)
+        self._origin, self._clips = source, clips
         self._file: io.FileIO | None = None
         self._stream: Stream | None = None
-        self._split_channels = split_channels
         self.listener = listener  # gets all samples, in order
-        most = self._limits.chunk_samples
-        self._splitters = [
-            VoiceSplitter(most, chunking) if chunking else Splitter(most)
-            for _ in range(2 if split_channels else 1)
-        ]
+        most = self._task.limits.chunk_samples
+        self._splitters = [Splitter(most) for _ in range(2 if split_channels else 1)]
         self._numbers = itertools.count()  # of chunks, whatever their channel
         self._finished = False
         self._closed = threading.Event()
@@ -127,14 +153,8 @@ class Recording:
         return sum(splitter.held_bytes for splitter in self._splitters)
 
     def of_channel(self, channel: int) -> Recording:
-        return Recording(
-            self._origin,
-            self._limits,
-            chunking=SENTENCES,
-            choice=self._choice,
-            channel=channel,
-            clips=self._clips,
-        )
+        task = self._task
+        return Recording(self._origin, task.limits, choice=task.choice, channel=channel, clips=self._clips)
 
     def next_slice(self, max_chunks: int = 1) -> DecodeSlice:
         """Decode until a chunk is ready, up to `max_chunks` if they come fast; the first leaves at once.
@@ -181,7 +201,7 @@ class Recording:
             pieces += self._step()
             spent_s = time.monotonic() - started_at
             worked_s = time.thread_time() - started_work_at_s  # a busy machine makes no file more work
-            self._limits.check_work(self.work_s + worked_s)
+            self._task.limits.check_work(self.work_s + worked_s)
         self.work_s += worked_s
         return DecodeSlice(pieces, self._finished)
 
@@ -190,12 +210,13 @@ class Recording:
             opened = self._open()
             self._stream = ClippedStream(opened, self._clips) if self._clips else opened
         samples = self._stream.read()
-        self.expected_duration_s = self._stream.duration_s
-        self.num_channels, self.tracks_read = self._stream.num_channels, self._stream.tracks_read
+        info = self._stream.info
+        self.expected_duration_s, self.num_channels = info.duration_s, info.num_channels
+        self.tracks_read = info.tracks_read
         if samples is not None:
             return self._push(samples)
         self._finished = True
-        self.truncated = self._stream.truncated
+        self.truncated = info.truncated
         if self.duration_s < MIN_AUDIO_S:
             raise AudioTooShort(
                 f"The audio is {self.duration_s:g} s long; at least {MIN_AUDIO_S} s are needed."
@@ -209,7 +230,7 @@ class Recording:
     def _push(self, samples: Samples) -> list[Piece]:
         if self.listener is not None:
             self.listener(samples)
-        channels = samples.T if self._split_channels else (samples,)
+        channels = samples.T if self._task.split_channels else (samples,)
         return [
             self._numbered(piece, channel)
             for channel, (splitter, of_channel) in enumerate(zip(self._splitters, channels, strict=True))
@@ -228,10 +249,8 @@ class Recording:
         decoder = open_native(self._file.fileno())
         if decoder is None:
             return self._open_remote()
-        require_only_track(self._choice)
-        return FallbackStream(
-            DecodedStream(decoder, self._limits, self._split_channels, self._channel), self._open_remote
-        )
+        require_only_track(self._task.choice)
+        return FallbackStream(DecodedStream(decoder, self._task), self._open_remote)
 
     def _open_file(self, source: Source) -> io.FileIO:
         try:
@@ -244,9 +263,7 @@ class Recording:
 
     def _open_remote(self) -> Stream:
         assert self._file is not None
-        return RemoteStream(
-            self._file.fileno(), self._limits, self._closed, self._split_channels, self._choice, self._channel
-        )
+        return RemoteStream(self._file.fileno(), self._task, self._closed)
 
     def _release(self) -> None:
         if self._stream is not None:

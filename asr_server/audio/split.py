@@ -1,11 +1,9 @@
-"""Cut samples into chunks: at the quietest point in reach or, on request, around stretches of speech.
+"""Cut samples into chunks, at the quietest point in reach.
 
 Reads no file and knows no requests.
 
 A cut is judged by the mean level of the 200 ms around it, which tells pauses (150 ms and more) from stop
 consonants (60 ms).
-
-A `chunking_strategy` looks for speech, and first evens loudness (`loudness.py`), as OpenAI's does.
 """
 
 from __future__ import annotations
@@ -13,9 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from asr_server.audio.loudness import LoudnessNormalizer
-from asr_server.audio.voice import FRAME, VoiceDetector, is_speech
-from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, Silence, VoiceChunking
+from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, Silence
 from asr_server.levels import HOP, HOPS_PER_LEVEL, SILENCE_POWER, Powers, decibels, powers, runs
 
 HOPS_PER_PAUSE = 40  # 200 ms
@@ -153,80 +149,3 @@ def quietest_cut(powers: Powers) -> int:
     candidates = np.flatnonzero(within <= within.min() + 1.0)
     best = int(candidates[np.argmin(np.abs(candidates - len(within) / 2))])
     return (len(powers) - len(reach) + pause + best) * HOP + HOPS_PER_LEVEL * HOP // 2
-
-
-class VoiceSplitter(Splitter):
-    """Begin a chunk `prefix_padding_ms` before speech; end it after `silence_duration_ms` without.
-
-    Longer ones are cut at the quietest place.
-    """
-
-    def __init__(self, max_chunk_samples: int, chunking: VoiceChunking) -> None:
-        super().__init__(max_chunk_samples)
-        self._threshold = chunking.threshold
-        self._padding = min(chunking.prefix_padding_ms * SAMPLE_RATE // 1000, self._max_chunk // 2)
-        self._silence = chunking.silence_duration_ms * SAMPLE_RATE // 1000
-        self._loudness = LoudnessNormalizer()
-        self._detector = VoiceDetector()
-        self._speech: list[bool] = []  # by frame of the file, from `_first_frame` on
-        self._first_frame = 0
-        self._num_scored = 0  # samples of the file that the detector has had
-
-    @property
-    def num_samples(self) -> int:
-        return super().num_samples + self._loudness.num_held
-
-    @property
-    def held_bytes(self) -> int:
-        return super().held_bytes + 4 * self._loudness.num_held
-
-    def drop(self) -> None:
-        super().drop()
-        self._loudness = LoudnessNormalizer()
-
-    def push(self, samples: Samples) -> list[Piece]:
-        return super().push(self._loudness.push(samples))
-
-    def finish(self) -> list[Piece]:
-        return [*super().push(self._loudness.finish()), *super().finish()]
-
-    def _next_chunk(self, held: Samples, last: bool) -> tuple[int, int]:
-        self._score(held, last)
-        stretches = self._stretches(len(held))
-        if not stretches:
-            return len(held) - (0 if last else self._padding), 0
-        start, end = stretches[0]
-        if start > self._padding:
-            return start - self._padding, 0
-        end = min(self._chunk_end(stretches), len(held))
-        if end <= self._max_chunk:
-            return 0, end
-        return 0, quietest_cut(powers(held)[: min(self._max_chunk, len(held) - self._min_rest) // HOP])
-
-    def _chunk_end(self, stretches: list[tuple[int, int]]) -> int:
-        end = stretches[0][1]
-        if len(stretches) == 1:
-            return end + self._silence
-        next_start = stretches[1][0]
-        return min(end + self._silence, max(next_start - self._padding, (end + next_start) // 2))
-
-    def _stretches(self, num_held: int) -> list[tuple[int, int]]:
-        edges = (runs(self._speech) + self._first_frame) * FRAME - self._start
-        joined: list[tuple[int, int]] = []
-        for start, end in edges.clip(0, num_held).tolist():
-            before = joined.pop() if joined and start - joined[-1][1] < self._silence else (start, end)
-            joined.append((before[0], end))
-        return [stretch for stretch in joined if stretch[1] > 0]
-
-    def _score(self, held: Samples, last: bool) -> None:
-        new = held[self._num_scored - self._start :]
-        self._num_scored += len(new)
-        probabilities = self._detector.push(new)
-        if last:
-            probabilities = np.concatenate([probabilities, self._detector.finish()])
-        was_speech = bool(self._speech) and self._speech[-1]
-        self._speech += is_speech(probabilities, self._threshold, was_speech)
-        num_past = min(self._start // FRAME - self._first_frame, len(self._speech) - 1)
-        if num_past > 0:
-            del self._speech[:num_past]
-            self._first_frame += num_past

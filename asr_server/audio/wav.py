@@ -1,8 +1,8 @@
 """Read WAV as people have it: every span of samples, whatever the header counts.
 
 RIFF and RF64, extensible headers and unset sizes (Multimedia Programming Interface and Data
-Specifications 1.0; EBU Tech 3306). Sound behind too small a size, several data chunks and joined files
-are read on.
+Specifications 1.0; EBU Tech 3306). A size that is wrong means the end of the file; several data chunks and
+joined files are read on. libsndfile converts the samples.
 """
 
 from __future__ import annotations
@@ -10,23 +10,34 @@ from __future__ import annotations
 import itertools
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+import soundfile
 
 from asr_server.audio.decoder import Block, CannotOpen
-from asr_server.audio.g711 import A_LAW, MU_LAW
-from asr_server.core import Samples, Track
+from asr_server.audio.sndfile import BLOCK_FRAMES, read_frames
+from asr_server.core import Track
 
-BLOCK_BYTES = 1 << 19
 MAX_CHUNKS = 256  # before the samples, and behind them; a file may claim millions of empty ones
 MIN_REST_BYTES = 4096  # less behind the samples is no sound that its size forgot
 JUDGED_BYTES = 1 << 16
 _PCM, _FLOAT, _ALAW, _MULAW, _EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
+# libsndfile's names, by format and bytes a sample.
+_SUBTYPES: Final = {
+    (_PCM, 1): "PCM_U8",
+    (_PCM, 2): "PCM_16",
+    (_PCM, 3): "PCM_24",
+    (_PCM, 4): "PCM_32",
+    (_FLOAT, 4): "FLOAT",
+    (_FLOAT, 8): "DOUBLE",
+    (_ALAW, 1): "ALAW",
+    (_MULAW, 1): "ULAW",
+}
 # Left by streaming writers.
 _UNKNOWN_SIZES = (0, 0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000, 0xFFFFFFFF - 36, 0x80000000)
+_NO_END = 1 << 62
 _RIFFS: Final = (b"RIFF", b"RF64", b"BW64")
 _METADATA: Final = (b"LIST", b"id3 ", b"ID3 ", b"fact", b"cue ", b"bext", b"iXML", b"JUNK", b"PAD ", b"smpl")
 # Microsoft's order of the bits in a channel mask, by FFmpeg's names.
@@ -35,8 +46,6 @@ _SPEAKERS: Final = (
     *("TC", "TFL", "TFC", "TFR", "TBL", "TBC", "TBR"),
 )
 
-Bytes = npt.NDArray[np.uint8]
-Convert = Callable[[Bytes, Samples], None]  # from the file's samples to as many floats
 Span = tuple[int, int]  # where samples begin and end in the file
 
 
@@ -44,13 +53,21 @@ class _Format(NamedTuple):
     tag: int
     num_channels: int
     sample_rate: int
-    block_align: int
+    frame_bytes: int
     bits: int
     channel_mask: int
 
     @property
     def layout(self) -> tuple[str, ...]:
         return tuple(name for bit, name in enumerate(_SPEAKERS) if self.channel_mask >> bit & 1)
+
+    @property
+    def subtype(self) -> str:
+        num_channels = max(1, self.num_channels)
+        subtype = _SUBTYPES.get((self.tag, self.frame_bytes // num_channels))
+        if subtype is None or self.frame_bytes % num_channels or self.num_channels == 0:
+            raise CannotOpen(f"codec {self.tag} with {self.bits} bits and {self.frame_bytes} bytes a frame")
+        return subtype
 
 
 def unsized_header(sample_rate: int, num_channels: int, sample_bytes: int) -> bytes:
@@ -65,52 +82,48 @@ class WavDecoder:
     has_exact_duration = True
     tracks_read: tuple[Track, ...] = ()
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, start: int = 0) -> None:
         self.fd = fd
         self.truncated = self.has_more = False
-        self._format, first = _read_header(fd, 0)
+        self._format, first = _read_header(fd, start)
         self.sample_rate, self.num_channels = self._format.sample_rate, self._format.num_channels
         self.layout = self._format.layout
         self.is_float = self._format.tag == _FLOAT
-        self._convert, self._sample_bytes = _converter(self._format)
-        self._frame_bytes = self._sample_bytes * self.num_channels
-        if not self.num_channels or self._format.block_align != self._frame_bytes:
-            raise CannotOpen("block alignment and sample size disagree")
+        # `arecord -f S24_LE` writes 24 bits to the low end of four bytes.
+        self._gain = np.float32(256 if self._format.subtype == "PCM_32" and self._format.bits == 24 else 1)
         self._file_end = os.fstat(fd).st_size
-        self._data = np.empty(max(1, BLOCK_BYTES // self._frame_bytes) * self._frame_bytes, np.uint8)
-        self._samples = np.empty(len(self._data) // self._sample_bytes, np.float32)
-        spans = list(self._spans(first))
-        self.duration_s: float | None = self._duration_s(spans)
-        self._spans_left = iter(spans)
-        self._offset = self._end = 0
+        lengths = [(start, self._num_frames(start, end)) for start, end in self._spans(first)]
+        self.duration_s: float | None = sum(num for _, num in lengths) / max(1, self.sample_rate)
+        self._spans_left = iter(lengths)
+        self._num_left = 0  # frames of the span
+        self._block: Block = np.empty((BLOCK_FRAMES, self.num_channels), np.float32)
+        self._file = self._open()
 
     def read(self) -> Block:
-        while True:
-            if self._offset >= self._end:
-                self._offset, self._end = next(self._spans_left, (self._end, self._end))
-            data = self._data[: self._end - self._offset]
-            num_bytes = os.preadv(self.fd, [data.data], self._offset)
-            self._offset += num_bytes
-            if not num_bytes and self._offset < self._end < _NO_END:
-                self.truncated, self._end = True, self._offset
-                continue
-            samples = self._converted(data[:num_bytes])
-            if len(samples) or not num_bytes:
-                return samples.reshape(-1, self.num_channels)
+        while not self._num_left:
+            start, self._num_left = next(self._spans_left, (-1, 0))
+            if start < 0:
+                return self._block[:0]
+            os.lseek(self.fd, start, os.SEEK_SET)
+        block = read_frames(self._file, self._block[: self._num_left])
+        self._num_left = self._num_left - len(block) if len(block) else 0
+        return np.multiply(block, self._gain, out=block) if self._gain != 1 else block
 
     def close(self) -> None:
-        pass
+        self._file.close()
 
-    def _converted(self, data: Bytes) -> Samples:
-        whole = len(data) - len(data) % self._frame_bytes
-        samples = self._samples[: whole // self._sample_bytes]
-        self._convert(data[:whole], samples)
-        return samples
+    def _open(self) -> soundfile.SoundFile:
+        """Open the file as samples alone: libsndfile then reads on from where the descriptor is put."""
+        os.lseek(self.fd, 0, os.SEEK_SET)
+        layout = (self.sample_rate, self.num_channels, self._format.subtype, "LITTLE", "RAW")
+        try:
+            return soundfile.SoundFile(self.fd, "r", *layout, closefd=False)
+        except (soundfile.LibsndfileError, RuntimeError) as error:
+            raise CannotOpen(str(error)) from error
 
-    def _duration_s(self, spans: list[Span]) -> float:
-        """Return the length; a size that is missing or too large means the end of the file."""
-        sizes = (max(0, min(end, self._file_end) - start) for start, end in spans)
-        return sum(size // self._frame_bytes for size in sizes) / max(1, self.sample_rate)
+    def _num_frames(self, start: int, end: int) -> int:
+        self.truncated = self.truncated or self._file_end < end < _NO_END
+        return max(0, min(end, self._file_end) - start) // self._format.frame_bytes
 
     def _spans(self, first: Span) -> Iterator[Span]:
         yield first
@@ -120,7 +133,9 @@ class WavDecoder:
                 return
             at = next((at for at in (end + (end - start) % 2, end) if self._is_chunk(at)), None)
             if at is None:
-                yield from self._unclaimed(start, end)
+                end -= (end - start) % self._format.frame_bytes
+                if self._file_end - end >= MIN_REST_BYTES and any(os.pread(self.fd, JUDGED_BYTES, end)):
+                    yield end, self._file_end
                 return
             name, size = struct.unpack("<4sI", os.pread(self.fd, 8, at))
             if name in _RIFFS:
@@ -155,32 +170,6 @@ class WavDecoder:
             return None
         return span
 
-    def _unclaimed(self, start: int, end: int) -> Iterator[Span]:
-        """Yield what no chunk claims: sound of unset size, zeros or else."""
-        end -= (end - start) % self._frame_bytes
-        if self._file_end - end < MIN_REST_BYTES:
-            return
-        data = np.frombuffer(os.pread(self.fd, JUDGED_BYTES, end), np.uint8)
-        if not data.any():
-            return
-        if _is_sound(self._converted(data)[:: self.num_channels]):
-            yield end, self._file_end
-        else:
-            self.truncated = True
-
-
-def _is_sound(samples: Samples) -> bool:
-    """Return whether samples are not random bytes, which are loud and uncorrelated."""
-    if not np.isfinite(samples).all():
-        return False
-    power = float(np.mean(np.square(samples, dtype=np.float64)))
-    likeness = float(np.mean(samples[1:].astype(np.float64) * samples[:-1]))
-    return power < _RANDOM_POWER or likeness > 0.2 * power
-
-
-_RANDOM_POWER: Final = 0.15  # a third is that of random integers
-_NO_END = 1 << 62
-
 
 def _read_header(fd: int, start: int) -> tuple[_Format, Span]:
     magic = os.pread(fd, 12, start)
@@ -213,63 +202,8 @@ def _data_end(offset: int, size: int, long_size: int | None) -> int:
 def _parse_format(content: bytes) -> _Format:
     if len(content) < 16:
         raise CannotOpen("its format chunk is too short")
-    tag, num_channels, sample_rate, _, block_align, bits = struct.unpack_from("<HHIIHH", content)
+    tag, num_channels, sample_rate, _, frame_bytes, bits = struct.unpack_from("<HHIIHH", content)
     mask = 0
     if tag == _EXTENSIBLE and len(content) >= 26:
         mask, tag = struct.unpack_from("<IH", content, 20)
-    return _Format(tag, num_channels, sample_rate, block_align, bits, mask)
-
-
-def _converter(wav_format: _Format) -> tuple[Convert, int]:
-    sample_bytes = (wav_format.bits + 7) // 8
-    if wav_format.tag in (_ALAW, _MULAW) and sample_bytes == 1:
-        return _looked_up(A_LAW if wav_format.tag == _ALAW else MU_LAW), 1
-    converters = _FLOAT_CONVERTERS if wav_format.tag == _FLOAT else _PCM_CONVERTERS
-    if wav_format.tag not in (_PCM, _FLOAT) or sample_bytes not in converters:
-        raise CannotOpen(f"codec {wav_format.tag} with {wav_format.bits} bits")
-    return converters[sample_bytes], sample_bytes
-
-
-def _scaled(dtype: str, full_scale: float) -> Convert:
-    scale = np.float32(1 / full_scale)
-
-    def convert(data: Bytes, samples: Samples) -> None:
-        np.multiply(data.view(dtype), scale, out=samples, casting="same_kind")
-
-    return convert
-
-
-def _cast(dtype: str) -> Convert:
-    def convert(data: Bytes, samples: Samples) -> None:
-        with np.errstate(over="ignore"):  # what is beyond float32 becomes infinity, and is dealt with as such
-            samples[:] = data.view(dtype)
-
-    return convert
-
-
-def _looked_up(table: Samples) -> Convert:
-    def convert(data: Bytes, samples: Samples) -> None:
-        samples[:] = table[data]
-
-    return convert
-
-
-def _from_8_bit(data: Bytes, samples: Samples) -> None:
-    np.subtract(data, np.float32(128), out=samples)
-    np.multiply(samples, np.float32(1 / 128), out=samples)
-
-
-def _from_24_bit(data: Bytes, samples: Samples) -> None:
-    """Shift three bytes to the top of 32 bits, to keep the sign."""
-    wide = np.zeros((len(samples), 4), np.uint8)
-    wide[:, 1:] = data.reshape(-1, 3)
-    np.multiply(wide.view("<i4")[:, 0], np.float32(2.0**-31), out=samples, casting="same_kind")
-
-
-_PCM_CONVERTERS: dict[int, Convert] = {
-    1: _from_8_bit,
-    2: _scaled("<i2", 2.0**15),
-    3: _from_24_bit,
-    4: _scaled("<i4", 2.0**31),
-}
-_FLOAT_CONVERTERS: dict[int, Convert] = {4: _cast("<f4"), 8: _cast("<f8")}
+    return _Format(tag, num_channels, sample_rate, frame_bytes, bits, mask)

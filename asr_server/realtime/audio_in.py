@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from asr_server.audio.g711 import A_LAW, MU_LAW
 from asr_server.audio.mono import Mono16k
 from asr_server.core import Samples
 from asr_server.realtime.client_events import AlawFormat, AudioFormat, PcmFormat
+from asr_server.realtime.g711 import A_LAW, MU_LAW
 
 _SCALE: Final = np.float32(1 / 2**15)
 

@@ -15,7 +15,6 @@ from asr_server.api.request import (
     parse_translation_request,
 )
 from asr_server.api.schemas import TranscriptionFields, TranslationFields
-from asr_server.core import SENTENCES, VoiceChunking
 from asr_server.errors import InvalidValue, ModelNotFound
 from asr_server.speakers.clustering import SpeakerCount
 from tests.api.running_app import served
@@ -42,7 +41,7 @@ def test_a_request_without_fields_detects_the_language_and_reads_the_text_alone(
     request = asked()
     options = request.options
     assert request.model is MODELS.default
-    assert (request.chunking, request.count, request.speakers, request.ignored_fields) == (None, None, (), ())
+    assert (request.count, request.speakers, request.ignored_fields) == (None, (), ())
     assert (options.task, options.language, options.candidate_languages) == ("transcribe", None, ())
     assert (options.prompt_tokens, options.keywords, options.early_results) == ((), (), True)
     assert options.temperatures == MODELS.default.settings.temperatures == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -90,22 +89,6 @@ def test_a_request_without_fields_detects_the_language_and_reads_the_text_alone(
 )
 def test_a_field_reaches_the_decoder(pairs: list[tuple[str, str]], name: str, value: Any) -> None:
     assert getattr(asked(*pairs).options, name) == value
-
-
-@pytest.mark.parametrize(
-    ("pairs", "chunking"),
-    [
-        ([("vad_filter", "true")], SENTENCES),
-        ([("chunking_strategy", "auto")], SENTENCES),
-        ([("chunking_strategy[type]", "server_vad")], VoiceChunking(0.5, 300, 200)),
-        ([("chunking_strategy[type]", "server_vad"), ("vad_filter", "true")], VoiceChunking(0.5, 300, 200)),
-        ([("vad_filter", "false")], None),
-    ],
-)
-def test_speech_is_cut_out_where_it_was_asked_for(
-    pairs: list[tuple[str, str]], chunking: VoiceChunking | None
-) -> None:
-    assert asked(*pairs).chunking == chunking
 
 
 @pytest.mark.parametrize(
@@ -178,8 +161,7 @@ def test_a_translation_is_decoded_as_one_into_english_only() -> None:
     request = translated(("language", "de"), ("hotwords", "Ada,Bob"), ("to_language", "English"))
     options = request.options
     assert (options.task, options.language, options.keywords) == ("translate", "de", ("Ada", "Bob"))
-    assert (request.chunking, request.count, options.word_timestamps) == (None, None, False)
-    assert translated(("vad_filter", "true")).chunking == SENTENCES
+    assert (request.count, options.word_timestamps) == (None, False)
     assert translated(("response_format", "srt")).options.word_timestamps
     with pytest.raises(InvalidValue) as caught:
         translated(("to_language", "de"))

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ValidationError
 
 from asr_server.api import schemas
 from asr_server.api.schemas import Chunking, TranscriptionFields, TranslationFields
-from asr_server.core import SENTENCES, VoiceChunking
 
 MAX_INT = 2**31 - 1
 COMMON: dict[str, Any] = {
@@ -144,24 +143,6 @@ def test_a_stream_is_one_but_with_verbose_json() -> None:
         ({"stream": True, "response_format": "verbose_json"}, False),
     ):
         assert TranscriptionFields.model_validate(fields).is_streamed == is_streamed
-
-
-# -- chunking_strategy --
-
-
-def chunking(value: object) -> VoiceChunking | None:
-    strategy = TranscriptionFields.model_validate({"chunking_strategy": value}).chunking_strategy
-    return strategy.voice_chunking() if strategy else None
-
-
-def test_chunking_is_the_servers_or_by_the_clients_values_with_openais_defaults() -> None:
-    assert chunking(None) is None
-    assert chunking("auto") == chunking('"auto"') == chunking({"type": "auto"}) == SENTENCES
-    assert chunking({"type": "server_vad"}) == VoiceChunking(0.5, 300, 200)
-    own = '{"type": "server_vad", "threshold": 0.25, "prefix_padding_ms": 0, "silence_duration_ms": 900}'
-    assert chunking(own) == VoiceChunking(0.25, 0, 900)
-    for field in Chunking.model_fields.values():
-        assert field.description
 
 
 @pytest.mark.parametrize(

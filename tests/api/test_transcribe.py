@@ -19,14 +19,12 @@ from asr_server.api.middleware import answer_headers
 from asr_server.api.request import (
     TranscriptionRequest,
     parse_fields,
-    parse_transcription_request,
-    parse_translation_request,
 )
 from asr_server.api.schemas import TranscriptionFields
 from asr_server.api.transcribe import body_response
 from asr_server.channel.messages import Submit
 from asr_server.config import MIB, Settings
-from asr_server.core import SENTENCES, ChunkResult, DecodingOptions, Samples
+from asr_server.core import ChunkResult, DecodingOptions, Samples
 from asr_server.formats.render import DEFAULTS, ResponseFormat, render
 from tests.api.running_app import (
     SECOND,
@@ -458,15 +456,6 @@ async def test_a_model_of_several_languages_translates_into_english() -> None:
         assert app.replica.submits[-1].options.keywords == ("one",)
         refused = await app.post(path="/v1/audio/translations", to_language="de")
         assert error_of(refused)["param"] == "to_language"
-
-
-async def test_the_voice_filter_of_other_servers_cuts_as_the_automatic_strategy_does() -> None:
-    async with run_app(languages=("en", "de")) as app:
-        state = app.app.state.server
-        for parse in (parse_transcription_request, parse_translation_request):
-            for value, chunking in (("true", SENTENCES), ("false", None)):
-                pairs = [("model", "whisper-1"), ("vad_filter", value)]
-                assert parse(pairs, state.models).chunking == chunking
 
 
 async def test_a_model_that_cannot_translate_says_so(app: RunningApp) -> None:

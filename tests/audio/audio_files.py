@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -87,18 +87,24 @@ class Sound:
     frames: Frames | None
     start_s: float = 0.0
     gap: tuple[float, float] = (0.0, 0.0)  # seconds of sound before it, its seconds
+    steps: Sequence[tuple[float, float]] = ()  # more of them
     language: str = ""
     disposition: int = 0  # av.stream.Disposition
 
 
 def write_film(
-    path: Path, container: str, sounds: list[Sound], picture_s: float = 0.0, codec: str = "aac"
+    path: Path,
+    container: str,
+    sounds: list[Sound],
+    picture_s: float = 0.0,
+    codec: str = "aac",
+    picture_codec: str = "mpeg4",
 ) -> Path:
     """Audio tracks with time stamps of their own, beside a picture of so many seconds."""
     with av.open(str(path), "w", format=container) as output:
         packets: list[tuple[float, Any]] = []
         if picture_s:
-            video = output.add_stream("mpeg4", rate=10)
+            video: Any = output.add_stream(picture_codec, rate=10 if picture_codec == "mpeg4" else 25)
             video.width = video.height = 32
             video.time_base = Fraction(1, 10)
         streams = [_sound_stream(output, codec, sound) for sound in sounds]
@@ -142,8 +148,8 @@ def _sound_packets(stream: Any, sound: Sound) -> list[tuple[float, Any]]:
             frame = av.AudioFrame.from_ndarray(part, "fltp", stream.layout.name)
             frame.sample_rate, frame.time_base, frame.pts = 48_000, Fraction(1, 48_000), at
         for packet in stream.encode(frame):
-            after_gap = sound.gap[1] and packet.pts / 48_000 >= sound.gap[0]
-            shift = round(48_000 * (sound.start_s + (sound.gap[1] if after_gap else 0.0)))
+            gaps = [gap_s for at_s, gap_s in (sound.gap, *sound.steps) if packet.pts / 48_000 >= at_s]
+            shift = round(48_000 * (sound.start_s + sum(gaps)))
             packet.pts, packet.dts = packet.pts + shift, packet.dts + shift
             packets.append((packet.pts / 48_000, packet))
     return packets

@@ -6,8 +6,10 @@ import errno
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -18,11 +20,7 @@ import pytest
 
 from asr_server import metrics
 from asr_server.audio import ffmpeg_client
-from asr_server.audio.ffmpeg_client import (
-    MAX_IDLE,
-    RemoteStream,
-    decode_processes,
-)
+from asr_server.audio.ffmpeg_client import HEADER, DecodeProcess, RemoteStream, decode_processes
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.recording import Recording
 from asr_server.core import Chunk
@@ -69,16 +67,14 @@ def decoding() -> list[psutil.Process]:
     return [process for process in family() if process not in own_children]
 
 
-def test_one_process_per_open_file_and_the_idle_ones_are_used_again(path: Path) -> None:
+def test_a_process_reads_one_file_and_ends(path: Path) -> None:
     recordings = [Recording(path, AudioLimits()) for _ in range(3)]
     for recording in recordings:
         recording.next_slice()
-    busy = {process.pid for process in decoding()}
-    assert len(busy) == 3
+    assert len(decoding()) == 3
     for recording in recordings:
         assert list(slices(recording))
-    pieces_of(path)
-    assert {process.pid for process in decoding()} == busy
+    until(lambda: not decoding())
 
 
 def test_a_process_works_only_while_a_thread_waits_for_it(path: Path) -> None:
@@ -93,15 +89,6 @@ def test_a_process_works_only_while_a_thread_waits_for_it(path: Path) -> None:
     assert not select.select([stream._process.connection], [], [], 0.2)[0]  # nothing was made ahead
     assert sum(process.cpu_times()[:2]) == worked_s
     recording.close()
-
-
-def test_only_a_few_stay_idle(path: Path) -> None:
-    recordings = [Recording(path, AudioLimits()) for _ in range(MAX_IDLE + 3)]
-    for recording in recordings:
-        recording.next_slice()
-    for recording in recordings:
-        assert list(slices(recording))
-    until(lambda: len(decoding()) == MAX_IDLE)
 
 
 def test_a_process_that_crashes_costs_its_own_file_only(path: Path) -> None:
@@ -133,10 +120,11 @@ def test_no_key_is_in_the_environment_of_those_who_decode(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "s3cret")
-    pieces_of(path)
-    assert len(family()) == 2
-    for process in family():
-        assert "s3cret" not in process.environ().values()
+    with Recording(path, AudioLimits()) as recording:
+        recording.next_slice()
+        assert len(family()) == 2
+        for process in family():
+            assert "s3cret" not in process.environ().values()
 
 
 def begun(path: Path) -> tuple[Recording, list[Chunk], psutil.Process]:
@@ -168,9 +156,7 @@ def test_a_process_that_is_frozen_is_killed_and_the_file_decoded_once_more(
 ) -> None:
     expected = audio_of(pieces_of(path)[0])
     monkeypatch.setattr(ffmpeg_client, "MAX_SILENCE_MS", 1500)
-    idle = Recording(path, AudioLimits())
     recording, pieces, process = begun(path)
-    list(slices(idle))
     frozen = family() if is_forkserver_frozen_too else decoding()
     for other in frozen:
         other.send_signal(signal.SIGSTOP)
@@ -228,14 +214,6 @@ def test_a_process_that_cannot_be_started_is_no_fault_of_the_file(
     assert pieces_of(path)[0]
 
 
-def test_idle_processes_that_died_are_replaced(path: Path) -> None:
-    pieces_of(path)
-    for process in decoding():
-        process.kill()
-    until(lambda: not decoding())
-    assert pieces_of(path)[0]
-
-
 def test_a_forkserver_that_died_is_replaced(path: Path) -> None:
     pieces_of(path)
     processes = family()
@@ -243,15 +221,6 @@ def test_a_forkserver_that_died_is_replaced(path: Path) -> None:
         process.kill()
     until(lambda: not any(alive(process) for process in processes))
     assert pieces_of(path)[0]
-
-
-def test_a_process_whose_forkserver_is_gone_is_not_kept(path: Path) -> None:
-    recording = Recording(path, AudioLimits())
-    recording.next_slice()
-    (process,) = decoding()
-    decode_processes.restart()
-    assert list(slices(recording))
-    until(lambda: not alive(process))
 
 
 def test_a_process_that_hangs_is_ended_by_the_system(path: Path) -> None:
@@ -271,15 +240,18 @@ def test_closing_a_recording_ends_its_process(path: Path) -> None:
 
 
 def test_shutdown_leaves_nothing_behind(path: Path) -> None:
-    pieces_of(path)
+    recording = Recording(path, AudioLimits())
+    recording.next_slice()
     processes = family()
     assert len(processes) == 2
     decode_processes.shutdown()
+    recording.close()
     until(lambda: not any(alive(process) for process in processes))
     assert pieces_of(path)[0]  # and it starts again when it is needed
 
 
-def test_nothing_outlives_a_server_that_is_killed(path: Path) -> None:
+@pytest.mark.parametrize("frozen", ["none", "decode process", "all"])
+def test_nothing_outlives_a_server_that_is_killed(path: Path, frozen: str) -> None:
     script = (
         "import sys, pathlib\n"
         "from asr_server.audio.limits import AudioLimits\n"
@@ -292,10 +264,39 @@ def test_nothing_outlives_a_server_that_is_killed(path: Path) -> None:
     ) as server:
         assert server.stdout
         assert server.stdout.readline() == b"ready\n"
-        children = psutil.Process(server.pid).children(recursive=True)
-        assert len(children) == 2
+        forkserver, process = psutil.Process(server.pid).children(recursive=True)
+        for one in {"none": [], "decode process": [process], "all": [forkserver, process]}[frozen]:
+            one.suspend()
         server.kill()
-    until(lambda: not any(alive(process) for process in children))
+    until(lambda: not alive(forkserver) and not alive(process))
+
+
+def test_ctrl_c_during_the_start_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    decode_processes.start()
+    forkserver = psutil.Process(decode_processes.forkserver_pid)
+    libraries = Path(f"/proc/{forkserver.pid}/maps")
+    for _ in range(100):
+        forkserver.send_signal(signal.SIGINT)
+        forkserver.send_signal(signal.SIGTERM)
+        time.sleep(0.002)
+    until(lambda: "libavcodec" in libraries.read_text())
+    forkserver.send_signal(signal.SIGINT)
+    assert alive(forkserver)
+    decode_processes.shutdown()
+    assert capfd.readouterr().err == ""
+
+
+def test_an_answer_longer_than_any_packet_decodes_to_is_not_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = socket.socketpair()
+    status_fd, other = os.pipe()
+    monkeypatch.setattr(decode_processes, "take", lambda *_: DecodeProcess(ours, status_fd))
+    theirs.sendall(HEADER.pack((256 << 20) + 1))
+    with pytest.raises(InvalidAudio):
+        pieces_of(path)
+    theirs.close()
+    os.close(other)
 
 
 def test_the_libraries_that_decode_are_not_in_the_server_s_own_process() -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from av.stream import Disposition
 
-from asr_server.audio.ffmpeg_decoder import FfmpegDecoder, _TimeLine
+from asr_server.audio.ffmpeg_decoder import FfmpegDecoder
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.recording import Recording
 from asr_server.audio.tracks import TrackChoice
@@ -74,29 +72,82 @@ def test_a_clock_that_jumps_in_a_transport_stream_is_no_silence(tmp_path: Path) 
     assert len(all_of(FfmpegDecoder(opened(path)))) / 48_000 == pytest.approx(2.0, abs=0.1)
 
 
-@pytest.mark.parametrize(
-    ("container", "jump_s", "silence_s", "is_followed"),
-    [
-        ("mpegts", 10.0, 10.0, True),
-        ("mpegts", 10.125, 0.0, True),
-        ("matroska", 10.125, 10.125, True),
-        ("matroska", 0.125, 0.125, True),
-        ("matroska", 0.09375, 0.0, False),
-        ("matroska", -1.0, 0.0, False),
-        ("matroska", -1.03125, 0.0, True),
-    ],
-)
-def test_how_long_a_jump_of_the_time_stamps_is_silence_and_whether_the_time_line_follows_it(
-    container: str, jump_s: float, silence_s: float, is_followed: bool
+@pytest.mark.parametrize(("step_s", "at_s"), [(0.6, [10.0, 20.0, 30.0]), (0.02, list(range(1, 40)))])
+def test_time_stamps_that_run_behind_the_samples_are_followed_without_losing_sound(
+    tmp_path: Path, step_s: float, at_s: list[float]
 ) -> None:
-    def frame(start_s: float) -> SimpleNamespace:
-        return SimpleNamespace(pts=round(start_s * 32), samples=8000, sample_rate=16_000)
+    """A recorder that was paused and resumed, and a clock that is slow by 2 %."""
+    sound = np.tile(np.concatenate([tone(440, 0.8), tone(440, 0.2) * 0]), (50, 1))
+    sounds = [Sound(sound, steps=[(at, -step_s) for at in at_s])]
+    frames = all_of(FfmpegDecoder(opened(write_film(tmp_path / "a", "matroska", sounds, codec="flac"))))
+    behind_s = step_s * len(at_s)
+    assert len(frames) / 48_000 == pytest.approx(50.0 - behind_s, abs=0.15)
+    loud = np.abs(frames[:, 0]).reshape(-1, 480)[: len(frames) // 480].max(axis=1) > 0.05
+    assert loud.sum() / 100 == pytest.approx(40.0, abs=1.0)
 
-    file = SimpleNamespace(format=SimpleNamespace(name=container), start_time=0, duration=None)
-    line = _TimeLine(file, SimpleNamespace(time_base=Fraction(1, 32)), frame(0.0))
-    starts_s = (0.0, 0.5, 1.0 + jump_s, 1.5 + jump_s)
-    assert [line.gap_before(frame(start_s)) for start_s in starts_s] == [0.0, 0.0, silence_s, 0.0]
-    assert line.end_s == 2.0 + jump_s * is_followed
+
+def test_a_raw_stream_has_no_clock(tmp_path: Path) -> None:
+    """Its demuxer counts time at the rate of the first frame."""
+    for name, rate, num_channels in (("1", 16_000, 1), ("2", 44_100, 2)):
+        write_ffmpeg(str(tmp_path / name), voice(rate, num_channels, 3.0), rate, "aac", "adts")
+    path = tmp_path / "joined.aac"
+    path.write_bytes((tmp_path / "1").read_bytes() + (tmp_path / "2").read_bytes())
+    frames = all_of(FfmpegDecoder(opened(path)))
+    assert len(frames) / 16_000 == pytest.approx(6.0, abs=0.2)
+    assert first_sound_s(frames[round(0.1 * 16_000) :]) < 0.1
+    assert np.abs(frames).reshape(-1)[: 5 * 16_000].reshape(-1, 1600).max(axis=1).min() > 0.02
+
+
+@pytest.mark.parametrize(
+    ("name", "container", "codec"),
+    [("a.ogg", "ogg", "libopus"), ("a.mp4", "mp4", "aac"), ("b", "ogg", "flac")],
+)
+def test_files_joined_together_are_read_to_the_last_whatever_their_layouts(
+    tmp_path: Path, name: str, container: str, codec: str
+) -> None:
+    parts = [tone(440), tone(660, num_channels=2), tone(880, 3.0)]
+    paths = [tmp_path / f"{number}-{name}" for number in range(3)]
+    for path, part in zip(paths, parts, strict=True):
+        write_film(path, container, [Sound(part)], codec=codec)
+    (tmp_path / name).write_bytes(b"".join(path.read_bytes() for path in paths))
+    decoder = FfmpegDecoder(opened(tmp_path / name))
+    frames = all_of(decoder)
+    assert len(frames) / 48_000 == pytest.approx(7.0, abs=0.1)
+    pitches = [pitch(frames[round(start_s * 48_000) :][:48_000]) for start_s in (0.5, 2.5, 5.0)]
+    assert pitches == pytest.approx([440, 660, 880], abs=3)
+    assert not decoder.truncated
+
+
+def test_a_joined_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
+    path = write_film(tmp_path / "a.mp4", "mp4", [Sound(tone(440))])
+    path.write_bytes(path.read_bytes() + b"\0\0\0\x18ftypM4A " + bytes(5000))
+    decoder = FfmpegDecoder(opened(path))
+    assert len(all_of(decoder)) / 48_000 == pytest.approx(2.0, abs=0.1)
+    assert decoder.truncated
+
+
+@pytest.mark.parametrize(("container", "codec"), [("webm", "libopus"), ("ogg", "libopus")])
+def test_zeros_in_the_middle_are_reported_and_the_rest_keeps_its_time(
+    tmp_path: Path, container: str, codec: str
+) -> None:
+    path = write_film(tmp_path / "a", container, [Sound(voice(48_000, 1, 12.0))], codec=codec)
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + len(data) // 6] = bytes(len(data) // 6)
+    path.write_bytes(data)
+    decoder = FfmpegDecoder(opened(path))
+    assert len(all_of(decoder)) / 48_000 == pytest.approx(12.0, abs=0.1)
+    assert decoder.truncated
+
+
+def test_pauses_of_a_telephone_are_silence_and_no_damage(tmp_path: Path) -> None:
+    """AMR without speech: a frame that describes noise, then empty ones (3GPP TS 26.101)."""
+    speech = bytes([0x3C]) + bytes(31)
+    pause = bytes([0x44]) + bytes(5) + bytes([0x7C] * 7)
+    (tmp_path / "a.amr").write_bytes(b"#!AMR\n" + speech * 100 + pause * 10 + speech * 50)
+    decoder = FfmpegDecoder(opened(tmp_path / "a.amr"))
+    assert len(all_of(decoder)) / 8000 == pytest.approx((100 + 80 + 50) * 0.02, abs=0.03)
+    assert not decoder.truncated
 
 
 def test_time_stamps_that_begin_again_do_not_hide_a_later_gap(tmp_path: Path) -> None:

@@ -19,28 +19,14 @@ import pytest
 from av.stream import Disposition
 
 from asr_server import errors
-from asr_server.audio import ffmpeg_process
-from asr_server.audio.ffmpeg_client import (
-    END,
-    HEADER,
-    NEXT,
-    OPENED,
-    REFUSED,
-    SAMPLES,
-    DecodeTask,
-    Finished,
-    Opened,
-    Refused,
-    RemoteStream,
-    decode_processes,
-)
-from asr_server.audio.ffmpeg_process import decode, serve, set_alarms
+from asr_server.audio.decoder import DecodeTask, FileInfo
+from asr_server.audio.ffmpeg_client import HEADER, NEXT, Answer, RemoteStream, decode_processes
+from asr_server.audio.ffmpeg_process import decode
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.tracks import TrackChoice
 from asr_server.core import SAMPLE_RATE
 from tests.audio.audio_files import Frames, Sound, make, voice, write_film
 
-Answer = tuple[int, bytes]
 BOTH, LEFT = voice(SAMPLE_RATE, 2, 1.0), voice(SAMPLE_RATE, 1, 1.0)
 
 
@@ -59,22 +45,22 @@ def received(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-def ask_for_all(connection: socket.socket) -> list[Answer]:
+def ask_for_all(connection: socket.socket) -> list[tuple[Answer, bytes]]:
     """Ask until the file has ended or is refused."""
-    answers: list[Answer] = []
-    while not answers or answers[-1][0] not in (END, REFUSED):
-        if not answers or answers[-1][0] != OPENED:
-            connection.sendall(NEXT)
-        kind, size = HEADER.unpack(received(connection, HEADER.size))
-        answers.append((kind, received(connection, size)))
+    answers: list[tuple[Answer, bytes]] = []
+    while not answers or answers[-1][0].num_bytes:
+        connection.sendall(NEXT)
+        (size,) = HEADER.unpack(received(connection, HEADER.size))
+        answer = msgspec.msgpack.decode(received(connection, size), type=Answer)
+        answers.append((answer, received(connection, answer.num_bytes)))
     return answers
 
 
-def answers_to(path: Path, given: DecodeTask) -> list[Answer]:
+def answers_to(path: Path, given: DecodeTask) -> list[tuple[Answer, bytes]]:
     ours, theirs = socket.socketpair()
     fds = [os.open(path, os.O_RDONLY) for _ in range(2)]
     with ours, theirs, ThreadPoolExecutor(1) as client:
-        asking: Future[list[Answer]] = client.submit(ask_for_all, ours)
+        asking: Future[list[tuple[Answer, bytes]]] = client.submit(ask_for_all, ours)
         try:
             decode(theirs, fds, given)
         finally:
@@ -84,18 +70,18 @@ def answers_to(path: Path, given: DecodeTask) -> list[Answer]:
         return asking.result()
 
 
-def read(path: Path, given: DecodeTask, num_channels: int = 1) -> tuple[Opened, Frames, bool]:
-    (_, first), *blocks, (last_kind, last) = answers_to(path, given)
-    assert last_kind == END
-    samples = np.frombuffer(b"".join(block for _, block in blocks), np.float32).reshape(-1, num_channels)
-    finished = msgspec.msgpack.decode(last, type=Finished)
-    return msgspec.msgpack.decode(first, type=Opened), samples, finished.truncated
+def read(path: Path, given: DecodeTask, num_channels: int = 1) -> tuple[FileInfo, Frames]:
+    answers = answers_to(path, given)
+    last = answers[-1][0]
+    assert not last.error
+    samples = np.frombuffer(b"".join(block for _, block in answers), np.float32).reshape(-1, num_channels)
+    return last.info, samples
 
 
-def refusal(path: Path, given: DecodeTask) -> Refused:
-    *_, (kind, content) = answers_to(path, given)
-    assert kind == REFUSED
-    return msgspec.msgpack.decode(content, type=Refused)
+def refusal(path: Path, given: DecodeTask) -> Answer:
+    answer = answers_to(path, given)[-1][0]
+    assert answer.error
+    return answer
 
 
 def likeness(one: Frames, other: Frames) -> float:
@@ -106,41 +92,17 @@ def likeness(one: Frames, other: Frames) -> float:
 def test_a_file_is_described_then_given_in_answers_of_eight_seconds(tmp_path: Path) -> None:
     sound = voice(SAMPLE_RATE, 1, 20.0)
     answers = answers_to(make(tmp_path, "alac.m4a", sound, SAMPLE_RATE), task())
-    assert [kind for kind, _ in answers] == [OPENED, SAMPLES, SAMPLES, SAMPLES, END]
-    sizes_s = [len(content) / 4 / SAMPLE_RATE for _, content in answers[1:-1]]
-    assert all(8 <= size_s < 8.6 for size_s in sizes_s[:-1])
-    assert msgspec.msgpack.decode(answers[0][1], type=Opened) == Opened(20.0, 1, ())
-    samples = np.frombuffer(b"".join(content for _, content in answers[1:-1]), np.float32)
+    sizes_s = [len(content) / 4 / SAMPLE_RATE for _, content in answers]
+    assert len(sizes_s) == 4
+    assert all(8 <= size_s < 8.6 for size_s in sizes_s[:2])
+    assert [answer.info for answer, _ in answers] == [FileInfo(20.0)] * 4
+    samples = np.frombuffer(b"".join(content for _, content in answers), np.float32)
     assert np.abs(samples - sound[:, 0]).max() < 1e-4
-
-
-def test_each_block_has_its_alarms_and_waiting_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = make(tmp_path, "alac.m4a", LEFT, SAMPLE_RATE)
-    alarms: list[tuple[float, float]] = []
-
-    def noted(cpu_s: float, wall_s: float) -> None:
-        alarms.append((cpu_s, wall_s))
-        set_alarms(cpu_s, wall_s)
-
-    monkeypatch.setattr(ffmpeg_process, "set_alarms", noted)
-    assert len(answers_to(path, task())) == 3
-    assert alarms == [(3.0, 20.0), (0, 0), (3.0, 20.0), (0, 0), (0, 0)]
-    timers = signal.ITIMER_PROF, signal.ITIMER_REAL
-    assert [signal.getitimer(timer) for timer in timers] == [(0, 0)] * 2
-    set_alarms(500.0, 1000.0)
-    assert [signal.getitimer(timer)[0] for timer in timers] == pytest.approx([500, 1000], abs=1)
-    set_alarms(0, 0)
-    (tmp_path / "text").write_bytes(b"no sound")
-    alarms.clear()
-    refusal(tmp_path / "text", task())
-    assert alarms == [(3.0, 20.0), (0, 0)]
 
 
 def test_one_channel_both_or_their_mix_are_given(tmp_path: Path) -> None:
     path = make(tmp_path, "alac.m4a", BOTH, SAMPLE_RATE)
-    opened, mixed, _ = read(path, task())
+    opened, mixed = read(path, task())
     assert opened.num_channels == 2
     assert np.abs(mixed[:, 0] - BOTH.mean(axis=1)).max() < 1e-4
     assert np.abs(read(path, task(channel=1))[1][:, 0] - BOTH[:, 1]).max() < 1e-4
@@ -157,20 +119,20 @@ def test_two_tracks_of_one_voice_each_are_two_channels_where_they_are_asked_for(
     one, other = np.split(voice(48_000, 2, 1.0), 2, axis=1)
     path = film(tmp_path, one, other)
     for given, sides in ((task(True), (one, other)), (task(True, (2, 1)), (other, one))):
-        opened, samples, _ = read(path, given, 2)
+        opened, samples = read(path, given, 2)
         assert opened.num_channels == 2
         assert [track.number for track in opened.tracks_read] == ([1, 2] if sides[0] is one else [2, 1])
         for channel, side in enumerate(sides):
             assert likeness(samples[:, channel], side[::3, 0]) > 0.99
     for given, side in ((task(), one), (task(numbers=(2,)), other)):
-        opened, samples, _ = read(path, given)
+        opened, samples = read(path, given)
         assert (opened.num_channels, len(opened.tracks_read)) == (1, 1)
         assert likeness(samples[:, 0], side[::3, 0]) > 0.99
 
 
 def test_of_two_stereo_tracks_the_first_is_two_channels_and_one_voice_alone_is_none(tmp_path: Path) -> None:
     both = voice(48_000, 2, 1.0)
-    opened, samples, _ = read(film(tmp_path, both, both[:, ::-1]), task(split_channels=True), 2)
+    opened, samples = read(film(tmp_path, both, both[:, ::-1]), task(split_channels=True), 2)
     assert [track.number for track in opened.tracks_read] == [1]
     assert likeness(samples[:, 0], both[::3, 0]) > 0.99
     alone = film(tmp_path, both[:, :1])
@@ -198,37 +160,10 @@ def test_what_is_wrong_with_a_file_is_answered_by_the_name_of_its_error(tmp_path
 
 def test_a_file_that_ends_early_is_said_to(tmp_path: Path) -> None:
     path = make(tmp_path, "alac.m4a", LEFT, SAMPLE_RATE)
-    assert not read(path, task())[2]
-    whole = make(tmp_path, "browser.webm", voice(48_000, 1, 2.0), 48_000)
-    whole.write_bytes(path.read_bytes() * 2)
-    assert read(whole, task())[2]
-
-
-def test_whatever_else_goes_wrong_is_the_files_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = make(tmp_path, "alac.m4a", LEFT, SAMPLE_RATE)
-
-    def fails(*_: object) -> None:
-        raise ValueError("no such layout")
-
-    monkeypatch.setattr(ffmpeg_process, "_gathered", fails)
-    assert refusal(path, task()).message.startswith("The file could not be decoded.")
-
-
-def test_a_process_takes_one_file_after_another_and_keeps_none(tmp_path: Path) -> None:
-    path = make(tmp_path, "alac.m4a", LEFT, SAMPLE_RATE)
-    ours, theirs = socket.socketpair()
-    with ours, theirs, ThreadPoolExecutor(1) as pool:
-        serving = pool.submit(serve, theirs)
-        num_open = len(os.listdir("/proc/self/fd"))
-        for _ in range(3):
-            fds = [os.open(path, os.O_RDONLY) for _ in range(2)]
-            socket.send_fds(ours, [msgspec.msgpack.encode(task())], fds)
-            for fd in fds:
-                os.close(fd)
-            assert ask_for_all(ours)[-1][0] == END
-        ours.close()
-        assert serving.result(60) is None
-        assert len(os.listdir("/proc/self/fd")) == num_open - 1
+    assert not read(path, task())[0].truncated
+    whole = make(tmp_path, "index-first.mp4", voice(48_000, 1, 4.0), 48_000)
+    whole.write_bytes(whole.read_bytes()[:-10_000])
+    assert read(whole, task())[0].truncated
 
 
 @pytest.mark.parametrize("request_", [b"", b"x"])
@@ -246,19 +181,16 @@ def test_a_server_that_turns_away_ends_the_work(tmp_path: Path, request_: bytes)
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[psutil.Process, psutil.Process]]:
-    """The forkserver, and a decode process that waits for the next file."""
+    """The forkserver, and a decode process that waits to be asked for a block."""
     decode_processes.shutdown()
-    path = make(tmp_path_factory.mktemp("sound"), "alac.m4a", LEFT, SAMPLE_RATE)
+    path = make(tmp_path_factory.mktemp("sound"), "alac.m4a", voice(SAMPLE_RATE, 1, 20.0), SAMPLE_RATE)
     with path.open("rb") as file:
-        stream = RemoteStream(file.fileno(), AudioLimits(), threading.Event())
-        num_samples = 0
-        while (samples := stream.read()) is not None:
-            num_samples += len(samples)
-        stream.close()
-    assert num_samples == SAMPLE_RATE
+        stream = RemoteStream(file.fileno(), DecodeTask(), threading.Event())
+        assert stream.read() is not None
     forkserver = psutil.Process(decode_processes.forkserver_pid)
     (child,) = forkserver.children()
     yield forkserver, child
+    stream.close()
     decode_processes.shutdown()
 
 

@@ -10,8 +10,6 @@ import soundfile
 
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.recording import Recording
-from asr_server.checkpoint.files import AudioWindow
-from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE
 from asr_server.errors import (
     AudioTooLong,
@@ -60,13 +58,6 @@ def test_what_is_just_within_all_limits_is_taken() -> None:
     LIMITS.check_work(3.0)
     with pytest.raises(AudioTooLong, match="decoding time is over the limit of 3 s"):
         LIMITS.check_work(3.1)
-
-
-def test_chunks_fill_the_window_or_what_the_settings_say() -> None:
-    assert AudioLimits().chunk_samples == 480_000
-    settings = Settings(max_chunk_s=8.0, max_channels=5)
-    limits = AudioLimits.from_settings(settings, AudioWindow())
-    assert (limits.chunk_samples, limits.max_channels) == (128_000, 5)
 
 
 def test_a_tenth_of_a_second_is_enough(tmp_path: Path) -> None:

@@ -148,16 +148,24 @@ def test_quiet_whole_numbers_before_speech_are_not_taken_for_full_scale() -> Non
     assert np.abs(converted(frames, 16_000, 4096)[:16_000]).max() <= 3 / 2**15
 
 
-def test_floats_beyond_full_scale_keep_their_level() -> None:
-    frames = voice(16_000, 1, 1.0) * np.float32(9.0)
+@pytest.mark.parametrize("gain", [2.0, 9.0])
+def test_floats_beyond_full_scale_keep_their_level(gain: float) -> None:
+    frames = voice(16_000, 1, 1.0) * np.float32(gain)
     assert np.array_equal(converted(frames, 16_000), frames[:, 0])
 
 
-def test_a_damaged_block_of_floats_does_not_turn_the_rest_down() -> None:
-    frames = np.concatenate([voice(16_000, 1, 1.0)] * 2)
-    garbage = np.random.default_rng(4).integers(0, 256, 4 * 4096, np.uint8).view(np.float32)
-    frames[:4096, 0] = garbage
-    assert np.array_equal(converted(frames, 16_000, 4096)[4096:], frames[4096:, 0])
+BUMP = np.tile([12.0, -12.0], 2400).astype(np.float32)  # 0.3 s against the microphone
+GARBAGE = np.random.default_rng(4).integers(0, 256, 4 * 4096, np.uint8).view(np.float32)
+INTEGERS = np.round(voice(16_000, 1, 0.3)[:, 0] * np.float32(2**15))
+
+
+@pytest.mark.parametrize("start", [0, 16_384])
+@pytest.mark.parametrize("block", [BUMP, GARBAGE, INTEGERS], ids=["bump", "garbage", "integers"])
+def test_one_block_does_not_turn_the_rest_down(block: Samples, start: int) -> None:
+    frames = np.concatenate([voice(16_000, 1, 1.0)] * 4)
+    frames[start : start + len(block), 0] = block
+    end = start + len(block) + 3 * 4096
+    assert np.array_equal(converted(frames, 16_000, 4096)[end:], frames[end:, 0])
 
 
 def test_an_offset_larger_than_the_sound_is_taken_away_also_where_it_changes() -> None:
@@ -166,3 +174,9 @@ def test_an_offset_larger_than_the_sound_is_taken_away_also_where_it_changes() -
     assert np.abs(converted(quiet + offset, 16_000) - quiet[:, 0]).max() < 1e-3
     loud = voice(16_000, 1, 3.0) + np.float32(0.02)
     assert np.array_equal(converted(loud, 16_000), loud[:, 0]), "a small one stays"
+
+
+def test_a_channel_is_read_alone() -> None:
+    frames = voice(16_000, 3, 0.5)
+    assert np.array_equal(Mono16k(16_000, 3, channel=1).push(frames), frames[:, 1])
+    assert np.array_equal(Mono16k(16_000, 1, channel=1).push(frames[:, :1]), frames[:, 0])

