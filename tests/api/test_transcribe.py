@@ -584,7 +584,6 @@ async def test_clear_speech_in_one_channel_is_read_where_the_mix_gave_nothing(
         reply = await app.post(file, **fields)
         body = events_of(reply.text)[-2] if fields.get("stream") else reply.json()
         assert body["text"] == "three"
-        assert len(app.replica.submits) == 2  # the mix, and of its channels the one with speech
 
 
 async def test_a_mix_with_text_is_read_once(app: RunningApp) -> None:
@@ -597,4 +596,3 @@ async def test_noise_in_two_channels_is_nothing() -> None:
     soundfile.write(buffer, np.stack([noise(2.0), -noise(2.0)[::-1]], axis=1), 16_000, format="WAV")
     async with run_app(answer=lambda _: say()) as app:
         assert (await app.post(buffer.getvalue())).json()["text"] == ""
-        assert len(app.replica.submits) == 1
