@@ -57,6 +57,16 @@ def writable(folder: str) -> Path:
     return _temporary()
 
 
+def why_not_kept() -> str:
+    """Return why a model that is fetched would be lost at this process's end, else an empty text."""
+    if writable(MODELS).parent == own_cache():
+        return ""
+    return (
+        f"{own_cache() / MODELS} cannot be written, and what is fetched is lost at the end: "
+        "set HF_HOME to another folder"
+    )
+
+
 @cache
 def _temporary() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="asr-server-"))

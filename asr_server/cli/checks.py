@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import os
-import resource
 import socket
 import ssl
-import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,13 +18,11 @@ from asr_server.api.auth import read_keys
 from asr_server.api.keys import read_named_keys
 from asr_server.api.usage import append
 from asr_server.checkpoint.files import AudioWindow, read_json
-from asr_server.config import NO_PORT, Settings, in_mebibytes, naming
+from asr_server.config import NO_PORT, Settings, naming
 from asr_server.machine import num_gpus
 
 Check = Callable[[Settings], Iterator[str]]
 MIN_CHUNK_S: Final = 3.0
-MIN_ADDRESS_SPACE_BYTES: Final = 2 << 30  # torch alone maps 1.5 GiB
-MAX_FOLDER_BYTES: Final = 107 - len("/asr-ipc-abcdefgh/commands")  # of the path of a Unix socket
 
 
 def problem(setting: str, value: object, reason: str) -> str:
@@ -74,23 +69,6 @@ def _why_no_cuda() -> str:
     return ""
 
 
-def address_space(settings: Settings) -> Iterator[str]:
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY and limit < MIN_ADDRESS_SPACE_BYTES:
-        yield (
-            f"the limit of virtual memory (ulimit -v) is {in_mebibytes(limit)}: the engine needs at least "
-            f"{in_mebibytes(MIN_ADDRESS_SPACE_BYTES)}"
-        )
-
-
-def temporary_folder(settings: Settings) -> Iterator[str]:
-    given, used = os.environ.get("TMPDIR", ""), tempfile.gettempdir()
-    if given and not os.path.isdir(given):
-        yield f"TMPDIR is {given!r}: must be a folder that is there"
-    elif len(os.fsencode(used)) > MAX_FOLDER_BYTES:
-        yield f"TMPDIR is {used!r}: must be at most {MAX_FOLDER_BYTES} bytes long, for sockets lie in it"
-
-
 def chunk_length(settings: Settings) -> Iterator[str]:
     if 0 < settings.max_chunk_s < MIN_CHUNK_S:
         yield problem("max_chunk_s", settings.max_chunk_s, f"must be 0 or at least {MIN_CHUNK_S:g}")
@@ -116,30 +94,16 @@ def tls_files(settings: Settings) -> Iterator[str]:
     certificate, key = settings.ssl_certfile, settings.ssl_keyfile
     if key and not certificate:
         yield problem("ssl_keyfile", key, f"needs a certificate too: {naming('ssl_certfile')}")
-    unreadable = [
-        problem(setting, path, reason)
-        for setting, path in (("ssl_certfile", certificate), ("ssl_keyfile", key))
-        if path and (reason := _why_unreadable(path))
-    ]
-    yield from unreadable
-    if certificate and not unreadable:
-        try:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificate, key or None, password=lambda: b"")
-        except (OSError, ValueError) as error:
-            reason = (
-                "must be a certificate in PEM format, its key in the same file or in that of"
-                f" {naming('ssl_keyfile')}, without a password ({error})"
-            )
-            yield problem("ssl_certfile", certificate, reason)
-
-
-def _why_unreadable(path: str) -> str:
+    if not certificate:
+        return
     try:
-        with open(path, "rb"):
-            return ""
-    except OSError as error:
-        return f"the file cannot be read: {error.strerror}"
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key or None, lambda: b"")
+    except (OSError, ValueError) as error:
+        reason = (
+            f"must be a readable certificate in PEM format, its key in the same file or in that of "
+            f"{naming('ssl_keyfile')}, without a password ({error})"
+        )
+        yield problem("ssl_certfile", certificate, reason)
 
 
 def key_files(settings: Settings) -> Iterator[str]:
@@ -221,7 +185,7 @@ def _why_not_on(settings: Settings, host_setting: str, port_setting: str) -> Ite
 
 FOR_A_MODEL: Final[tuple[Check, ...]] = (
     *(gpu, ray_package, tensor_parallel),
-    *(chunk_length, address_space, temporary_folder),
+    chunk_length,
 )
 FOR_A_SERVER: Final[tuple[Check, ...]] = (
     *(*FOR_A_MODEL, tls_files, key_files, usage_log),

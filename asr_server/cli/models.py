@@ -35,12 +35,15 @@ def fetch(names: tuple[str, ...]) -> None:
     What has arrived is kept when it breaks off: call it again. Each file is checked by its sha256.
     """
     from asr_server.checkpoint.adopt import source_of
-    from asr_server.checkpoint.find import resolve_checkpoint
+    from asr_server.checkpoint.fetch import why_not_kept
+    from asr_server.checkpoint.find import checkpoint_on_disk, resolve_checkpoint
 
     configure_logging("info")
     failed = False
     for name in names:
         try:
+            if checkpoint_on_disk(name) is None and (reason := why_not_kept()):
+                raise CheckpointError(f"{name} is not fetched: {reason}")
             click.echo(source_of(resolve_checkpoint(name)))
         except CheckpointError as error:
             print_error(error)

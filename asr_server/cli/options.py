@@ -17,10 +17,10 @@ import click
 from click.core import ParameterSource
 from pydantic import ValidationError
 
+from asr_server.checkpoint.fetch import why_not_kept
 from asr_server.checkpoint.find import checkpoint_on_disk, resolve_checkpoint
 from asr_server.cli.checks import Check, model_fits, problem
-from asr_server.cli.setting_values import allowed_values, takes_empty_text
-from asr_server.config import EMBEDDED_MODEL, FIELDS, Settings, environment_names, flag_name
+from asr_server.config import EMBEDDED_MODEL, FIELDS, Settings, environment_names, extra, flag_name
 from asr_server.errors import CheckpointError
 from asr_server.telemetry import configure_logging, printable
 
@@ -55,8 +55,10 @@ def checked_settings(
     if not problems:
         before_fetch(settings)
     try:
-        find = checkpoint_on_disk if problems else resolve_checkpoint
-        directory = find(settings.model)
+        directory = checkpoint_on_disk(settings.model)
+        if directory is None and not problems:
+            _warn_of_lost_model()
+            directory = resolve_checkpoint(settings.model)
         if directory and not problems:
             problems += model_fits(settings, directory)
     except CheckpointError as error:
@@ -68,6 +70,15 @@ def checked_settings(
     return replace(settings, model=str(directory), served_model_name=settings.model_names[0])
 
 
+def _warn_of_lost_model() -> None:
+    """Print it where the log's level would hide it."""
+    if reason := why_not_kept():
+        if logger.isEnabledFor(logging.WARNING):
+            logger.warning("%s", reason)
+        else:
+            click.echo(f"Warning: {printable(reason)}", err=True)
+
+
 def _with_embedded_model(settings: Settings, reason: str) -> Settings:
     settings = replace(settings, model=str(EMBEDDED_MODEL), why_embedded=reason)
     return replace(settings, served_model_name=settings.model_names[0])
@@ -77,12 +88,29 @@ def _validated(values: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     try:
         return Settings(**values), []
     except ValidationError as error:
-        wrong = {str(details["loc"][0]): details["input"] for details in error.errors(include_url=False)}
-    problems = [problem(name, value, f"must be {allowed_values(name)}") for name, value in wrong.items()]
+        wrong = {str(details["loc"][0]): details for details in error.errors(include_url=False)}
+    problems = [
+        problem(name, details["input"], _reason(name, details["msg"])) for name, details in wrong.items()
+    ]
     right = {name: value for name, value in values.items() if name not in wrong}
     if "port" in wrong:
         right["port"] = 0  # any free one: whoever uses the default is no concern of who asked for another
     return Settings(**right), problems
+
+
+def _reason(setting: str, message: str) -> str:
+    if allowed := extra(setting)["allowed"]:
+        return f"must be {allowed}"
+    return message.replace("Input should be", "must be").replace("String should", "must")
+
+
+def _takes_empty_text(setting: str) -> bool:
+    values: dict[str, Any] = {setting: ""}
+    try:
+        Settings(**values)
+    except ValidationError:
+        return False
+    return True
 
 
 WRONG_USAGE = 2  # the exit status, as of any command that was called wrongly
@@ -187,7 +215,7 @@ class _SettingOption(click.Option):
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
         value, source = super().consume_value(ctx, opts)
-        if value == "" and not takes_empty_text(self.name or ""):
+        if value == "" and not _takes_empty_text(self.name or ""):
             return self.get_default(ctx), ParameterSource.DEFAULT
         return value, source
 
@@ -201,12 +229,11 @@ class _Switch(click.types.BoolParamType):
 
 
 class SectionedCommand(click.Command):
-    """A command with options under headings; advanced settings are listed by `--help-all` alone."""
+    """A command with options under headings, the usual ones first, advanced settings last."""
 
     def __init__(self, *args: Any, sections: Mapping[str, Collection[str]], **attributes: Any) -> None:
         super().__init__(*args, **attributes)
-        self.params.append(_help_all_option())
-        sections = {**sections, _ADVANCED_HEADING: ADVANCED_SETTINGS}
+        sections = {**sections, "Advanced": ADVANCED_SETTINGS}
         self._headings = dict.fromkeys(("Options", *sections))
         orders = [names for names in sections.values() if isinstance(names, tuple)]
         self._place_of = {name: place for names in orders for place, name in enumerate(names)}
@@ -221,38 +248,6 @@ class SectionedCommand(click.Command):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None:
                 listed[self._heading_of.get(parameter.name or "", "Options")].append(record)
-        if not _shows_all(ctx):
-            del listed[_ADVANCED_HEADING]
         for heading, records in listed.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        other = "The usual settings: {} --help" if _shows_all(ctx) else "All settings: {} --help-all"
-        formatter.write_paragraph()
-        formatter.write(other.format(ctx.command_path) + "\n")
-
-
-_ADVANCED_HEADING: Final = "Advanced"
-
-
-def _help_all_option() -> click.Option:
-    return click.Option(
-        ["--help-all"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_show_all,
-        help="Show advanced settings too, and exit.",
-    )
-
-
-def _show_all(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
-    if is_given and not ctx.resilient_parsing:
-        ctx.meta[_ADVANCED_HEADING] = True
-        click.echo(ctx.get_help(), color=ctx.color)
-        ctx.exit()
-
-
-def _shows_all(ctx: click.Context) -> bool:
-    return _ADVANCED_HEADING in ctx.meta

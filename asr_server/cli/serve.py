@@ -69,7 +69,7 @@ def serve(model_name: str | None, **options: Any) -> None:
     asr-server serve --models base,turbo --idle-unload-s 600
     asr-server serve turbo --host 0.0.0.0 --port 9000 --api-key-file keys.txt
 
-    Exit status: 0, stopped by a signal; 1, the engine never started; 2, wrong settings; 3, the port is taken.
+    Exit status: 0, stopped by a signal; 1, the engine never started; 2, wrong settings, or a port is taken.
     """
     signal.signal(signal.SIGTERM, _stop)  # until the server has a handler of its own
     models = settings_of_models(options, FOR_A_SERVER, model_name)

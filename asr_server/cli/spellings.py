@@ -26,7 +26,10 @@ SAME_FLAGS: Final = (
 SWITCHES: Final = {flag: {"True": flag, "False": ""} for flag in SAME_FLAGS} | {
     "--verbose": {"True": "", "False": "--quiet"},
     "--fp16": {"True": "", "False": ""},  # `--dtype` chooses what the processor has
+    "--vad-filter": {"True": "", "False": ""},  # long silences are left out anyway
 }
+# Switches of other commands that go without a value: the arguments that they mean here.
+OTHER_SWITCHES: Final = {"--diarize": ("--speakers", "auto"), "--vad-filter": ()}
 
 
 class WhisperSpelledCommand(SectionedCommand):
@@ -54,5 +57,7 @@ def _respelled(args: list[str]) -> Iterator[str]:
             del args[: not equals]
             if choices[given]:
                 yield choices[given]
+        elif not equals and name in OTHER_SWITCHES:
+            yield from OTHER_SWITCHES[name]
         else:
             yield name + equals + value

@@ -23,15 +23,13 @@ from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, envir
 from asr_server.telemetry import configure_logging, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from asr_server.formats.subtitles import SubtitleLayout
-    from asr_server.offline.local import FileTranscriber, TranscribeJob
     from asr_server.speakers.clustering import SpeakerCount
 
 INTERRUPTED: Final = 130
 FORMATS: Final = ("text", "json", "verbose_json", "diarized_json", "srt", "vtt", "tsv")
 FORMATS_AS_IN_WHISPER: Final = {"txt": ("text",), "all": ("text", "srt", "vtt", "tsv", "verbose_json")}
+WITH_SPEAKERS: Final = "srt, vtt, verbose_json or diarized_json"
 EMBEDDED_HINT: Final = f"transcribing with the embedded model whisper-digits, which {EMBEDDED_MODEL_LIMIT}"
 MODEL_SETTINGS: Final = ("model", "device", "dtype")
 TUNING_SETTINGS: Final = (
@@ -87,12 +85,6 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILES.jsonl",
     help="instead of INPUT: JSON lines with audio, and id, language, prompt; what has a result is left out",
-)
-@click.option(
-    "--watch",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    metavar="FOLDER",
-    help="instead of INPUT: transcribe what comes into this folder, until Ctrl-C; needs --output-dir",
 )
 @click.option(
     "--clip",
@@ -196,7 +188,7 @@ def transcribe(
         raise click.UsageError("--skip-existing and --overwrite exclude each other.")
     if job["output_dir"] is None and (skip_existing or overwrite or len(job["formats"]) > 1):
         raise click.UsageError("Several formats, --skip-existing and --overwrite need --output-dir.")
-    _check_inputs(job, inputs, overwrite)
+    _check_inputs(job, inputs)
     job["existing"] = "skip" if skip_existing else "overwrite" if overwrite else "refuse"
     job["prompt"] = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     job["arguments"] = inputs
@@ -210,12 +202,10 @@ def transcribe(
     sys.exit(status)
 
 
-def _check_inputs(job: dict[str, Any], inputs: tuple[str, ...], overwrite: bool) -> None:
+def _check_inputs(job: dict[str, Any], inputs: tuple[str, ...]) -> None:
     manifest = job["manifest"]
-    if len([given for given in (inputs, manifest, job["watch"]) if given]) != 1:
-        raise click.UsageError("Give INPUT..., --manifest or --watch, one of the three.")
-    if job["watch"] and (job["output_dir"] is None or overwrite):
-        raise click.UsageError("--watch needs --output-dir, and does not go with --overwrite.")
+    if bool(inputs) == bool(manifest):
+        raise click.UsageError("Give INPUT... or --manifest, one of the two.")
     if manifest is None:
         return
     if job["output_dir"] is None:
@@ -226,7 +216,7 @@ def _check_inputs(job: dict[str, Any], inputs: tuple[str, ...], overwrite: bool)
 
 _JOB_OPTIONS: Final = (
     *("formats", "output_dir", "manifest", "language", "task", "temperature", "recursive", "quiet"),
-    *("word_timestamps", "condition_on_previous_text", "multilingual", "track", "hotwords", "clips", "watch"),
+    *("word_timestamps", "condition_on_previous_text", "multilingual", "track", "hotwords", "clips"),
 )
 
 
@@ -245,6 +235,8 @@ def _speakers(options: dict[str, Any], job: dict[str, Any]) -> tuple[tuple[str, 
     if "diarized_json" in job["formats"] and job["task"] == "translate":
         raise click.UsageError("--format diarized_json does not go with a translation.")
     if not is_split:
+        if given and set(job["formats"]) <= {"text", "json", "tsv"}:
+            raise click.UsageError(f"--speakers needs a format that shows them: --format {WITH_SPEAKERS}.")
         wanted = given or ("auto" if "diarized_json" in job["formats"] else None)
         return (), _count(wanted) if wanted else None
     names = tuple(name.strip() for name in (given or "A,B").split(","))
@@ -296,10 +288,11 @@ def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
         click.echo(EMBEDDED_HINT, err=True)
     from asr_server.offline.local import LocalTranscriber, TranscribeJob
     from asr_server.offline.manifest_run import transcribe_manifest
+    from asr_server.offline.run import transcribe_files
 
     if job["manifest"]:
         return transcribe_manifest(settings, TranscribeJob(**job))
-    return _transcribe_with(partial(LocalTranscriber, settings), TranscribeJob(**job))
+    return transcribe_files(partial(LocalTranscriber, settings), TranscribeJob(**job))
 
 
 def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[str, Any]) -> int:
@@ -310,16 +303,10 @@ def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[st
     configure_logging("error", options["log_format"])
     from asr_server.offline.local import TranscribeJob
     from asr_server.offline.remote import RemoteServer, RemoteTranscriber
+    from asr_server.offline.run import transcribe_files
 
     server = RemoteServer(url, api_key, options["model"] if _is_flag_given("model") else "")
-    return _transcribe_with(partial(RemoteTranscriber, server), TranscribeJob(**job))
-
-
-def _transcribe_with(make_transcriber: Callable[[TranscribeJob], FileTranscriber], job: TranscribeJob) -> int:
-    from asr_server.offline.run import transcribe_files
-    from asr_server.offline.watch import watch_folder
-
-    return (watch_folder if job.watch else transcribe_files)(make_transcriber, job)
+    return transcribe_files(partial(RemoteTranscriber, server), TranscribeJob(**job))
 
 
 def _is_flag_given(name: str) -> bool:

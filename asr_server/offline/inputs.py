@@ -28,7 +28,7 @@ _DIGEST_BYTES: Final = 10
 # Of a folder's files those with such an ending are recordings; a file that is an argument itself needs none.
 ENDINGS: Final = frozenset(f".{name}" for name in FORMATS.split(", ")) | {
     *(".aif", ".aifc", ".amr", ".au", ".caf", ".m4b", ".mka", ".w64", ".wma"),
-    *(".avi", ".m4v", ".mkv", ".mov", ".mpg", ".ts"),
+    *(".m4v", ".mpg", ".ts"),
 }
 
 
@@ -36,7 +36,7 @@ ENDINGS: Final = frozenset(f".{name}" for name in FORMATS.split(", ")) | {
 class Input:
     name: str  # for messages: the argument, or the path within a folder that is one
     source: Path | BinaryIO  # a stream has to be `buffered` first
-    result_names: tuple[PurePath, ...]  # below the output folder, without a format's ending
+    relative: PurePath  # the recording's path below the folder that is an argument
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,11 @@ def _expand(argument: str, recursive: bool, failures: list[Failure]) -> Iterator
         raise OSError("the name is empty")
     path = Path(argument)
     if argument == STANDARD_INPUT:
-        yield Input("standard input", _standard_input(), (PurePath("stdin"),))
+        yield Input("standard input", _standard_input(), PurePath("stdin"))
     elif path.is_dir():
         yield from _recordings_in(path, recursive, failures)
     elif stat.S_ISFIFO(path.stat().st_mode):
-        yield Input(argument, path.open("rb"), (PurePath(path.name), *_longer_names(path, 1)))
+        yield Input(argument, path.open("rb"), PurePath(path.name))
     else:
         yield _file(path, PurePath(path.name))
 
@@ -108,26 +108,12 @@ def _standard_input() -> BinaryIO:
 
 def _file(path: Path, relative: PurePath) -> Input:
     require_file(path)  # whether it can be read is known now, not after hours of other work
-    names = (relative.with_suffix(""), relative, *_longer_names(path, len(relative.parts)))
-    return Input(str(path), path, names)
-
-
-def _longer_names(path: Path, num_parts: int) -> Iterator[PurePath]:
-    absolute = os.path.abspath(path)
-    parts = Path(absolute).parts[1:]
-    for count in range(num_parts + 1, len(parts) + 1):
-        yield PurePath(*parts[-count:])
-    yield PurePath(f"{path.name}-{_digest(absolute)}")
-
-
-def arrived(path: Path, folder: Path) -> Input:
-    """Return a recording of a watched folder. Its results keep its ending: no later one can share them."""
-    return Input(str(path), path, (path.relative_to(folder),))
+    return Input(str(path), path, relative)
 
 
 def _recordings_in(folder: Path, recursive: bool, failures: list[Failure]) -> Iterator[Input]:
     found = False
-    for path in walk(folder, recursive, failures):
+    for path in _walk(folder, recursive, failures):
         found = True
         try:
             yield _file(path, path.relative_to(folder))
@@ -138,7 +124,7 @@ def _recordings_in(folder: Path, recursive: bool, failures: list[Failure]) -> It
         failures.append(Failure(str(folder), f"no recordings in this folder{hint}"))
 
 
-def walk(folder: Path, recursive: bool, failures: list[Failure]) -> Iterator[Path]:
+def _walk(folder: Path, recursive: bool, failures: list[Failure]) -> Iterator[Path]:
     """Yield the files of a folder that are named as recordings."""
 
     def note(error: OSError) -> None:
@@ -155,43 +141,21 @@ def walk(folder: Path, recursive: bool, failures: list[Failure]) -> Iterator[Pat
                 yield Path(directory, name)
 
 
-def result_paths(
-    inputs: Sequence[Input], folder: Path, endings: Sequence[str], ignores_case: bool
-) -> list[list[Path]]:
-    """Return each input's result paths, one an ending.
+def result_names(inputs: Sequence[Input]) -> list[PurePath]:
+    """Name each input's results below the output folder, without a format's ending.
 
-    `talk.wav` gives `talk.srt`; beside `talk.mp3`, `talk.wav.srt`; beside another folder's `talk.wav`, it
-    keeps its folder. Case counts where the disk distinguishes it. Long names are cut.
+    `talk.wav` gives `talk`; beside `talk.mp3` both keep their endings. Some disks ignore case.
     """
-
-    def key(path: Path) -> str:
-        return os.path.abspath(path).casefold() if ignores_case else os.path.abspath(path)
-
-    levels = [0] * len(inputs)
-    taken = {key(input.source) for input in inputs if isinstance(input.source, Path)}
-    while True:
-        names = [input.result_names[level] for input, level in zip(inputs, levels, strict=True)]
-        paths = [[folder / _fitting(name, ending) for ending in endings] for name in names]
-        counts = Counter(key(path) for group in paths for path in group)
-        crowded = [
-            index
-            for index, group in enumerate(paths)
-            if levels[index] + 1 < len(inputs[index].result_names)
-            and any(counts[key(path)] > 1 or key(path) in taken for path in group)
-        ]
-        if not crowded:
-            return paths
-        least = min(levels[index] for index in crowded)
-        for index in crowded:
-            levels[index] += levels[index] == least  # who has moved already keeps its name
+    short = [input.relative.with_suffix("") for input in inputs]
+    counts = Counter(str(name).casefold() for name in short)
+    both = zip(short, inputs, strict=True)
+    return [name if counts[str(name).casefold()] == 1 else input.relative for name, input in both]
 
 
-def _fitting(name: PurePath, ending: str) -> PurePath:
-    return name.parent / (cut_name(name.name, MAX_NAME_BYTES - len(ending), _digest(name)) + ending)
-
-
-def _digest(name: str | PurePath) -> str:
-    return hashlib.blake2b(os.fsencode(name), digest_size=_DIGEST_BYTES).hexdigest()
+def result_path(folder: Path, name: PurePath, ending: str) -> Path:
+    """Return the path of one result. A name too long for the disk is cut."""
+    digest = hashlib.blake2b(os.fsencode(name), digest_size=_DIGEST_BYTES).hexdigest()
+    return folder / name.parent / (cut_name(name.name, MAX_NAME_BYTES - len(ending), digest) + ending)
 
 
 def cut_name(name: str, max_bytes: int, digest: str) -> str:

@@ -59,7 +59,6 @@ class TranscribeJob:
     clips: tuple[Clip, ...] = ()  # in order; empty: all of each recording
     voices: SpeakerCount | None = None  # tell so many apart; None: no voices are told apart
     manifest: Path | None = None  # instead of arguments: JSON lines, each of which names a recording
-    watch: Path | None = None  # instead of arguments: a folder, whose recordings are read as they come
 
     @property
     def needs_words(self) -> bool:

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import os
 import re
-import sys
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,14 +20,13 @@ from typing import Annotated, BinaryIO, Final, Literal
 
 import msgspec
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from asr_server.core import Transcript
 from asr_server.errors import EngineUnavailable
 from asr_server.offline.inputs import cut_name, reason_of, require_file
 from asr_server.offline.local import LocalTranscriber, TranscribeJob
 from asr_server.offline.outputs import ENDINGS, OutputError, ending_where_all_fail, rendered, write_whole
+from asr_server.offline.progress import ProgressBars
 from asr_server.offline.run import reason_for
 
 MAX_LINE_BYTES: Final = 1 << 20
@@ -72,7 +70,7 @@ class Survey:
     repeats: Mapping[int, int]  # offset of a line whose result is an earlier line's, and offset of that one
 
 
-def survey(manifest: Path, ignores_case: bool) -> Survey:
+def survey(manifest: Path) -> Survey:
     """Read all lines and keep 16 bytes of each. Raises OSError."""
     num_bad_lines = 0
     offsets, keys = array("q"), array("q")
@@ -81,7 +79,7 @@ def survey(manifest: Path, ignores_case: bool) -> Survey:
             num_bad_lines += 1
         else:
             offsets.append(line.offset)
-            keys.append(hash(result_name(line.id).casefold() if ignores_case else line.id))
+            keys.append(hash(result_name(line.id).casefold()))
     return Survey(num_bad_lines + len(offsets), _repeats(np.asarray(offsets), np.asarray(keys)))
 
 
@@ -183,31 +181,20 @@ class Reports:
         self._audio_s = 0.0
         self._path = folder / ERROR_FILE
         self._num_lines = num_lines
-        self._quiet = quiet
-        self._told_at = time.monotonic()
-        console = Console(stderr=True)
-        self._has_bar = console.is_terminal and not quiet
-        self._progress = Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not self._has_bar,
-            transient=True,
-        )
-        self._bar = self._progress.add_task("lines", total=num_lines)
+        self._bars = ProgressBars(num_lines, quiet, "lines")
+        self._shown = contextlib.ExitStack()
+        self._printed_at = time.monotonic()
         try:
             self._errors = self._path.open("wb")
         except OSError as error:
             raise OutputError(f"cannot write {self._path}: {reason_of(error)}") from error
 
     def __enter__(self) -> Reports:
-        self._progress.start()
+        self._shown.enter_context(self._bars.shown())
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._shown.close()
         with contextlib.suppress(OSError):  # what could not be written has raised already
             self._errors.close()
 
@@ -216,7 +203,10 @@ class Reports:
         self._audio_s += report.duration_s
         if report.outcome == "failed":
             self._write_error(report)
-        self._show()
+        self._bars.count()
+        if not self._bars.are_shown and time.monotonic() - self._printed_at >= _LINE_EVERY_S:
+            self._printed_at = time.monotonic()
+            self._bars.say(self.numbers())
 
     def numbers(self) -> str:
         counted = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items() if count)
@@ -232,14 +222,6 @@ class Reports:
             self._errors.flush()
         except OSError as error:
             raise OutputError(f"cannot write {self._path}: {reason_of(error)}") from error
-
-    def _show(self) -> None:
-        if self._has_bar:
-            failed = f"lines, {self.counts['failed']} failed, {self._audio_s / 3600:.1f} h of audio"
-            self._progress.update(self._bar, completed=sum(self.counts.values()), description=failed)
-        elif not self._quiet and time.monotonic() - self._told_at >= _LINE_EVERY_S:
-            self._told_at = time.monotonic()
-            print(self.numbers(), file=sys.stderr, flush=True)
 
 
 class LineTranscriber:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -24,11 +24,10 @@ from asr_server.offline.manifest import (
     read_entries,
     survey,
 )
-from asr_server.offline.outputs import OutputError, check_writable, ignores_case
+from asr_server.offline.outputs import OutputError, check_writable
 from asr_server.offline.progress import SOME_FAILED, SUCCESS
-from asr_server.offline.run import FILES_AT_ONCE, cancel_on_sigterm, run_to_the_end
+from asr_server.offline.run import cancel_on_sigterm, run_to_the_end, work_through
 from asr_server.telemetry import printable
-from asr_server.transcription import task_group
 
 _LINES_AT_ONCE: Final = 256  # read and looked up on the disk in one go
 
@@ -43,15 +42,16 @@ def transcribe_manifest(settings: Settings, job: TranscribeJob) -> int:
     assert job.output_dir is not None
     check_writable(job.output_dir)
     transcriber = LocalTranscriber(settings, job)  # checks the options, for actors elsewhere too
-    surveyed = _survey(job.manifest, job.output_dir)
+    surveyed = _survey(job.manifest)
     with Reports(job.output_dir, surveyed.num_lines, job.quiet) as reports:
         if settings.executor == "ray":
             stop_reason, status = run_to_the_end(
                 lambda: _run_on_ray(settings, job, reports, surveyed.repeats)
             )
         else:
-            run = ManifestRun(transcriber, job, reports, surveyed.repeats)
-            stop_reason, status = run_to_the_end(lambda: asyncio.run(run.run()))
+            lines = LineTranscriber(transcriber, ManifestResults(job.output_dir, job), surveyed.repeats)
+            run = _run_here(transcriber, lines, job.manifest, reports)
+            stop_reason, status = run_to_the_end(lambda: asyncio.run(run))
     if stop_reason:
         print(printable(f"stopped: {stop_reason}"), file=sys.stderr)
     if not job.quiet:
@@ -59,9 +59,9 @@ def transcribe_manifest(settings: Settings, job: TranscribeJob) -> int:
     return status or (SOME_FAILED if reports.counts["failed"] else SUCCESS)
 
 
-def _survey(manifest: Path, folder: Path) -> Survey:
+def _survey(manifest: Path) -> Survey:
     try:
-        return survey(manifest, ignores_case(folder))
+        return survey(manifest)
     except OSError as error:
         raise OutputError(f"cannot read the manifest {manifest}: {reason_of(error)}") from error
 
@@ -78,38 +78,22 @@ def _cancel(*_: object) -> None:
     raise asyncio.CancelledError
 
 
-class ManifestRun:
-    """One reader a few entries ahead, and enough entries under way to keep the engine busy."""
+async def _run_here(
+    transcriber: LocalTranscriber, lines: LineTranscriber, manifest: Path, reports: Reports
+) -> None:
+    async def work(entry: Entry) -> None:
+        reports.add(await lines.transcribe(entry))
 
-    def __init__(
-        self, transcriber: LocalTranscriber, job: TranscribeJob, reports: Reports, repeats: Mapping[int, int]
-    ) -> None:
-        assert job.manifest is not None
-        assert job.output_dir is not None
-        self._transcriber = transcriber
-        self._lines = LineTranscriber(transcriber, ManifestResults(job.output_dir, job), repeats)
-        self._manifest = job.manifest
-        self._reports = reports
-        self._entries: asyncio.Queue[Entry | None] = asyncio.Queue(maxsize=FILES_AT_ONCE)
+    cancel_on_sigterm()
+    async with transcriber.running():
+        await work_through(_entries(lines, manifest, reports), work)
 
-    async def run(self) -> None:
-        cancel_on_sigterm()
-        async with self._transcriber.running(), task_group() as group:
-            group.create_task(self._read())
-            for _ in range(FILES_AT_ONCE):
-                group.create_task(self._transcribe())
 
-    async def _read(self) -> None:
-        lines = self._lines.sorted_out(read_entries(self._manifest))
-        while batch := await asyncio.to_thread(lambda: list(islice(lines, _LINES_AT_ONCE))):
-            for line in batch:
-                if isinstance(line, LineReport):
-                    self._reports.add(line)
-                else:
-                    await self._entries.put(line)
-        for _ in range(FILES_AT_ONCE):
-            await self._entries.put(None)
-
-    async def _transcribe(self) -> None:
-        while (entry := await self._entries.get()) is not None:
-            self._reports.add(await self._lines.transcribe(entry))
+async def _entries(lines: LineTranscriber, manifest: Path, reports: Reports) -> AsyncIterator[Entry]:
+    sorted_out = lines.sorted_out(read_entries(manifest))
+    while batch := await asyncio.to_thread(lambda: list(islice(sorted_out, _LINES_AT_ONCE))):
+        for line in batch:
+            if isinstance(line, LineReport):
+                reports.add(line)
+            else:
+                yield line

@@ -10,7 +10,6 @@ import os
 import re
 import secrets
 import sys
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Any, Final
 
 from asr_server.core import Transcript
 from asr_server.formats.render import DEFAULTS, FileFormat, RenderOptions, render
-from asr_server.offline.inputs import Failure, Input, reason_of, result_paths
+from asr_server.offline.inputs import Failure, Input, reason_of, result_names, result_path
 from asr_server.offline.local import TranscribeJob
 from asr_server.telemetry import printable
 
@@ -71,17 +70,31 @@ class FolderOutputs(Outputs):
     def __init__(self, folder: Path, inputs: Sequence[Input], job: TranscribeJob) -> None:
         self._inputs = inputs
         self._job = job
-        endings = [ENDINGS[name] for name in job.formats]
-        self._paths = result_paths(inputs, folder, endings, ignores_case(folder))
+        names = result_names(inputs)
+        self._paths = [[result_path(folder, name, ENDINGS[kind]) for kind in job.formats] for name in names]
+        self._conflicts = dict(self._find_conflicts())
 
-    def paths(self, index: int) -> Sequence[Path]:
-        return self._paths[index]
+    def _find_conflicts(self) -> Iterator[tuple[int, str]]:
+        """Yield each input with a result that is a recording, or an earlier one's result."""
+
+        def key(path: Path) -> str:
+            return os.path.abspath(path).casefold()
+
+        owners = {key(i.source): "a recording" for i in self._inputs if isinstance(i.source, Path)}
+        for index, (input, paths) in enumerate(zip(self._inputs, self._paths, strict=True)):
+            for path in paths:
+                if owner := owners.get(key(path)):
+                    yield index, f"its result {path} is {owner}: give it an output folder of its own"
+            owners |= {key(path): f"the result of {input.name}" for path in paths}
 
     def is_done(self, index: int) -> bool:
-        return self._job.existing == "skip" and all(os.path.exists(path) for path in self._paths[index])
+        if self._job.existing != "skip" or index in self._conflicts:
+            return False
+        return all(os.path.exists(path) for path in self._paths[index])
 
     def prepare(self, index: int) -> Failure | None:
-        reason = next(filter(None, map(self._obstacle, self._paths[index])), None)
+        obstacles = (self._conflicts.get(index), *map(self._obstacle, self._paths[index]))
+        reason = next(filter(None, obstacles), None)
         return Failure(self._inputs[index].name, reason) if reason else None
 
     async def write(self, index: int, transcript: Transcript) -> str:
@@ -119,12 +132,6 @@ def check_writable(folder: Path) -> None:
         _sweep(folder)
     except OSError as error:
         raise OutputError(f"cannot write to the output folder {folder}: {reason_of(error)}") from error
-
-
-def ignores_case(folder: Path) -> bool:
-    """Return whether names that differ in case alone are one file in this folder, which can be written to."""
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=PARTIAL_PREFIX) as probe:
-        return os.path.exists(folder / Path(probe.name).name.upper())
 
 
 async def _finished(write: Coroutine[Any, Any, str]) -> str:

@@ -16,8 +16,8 @@ from asr_server.telemetry import printable
 
 
 class ProgressBars:
-    def __init__(self, num_files: int, quiet: bool) -> None:
-        self._quiet = quiet
+    def __init__(self, num_files: int, quiet: bool, unit: str = "files") -> None:
+        self._quiet, self._unit = quiet, unit
         self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         self._progress = Progress(
             SpinnerColumn(),
@@ -29,6 +29,7 @@ class ProgressBars:
             disable=quiet or not self._console.is_terminal,
             transient=True,
         )
+        self.are_shown = not self._progress.disable
         self._num_files = num_files
         self._num_done = 0
         self._all = self._progress.add_task("all", total=num_files, visible=num_files > 1, done="")
@@ -38,7 +39,7 @@ class ProgressBars:
         with self._progress:
             yield self
 
-    def start(self, name: str) -> TaskID:
+    def begin(self, name: str) -> TaskID:
         return self._progress.add_task(printable(name), total=None, done="")
 
     def move(self, bar: TaskID, done_s: float, total_s: float | None) -> None:
@@ -47,8 +48,11 @@ class ProgressBars:
 
     def finish(self, bar: TaskID) -> None:
         self._progress.remove_task(bar)
+        self.count()
+
+    def count(self) -> None:
         self._num_done += 1
-        done = f"{self._num_done} of {self._num_files} files"
+        done = f"{self._num_done} of {self._num_files} {self._unit}"
         self._progress.update(self._all, completed=self._num_done, done=done)
 
     def say(self, line: str) -> None:

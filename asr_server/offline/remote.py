@@ -15,15 +15,17 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import httpx2
-from pydantic import BaseModel, ValidationError
+import msgspec
+from pydantic import ValidationError
 
 from asr_server.audio.recording import Source
 from asr_server.config import in_mebibytes
-from asr_server.core import POSITIONS_PER_S, Segment, Task, Track, Transcript, Word
+from asr_server.core import POSITIONS_PER_S, Segment, Task, Transcript, Word
 from asr_server.errors import (
     ChunkFailed,
     EngineUnavailable,
@@ -32,43 +34,37 @@ from asr_server.errors import (
     RequestError,
     UploadTooLarge,
 )
-from asr_server.formats.bodies import AudioTrack, Language, TokensUsage, VerboseSegment, VerboseWord
+from asr_server.formats.bodies import TextDone, VerboseSegment, VerboseWord
 from asr_server.machine import is_loopback
 from asr_server.offline.local import OnProgress, TranscribeJob
+from asr_server.offline.progress import say
+
+_TIMES: Final = {"start": "start_s", "end": "end_s", "duration": "duration_s", "truncated": "is_cut_short"}
 
 
-class Done(BaseModel):
-    text: str
-    language: str
-    duration: float
-    segments: list[VerboseSegment]
-    words: list[VerboseWord] = []
-    usage: TokensUsage
-    languages: list[Language] = []
-    truncated: bool = False
-    tracks: list[AudioTrack] = []
+def transcript_from(body: TextDone, task: Task) -> Transcript:
+    """Return the transcript that the last event describes. Raises ValueError if it lacks a field."""
+    segments, usage = body.segments or [], body.usage
+    words = _words_by_segment(segments, body.words or [])
+    fields = _own_names(body.model_dump(exclude_none=True, exclude={"segments", "words", "usage"})) | {
+        "segments": list(map(_segment, segments, words)),
+        "languages": [language.code for language in body.languages],
+        "num_audio_tokens": usage.input_tokens if usage else 0,
+        "num_text_tokens": usage.output_tokens if usage else 0,
+        "logprobs": (),
+        "task": task,
+    }
+    return msgspec.convert(fields, Transcript)
 
 
-def transcript_of(done: Done, task: Task) -> Transcript:
-    words = _words_by_segment(done.segments, done.words)
-    return Transcript(
-        text=done.text,
-        segments=tuple(map(_segment, done.segments, words)),
-        logprobs=(),
-        language=done.language,
-        duration_s=done.duration,
-        num_audio_tokens=done.usage.input_tokens,
-        num_text_tokens=done.usage.output_tokens,
-        task=task,
-        languages=tuple(language.code for language in done.languages),
-        is_cut_short=done.truncated,
-        tracks=tuple(Track(**track.model_dump()) for track in done.tracks),
-    )
+def _own_names(body: Any) -> Any:
+    if isinstance(body, dict):
+        return {_TIMES.get(name, name): _own_names(value) for name, value in body.items()}
+    return [_own_names(entry) for entry in body] if isinstance(body, list) else body
 
 
 def _segment(body: VerboseSegment, words: tuple[Word, ...]) -> Segment:
-    fields = body.model_dump(exclude={"start", "end", "tokens"})
-    return Segment(**fields, start_s=body.start, end_s=body.end, tokens=tuple(body.tokens), words=words)
+    return msgspec.convert(_own_names(body.model_dump()) | {"words": words}, Segment)
 
 
 def _words_by_segment(
@@ -86,9 +82,11 @@ def _words_by_segment(
 def _words_of(text: str, remaining: Iterator[VerboseWord]) -> Iterator[Word]:
     while text.strip() and (word := next(remaining, None)) is not None:
         end = text.find(word.word) + len(word.word)
-        yield Word(text[:end], word.start, word.end)
+        yield Word(text[:end], word.start, word.end, word.probability)
         text = text[end:]
 
+
+# -- Answers that are no transcripts -------------------------------------------------------------------------
 
 PATIENCE_S: Final = 900.0  # as long as a server may take to load its model
 MAX_UNASKED: Final = 8  # tries in a row after which the server has not said when to come back
@@ -110,16 +108,16 @@ class TryAgain(Exception):
         self.wait_s = wait_s
 
 
-async def with_retries(attempt: Callable[[], Awaitable[T]]) -> T:
+async def with_retries(attempt: Callable[[], Awaitable[T]], on_wait: Callable[[Exception], None]) -> T:
     started_at, num_unasked = time.monotonic(), 0
     while True:
         try:
             return await attempt()
         except TryAgain as reason:
             num_unasked = num_unasked + 1 if reason.wait_s is None else 0
-            is_over = num_unasked == MAX_UNASKED or time.monotonic() - started_at > PATIENCE_S
-            if is_over:
+            if num_unasked == MAX_UNASKED or time.monotonic() - started_at > PATIENCE_S:
                 raise reason.error from None
+            on_wait(reason.error)
             await asyncio.sleep(_backoff_s(num_unasked) if reason.wait_s is None else reason.wait_s)
 
 
@@ -128,34 +126,36 @@ def _backoff_s(num_tries: int) -> float:
     return min(MAX_BACKOFF_S, 0.5 * 2.0 ** (num_tries - 1)) * random.uniform(1.0, 1.25)  # nosec B311
 
 
-def refusal(status: int, headers: Mapping[str, str], body: bytes) -> Exception:
-    detail = _detail_of(body)
-    message = str(detail.get("message") or f"the server answered {status} without saying why")
+def refusal(status: int, detail: Mapping[str, Any], message: str, headers: Mapping[str, str]) -> Exception:
+    """Return the error that an answer means: of this recording, of all, or one that may pass."""
     if (status in RETRIED or status >= 500) and headers.get("x-should-retry") != "false":
         is_of_all = status in (429, 503)
         return TryAgain(EngineUnavailable(message) if is_of_all else ChunkFailed(message), _wait_s(headers))
-    is_unexplained = not detail and status == 403  # a proxy's, which looks into files
-    if status in OF_ONE_FILE or is_unexplained:
-        return InvalidAudio(message)
-    return _refusal_of_a_request(detail, message) if status < 500 else ChunkFailed(message)
+    if status >= 500:
+        return ChunkFailed(message)
+    is_of_one_file = status in OF_ONE_FILE or (status == 403 and not detail)  # a proxy that looks into files
+    is_of_one_file |= detail.get("param") in PARAMS_OF_ONE_FILE
+    return InvalidAudio(message) if is_of_one_file else InvalidValue(message)
+
+
+def refusal_by(response: httpx2.Response, body: bytes) -> Exception:
+    detail = _detail_of(body)
+    answer = f"{response.status_code} {response.reason_phrase}".strip()
+    message = str(detail.get("message") or f"{response.url} answered {answer}, without a reason")
+    return refusal(response.status_code, detail, message, response.headers)
 
 
 def refusal_in_stream(detail: Mapping[str, Any]) -> Exception:
-    message = str(detail.get("message"))
-    match detail.get("type"):
-        case "service_unavailable_error":
-            return TryAgain(EngineUnavailable(message))
-        case "invalid_request_error":
-            return _refusal_of_a_request(detail, message)
-    return ChunkFailed(message)
+    status = _STATUSES.get(detail.get("type", ""), 500)
+    headers = {} if status == 503 else {"x-should-retry": "false"}
+    return refusal(status, detail, str(detail.get("message")), headers)
+
+
+_STATUSES: Final = {"service_unavailable_error": 503, "invalid_request_error": 400}
 
 
 def lost_connection(error: httpx2.TransportError) -> EngineUnavailable:
     return EngineUnavailable(f"cannot reach {error.request.url}: {str(error) or type(error).__name__}")
-
-
-def _refusal_of_a_request(detail: Mapping[str, Any], message: str) -> RequestError:
-    return InvalidAudio(message) if detail.get("param") in PARAMS_OF_ONE_FILE else InvalidValue(message)
 
 
 def _detail_of(body: bytes) -> dict[str, Any]:
@@ -168,10 +168,8 @@ def _detail_of(body: bytes) -> dict[str, Any]:
 
 def _wait_s(headers: Mapping[str, str]) -> float | None:
     for name, per_s in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
-        try:
+        with suppress(KeyError, ValueError):
             return min(MAX_RETRY_AFTER_S, max(0.0, float(headers[name]) / per_s))
-        except (KeyError, ValueError):
-            continue
     return None
 
 
@@ -183,28 +181,25 @@ class Turns:
     """Start recordings in order, few at once if long, so that the first finish soon."""
 
     def __init__(self) -> None:
-        self._num_begun = 0
-        self._num_bytes = 0
+        self._sizes: list[int] = []  # of those begun
         self._next = asyncio.Lock()  # whoever holds it is the next to begin
         self._changed = asyncio.Event()
 
     @asynccontextmanager
     async def turn(self, num_bytes: int) -> AsyncIterator[None]:
         async with self._next:
-            while self._num_begun >= FEWEST_AT_ONCE and self._num_bytes + num_bytes > BYTES_AT_ONCE:
+            while len(self._sizes) >= FEWEST_AT_ONCE and sum(self._sizes) + num_bytes > BYTES_AT_ONCE:
                 self._changed.clear()
                 await self._changed.wait()
-            self._count(1, num_bytes)
+            self._sizes.append(num_bytes)
         try:
             yield
         finally:
-            self._count(-1, -num_bytes)
+            self._sizes.remove(num_bytes)
+            self._changed.set()
 
-    def _count(self, begun: int, num_bytes: int) -> None:
-        self._num_begun += begun
-        self._num_bytes += num_bytes
-        self._changed.set()
 
+# -- The server ----------------------------------------------------------------------------------------------
 
 CONNECT_LIMIT_S: Final = 20.0
 SILENCE_LIMIT_S: Final = 600.0  # without a byte from the server, as OpenAI's clients wait
@@ -225,12 +220,13 @@ class RemoteServer:
 
 class RemoteTranscriber:
     def __init__(self, server: RemoteServer, job: TranscribeJob) -> None:
-        self._task = job.task
+        self._task, self._quiet = job.task, job.quiet
         self._path = "audio/translations" if job.task == "translate" else "audio/transcriptions"
         self._fields = _form_fields(job)
         self.model = server.model
         self._max_upload_bytes = math.inf  # unless the server says how much it takes
         self._turns = Turns()
+        self._last_wait = ""
         url = _checked_url(server)
         self._client = httpx2.AsyncClient(
             base_url=url,
@@ -244,7 +240,11 @@ class RemoteTranscriber:
         """Raises EngineUnavailable, InvalidValue: no such server, or a refused key."""
         async with self._client:
             try:
-                model = await with_retries(self._first_model)
+                model = await with_retries(self._first_model, self._report_wait)
+            except RequestError as error:
+                raise InvalidValue(error.message) from None
+            except ChunkFailed as error:
+                raise EngineUnavailable(str(error)) from None
             except httpx2.TransportError as error:
                 raise lost_connection(error) from None
             self.model = self.model or model
@@ -252,14 +252,32 @@ class RemoteTranscriber:
 
     async def _first_model(self) -> str:
         response = await self._client.get("models")
-        if response.status_code != 200:
-            raise refusal(response.status_code, response.headers, response.content)
+        if response.next_request is not None:
+            response = await self._redirected(response)
+        if response.status_code != HTTPStatus.OK:
+            raise refusal_by(response, response.content)
         try:
             model = response.json()["data"][0]
             self._max_upload_bytes = float(model.get("max_upload_bytes", math.inf))
             return str(model["id"])
         except (ValueError, TypeError, LookupError, AttributeError):
             raise EngineUnavailable(f"{response.url} is not answered as an asr-server does") from None
+
+    async def _redirected(self, response: httpx2.Response) -> httpx2.Response:
+        """Follow one redirect on the same host, also for all that follows. The key goes to no other."""
+        assert response.next_request is not None
+        target = response.next_request.url
+        if target.host != response.url.host or not target.path.endswith("/models"):
+            raise InvalidValue(f"{response.url} redirects to {target}: give --url the server's own address")
+        self._client.base_url = target.copy_with(path=target.path.removesuffix("models"), query=None)
+        return await self._client.get("models")
+
+    def _report_wait(self, error: Exception) -> None:
+        """Print why the server is asked again, once for all recordings."""
+        line = f"waiting for {self._client.base_url.host}: {error}"
+        if not self._quiet and line != self._last_wait:
+            say(line)
+        self._last_wait = line
 
     async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
         num_bytes = _num_bytes(source)
@@ -270,7 +288,7 @@ class RemoteTranscriber:
                 "--max-upload-bytes). A compressed format, such as mp3 or opus, is smaller."
             )
         async with self._turns.turn(num_bytes):
-            return await with_retries(lambda: self._transcribe_once(source, on_progress))
+            return await with_retries(lambda: self._transcribe_once(source, on_progress), self._report_wait)
 
     async def _transcribe_once(self, source: Source, on_progress: OnProgress) -> Transcript:
         with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
@@ -279,13 +297,14 @@ class RemoteTranscriber:
                 async with self._client.stream(
                     "POST", self._path, data=fields, files={"file": ("recording", file)}
                 ) as response:
-                    return transcript_of(await _last_event(response, on_progress), self._task)
+                    return transcript_from(await _last_event(response, on_progress), self._task)
             except LOST as error:
                 raise TryAgain(lost_connection(error)) from error
             except httpx2.ReadTimeout:
                 raise ChunkFailed(f"the server has sent nothing for {SILENCE_LIMIT_S:.0f} s") from None
-            except (httpx2.SSEError, ValueError) as error:
-                raise ChunkFailed(f"the server does not answer as an asr-server does: {error}") from error
+            except (httpx2.SSEError, ValueError, LookupError, TypeError) as error:
+                url = self._client.base_url.join(self._path)
+                raise ChunkFailed(f"{url} is not answered as an asr-server does: {error!r}") from error
 
 
 def _checked_url(server: RemoteServer) -> httpx2.URL:
@@ -296,9 +315,9 @@ def _checked_url(server: RemoteServer) -> httpx2.URL:
     raise InvalidValue(f"--url {server.url!r} is no address of a server, such as http://gpu-host:8000")
 
 
-async def _last_event(response: httpx2.Response, on_progress: OnProgress) -> Done:
-    if response.status_code != 200:
-        raise refusal(response.status_code, response.headers, await response.aread())
+async def _last_event(response: httpx2.Response, on_progress: OnProgress) -> TextDone:
+    if response.status_code != HTTPStatus.OK:
+        raise refusal_by(response, await response.aread())
     async for event in httpx2.EventSource(response, MAX_EVENT_BYTES):
         body: Any = event.json()
         if "error" in body:
@@ -306,12 +325,12 @@ async def _last_event(response: httpx2.Response, on_progress: OnProgress) -> Don
         if body["type"] == "transcript.text.done":
             return _checked(body)
         on_progress(body["usage"]["input_tokens"] / POSITIONS_PER_S, None)
-    raise TryAgain(EngineUnavailable("the server's answer ended too early"))
+    raise TryAgain(EngineUnavailable(f"{response.url}: the answer ended too early"))
 
 
-def _checked(body: Any) -> Done:
+def _checked(body: Any) -> TextDone:
     try:
-        return Done.model_validate(body)
+        return TextDone.model_validate(body)
     except ValidationError as error:
         raise ValueError(f"{error.error_count()} fields of its last event are not as expected") from None
 

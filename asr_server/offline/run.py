@@ -11,9 +11,9 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from asr_server.core import Track, Transcript
 from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidValue, RequestError
@@ -25,7 +25,32 @@ from asr_server.transcription import task_group
 
 FILES_AT_ONCE: Final = 16
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
+
+
+async def work_through(items: AsyncIterator[T], work: Callable[[T], Awaitable[None]]) -> None:
+    """Work on the items in order, sixteen at once. Raises the first error of `items` or `work`."""
+    reading = asyncio.Lock()
+
+    async def work_on() -> None:
+        while True:
+            async with reading:
+                try:
+                    item = await anext(items)
+                except StopAsyncIteration:
+                    return
+            await work(item)
+
+    async with task_group() as group:
+        for _ in range(FILES_AT_ONCE):
+            group.create_task(work_on())
+
+
+async def _each(indices: Sequence[int]) -> AsyncIterator[int]:
+    for index in indices:
+        yield index
 
 
 @dataclass(frozen=True)
@@ -43,30 +68,26 @@ class Batch:
             EngineUnavailable, InvalidValue, OutputError: no input can continue.
         """
         self.outputs.begin(indices)
-        remaining = iter(indices)
         started_at_s = time.perf_counter()
         with self.bars.shown():
             try:
-                async with task_group() as group:
-                    for _ in range(min(FILES_AT_ONCE, len(indices))):
-                        group.create_task(self.work(remaining))
+                await work_through(_each(indices), self.work)
             finally:
                 self.summary.elapsed_s = time.perf_counter() - started_at_s
 
-    async def work(self, remaining: Iterator[int]) -> None:
-        """Transcribe one input after another; note what fails."""
-        for index in remaining:
-            item = self.inputs[index]
-            try:
-                await self._transcribe(index, item)
-            except (EngineUnavailable, InvalidValue, OutputError):
-                raise
-            except Exception as error:
-                self.summary.failures.append(Failure(item.name, reason_for(item.name, error)))
-                await self.outputs.leave_out(index)
+    async def work(self, index: int) -> None:
+        """Transcribe one input; note what fails."""
+        item = self.inputs[index]
+        try:
+            await self._transcribe(index, item)
+        except (EngineUnavailable, InvalidValue, OutputError):
+            raise
+        except Exception as error:
+            self.summary.failures.append(Failure(item.name, reason_for(item.name, error)))
+            await self.outputs.leave_out(index)
 
     async def _transcribe(self, index: int, item: Input) -> None:
-        bar = self.bars.start(item.name)
+        bar = self.bars.begin(item.name)
         started_at_s = time.perf_counter()
         try:
             transcript = await self.transcriber.transcribe(

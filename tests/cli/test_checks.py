@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import socket
 import subprocess
 import sys
@@ -15,7 +13,6 @@ import pytest
 from asr_server.cli import checks
 from asr_server.cli.checks import FOR_A_MODEL
 from asr_server.cli.options import checked_settings
-from asr_server.config import EMBEDDED_MODEL
 from tests.cli.test_options import problems
 from tests.embedded import embedded
 
@@ -31,40 +28,13 @@ def test_cuda_without_a_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     )
 
 
-def test_a_gpu_of_amd_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_driver(name: str) -> None:
-        raise OSError
-
-    monkeypatch.setattr("ctypes.CDLL", no_driver)
-    exists = Path.exists
-    monkeypatch.setattr(Path, "exists", lambda path: path == Path("/dev/kfd") or exists(path))
-    assert list(checks.gpu(embedded(device="cuda"))) == []
-
-
-def test_ray_is_asked_for_where_it_is_to_run_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "find_spec", lambda name: None)
-    (line,) = checks.ray_package(embedded(executor="ray"))
-    assert line.endswith("is 'ray': needs Ray, an extra: pip install '.[ray]' in the checkout")
-    assert list(checks.ray_package(embedded())) == []
-    monkeypatch.setattr(checks, "find_spec", lambda name: name)
-    assert list(checks.ray_package(embedded(executor="ray"))) == []
-
-
-def test_a_driver_without_a_gpu_for_this_process_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Driver:
-        def cuInit(self, flags: int) -> int:  # noqa: N802
-            return 100  # CUDA_ERROR_NO_DEVICE, as with an empty CUDA_VISIBLE_DEVICES
-
-    monkeypatch.setattr("ctypes.CDLL", lambda name: Driver())
-    assert len(problems(device="cuda")) == 1
-
-
 def test_tls_files_that_are_missing_or_do_not_belong_together_are_one_line_each(tmp_path: Path) -> None:
     key, no_pem = tmp_path / "key.pem", tmp_path / "no.pem"
     no_pem.write_text("no certificate")
     missing = problems(ssl_certfile=str(key), ssl_keyfile=str(key))
-    assert [line.split()[0] for line in missing] == ["--ssl-certfile", "--ssl-keyfile"]
-    assert all("No such file" in line for line in missing)
+    (line,) = missing
+    assert line.startswith("--ssl-certfile (ASR_SERVER_SSL_CERTFILE) is ")
+    assert "No such file" in line
     (alone,) = problems(ssl_keyfile=str(no_pem))
     assert "needs a certificate too: --ssl-certfile" in alone
     (broken,) = problems(ssl_certfile=str(no_pem))
@@ -109,20 +79,6 @@ def test_more_ranks_than_the_model_can_be_split_into_are_refused() -> None:
     assert line.endswith("is 3: must divide the model's encoder_attention_heads, 4")
 
 
-def test_a_temporary_folder_that_is_not_there_or_too_long_for_a_socket_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
-    (line,) = problems()
-    assert line == f"TMPDIR is {str(tmp_path / 'nowhere')!r}: must be a folder that is there"
-    long = tmp_path / ("x" * 100)
-    long.mkdir()
-    monkeypatch.setenv("TMPDIR", str(long))
-    monkeypatch.setattr("tempfile.tempdir", str(long))
-    (line,) = problems()
-    assert line.endswith("must be at most 81 bytes long, for sockets lie in it")
-
-
 def test_two_doors_on_one_port_are_refused() -> None:
     (line,) = problems(port="7001", wyoming_port="7001")
     assert (
@@ -156,12 +112,6 @@ def test_only_a_gpu_that_was_asked_for_here_has_to_be_there(
     assert len(list(checks.gpu(embedded(device=device, executor=executor)))) == is_wrong
 
 
-def test_a_driver_with_a_gpu_is_all_that_cuda_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctypes.CDLL", lambda name: None)
-    monkeypatch.setattr(checks, "num_gpus", lambda: 1)
-    assert not list(checks.gpu(embedded(device="cuda")))
-
-
 @pytest.mark.parametrize(
     ("values", "num_gpus", "reasons"),
     [
@@ -190,47 +140,6 @@ def test_what_ranks_need(
     assert [line.rpartition(": ")[2] for line in lines] == reasons
 
 
-@pytest.mark.parametrize(
-    ("given", "num_lines"), [(resource.RLIM_INFINITY, 0), (2 << 30, 0), ((2 << 30) - 1, 1)]
-)
-def test_the_engine_needs_two_gibibytes_of_virtual_memory(
-    given: int, num_lines: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (given, given))
-    lines = list(checks.address_space(embedded()))
-    assert len(lines) == num_lines
-    assert all("(ulimit -v) is 2048 MiB: the engine needs at least 2048 MiB" in line for line in lines)
-
-
-@pytest.mark.parametrize(("num_bytes", "num_lines"), [(81, 0), (82, 1)])
-def test_the_longest_temporary_folder(
-    tmp_path: Path, num_bytes: int, num_lines: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / ("x" * (num_bytes - len(os.fsencode(tmp_path)) - 1))
-    folder.mkdir()
-    monkeypatch.delenv("TMPDIR", raising=False)
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    assert len(list(checks.temporary_folder(embedded()))) == num_lines
-
-
-@pytest.mark.parametrize(("max_chunk_s", "num_lines"), [(0.0, 0), (0.1, 1), (2.9, 1), (3.0, 0), (8.0, 0)])
-def test_the_shortest_chunk(max_chunk_s: float, num_lines: int) -> None:
-    assert len(list(checks.chunk_length(embedded(max_chunk_s=max_chunk_s)))) == num_lines
-
-
-@pytest.mark.parametrize(
-    ("values", "num_lines"),
-    [({"max_chunk_s": 8.0}, 0), ({"max_chunk_s": 8.1}, 1), ({"tensor_parallel_size": 2}, 0)],
-)
-def test_what_fits_the_model(values: dict[str, Any], num_lines: int) -> None:
-    assert len(list(checks.model_fits(embedded(**values), EMBEDDED_MODEL))) == num_lines
-
-
-def test_several_sizes_that_cannot_be_split_are_one_line() -> None:
-    (line,) = checks.model_fits(embedded(tensor_parallel_size=7), EMBEDDED_MODEL)
-    assert line.endswith("must divide the model's encoder_attention_heads, 4")
-
-
 def test_a_certificate_with_its_key_is_taken_and_one_with_a_password_is_not(
     tmp_path: Path, certificate: str
 ) -> None:
@@ -246,7 +155,7 @@ def test_a_certificate_with_its_key_is_taken_and_one_with_a_password_is_not(
     assert not list(checks.tls_files(embedded()))
     for key_file in ("", str(locked)):
         (line,) = checks.tls_files(embedded(ssl_certfile=str(alone), ssl_keyfile=key_file))
-        assert "must be a certificate in PEM format" in line
+        assert "must be a readable certificate in PEM format" in line
 
 
 def test_a_file_of_keys_is_read_and_has_to_have_one(tmp_path: Path) -> None:

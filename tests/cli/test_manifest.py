@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-import pytest
-
-from tests.cli.test_transcribe import COMMAND, DIGITS, heard, record, said, transcribe
+from tests.cli.test_transcribe import heard, record, said, transcribe
 
 
 def write_manifest(path: Path, *lines: dict[str, Any] | str) -> Path:
@@ -67,36 +61,3 @@ def test_what_cannot_be_transcribed_is_a_line_in_the_error_file_and_the_rest_is_
     assert said(again)[-1].startswith("1 transcribed, 1 skipped, ")
     assert errors(out) == []
     assert sorted(results(out)) == ["first.txt", "last.txt", "new.txt"]
-
-
-@pytest.mark.trial
-def test_an_interrupted_job_keeps_what_is_done_and_goes_on_from_there(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    record(tmp_path / "short.wav")
-    record(tmp_path / "long.wav", DIGITS * 400)
-    manifest = write_manifest(tmp_path / "files.jsonl", {"audio": "short.wav"}, {"audio": "long.wav"})
-    process = subprocess.Popen(
-        [*COMMAND, "--manifest", str(manifest), "-o", str(out)], stderr=subprocess.PIPE
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while not (out.exists() and results(out)):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert told.decode().splitlines()[-2] == "stopped: interrupted"
-    assert told.decode().splitlines()[-1].endswith("1 lines not begun or not finished")
-    assert list(results(out)) == ["short.wav.txt"]
-    assert not [path for path in out.rglob("*") if path.name.endswith(".partial")]
-    assert not psutil.wait_procs(children, timeout=30)[1]
-
-    record(tmp_path / "long.wav")
-    again = transcribe("--manifest", manifest, "-o", out)
-    assert said(again)[-1].startswith("1 transcribed, 1 skipped, ")
-    assert sorted(results(out)) == ["long.wav.txt", "short.wav.txt"]

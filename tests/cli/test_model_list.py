@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -113,18 +112,6 @@ def test_a_server_has_one_model_or_all_of_the_list_with_its_other_settings(
     ]
     assert "whisper-1" in served[0].model_names
     assert served[1].model_names == ("b",)
-
-
-def test_the_log_is_set_up_by_the_first_model_alone(
-    served: list[Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_up: list[str] = []
-    module = sys.modules["asr_server.cli.model_list"]
-    monkeypatch.setattr(module, "configure_log", lambda settings: set_up.append(settings.model_names[0]))
-    listed = f"a={EMBEDDED_MODEL},b={EMBEDDED_MODEL}"
-    assert CliRunner().invoke(main, ["serve", "--models", listed, "--port", "0"]).exit_code == 0
-    assert len(served) == 2
-    assert set_up == ["a"]
 
 
 @pytest.mark.parametrize("text", ["a=", "", "base,,turbo"])

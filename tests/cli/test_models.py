@@ -85,3 +85,19 @@ def test_a_fetch_says_what_it_does_and_a_list_only_lists() -> None:
     assert call("models", "fetch", "whisper-digits").stdout == f"{EMBEDDED_MODEL}\n"
     assert logging.root.level == logging.INFO
     assert call("models", "fetch", "--help").stdout.startswith("Usage: ")
+
+
+@pytest.mark.parametrize("command", [("models", "fetch", "tiny"), ("transcribe", "a.wav", "--model", "tiny")])
+def test_a_model_that_could_not_be_kept_is_not_fetched_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "file"))
+    done = call(*command)
+    assert done.exit_code == 2
+    line = "file/asr-server/models cannot be written, and what is fetched is lost at the end: set HF_HOME"
+    (first, *more) = [text for text in done.stderr.splitlines() if line in text]
+    assert (first.startswith("Warning: "), more) == (command[0] == "transcribe", [])
+    if command[0] == "models":
+        assert first.startswith("Error: tiny is not fetched: ")
+        assert len(done.stderr.splitlines()) == 1

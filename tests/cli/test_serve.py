@@ -12,11 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from asr_server.cli import main
 from asr_server.cli.serve import serve
-from asr_server.config import EMBEDDED_MODEL, FIELDS, NO_PORT, flag_name
+from asr_server.config import EMBEDDED_MODEL, NO_PORT
 
 pytestmark = pytest.mark.slow
 
@@ -46,34 +44,6 @@ class Refusal:
 def _children_cpu_s() -> float:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
-
-
-def test_help_shows_what_everybody_needs_before_what_only_tuning_needs() -> None:
-    lines = [line.strip() for line in CliRunner().invoke(main, ["serve", "--help-all"]).output.splitlines()]
-    order = ["asr-server serve turbo", "Options:", "--model", "--port", "--api-key TEXT", "--dtype"]
-    order += ["Names and access:", "Replicas:"]
-    order += ["--replicas", "Limits of connections:", "Tuning:", "--max-slots", "Advanced:", "--encode-batch"]
-    positions = [next(i for i, line in enumerate(lines) if line.startswith(start)) for start in order]
-    assert positions == sorted(positions)
-    listed = [line.split()[0] for line in lines if line.startswith("--") and "--help" not in line]
-    assert sorted(listed) == sorted(flag_name(setting) for setting in FIELDS)
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "environment"),
-    [
-        ("--chunks-ahead", "0", "ASR_SERVER_CHUNKS_AHEAD"),
-        ("--encode-batch", "-4", "ASR_SERVER_ENCODE_BATCH"),
-        ("--port", "70000", "ASR_SERVER_PORT"),
-        ("--replicas", "-1", "ASR_SERVER_REPLICAS"),
-    ],
-)
-def test_a_wrong_setting_ends_with_one_line_and_status_2(flag: str, value: str, environment: str) -> None:
-    refusal = Refusal(flag, value)
-    assert refusal.status == 2
-    (line,) = refusal.lines
-    for part in (flag, environment, value, "must be"):
-        assert part in line
 
 
 def test_several_wrong_settings_are_told_at_once_wherever_they_come_from() -> None:
@@ -118,22 +88,6 @@ def test_weights_that_cannot_be_read_end_the_server_with_one_line_and_a_status(t
         f"the engine could not be started: the weights in {tmp_path} are damaged: fetch them again"
     )
     assert not any("exception" in line for line in lines)
-
-
-def test_too_little_virtual_memory_is_one_line_before_any_start() -> None:
-    """As with `ulimit -v`: torch could not be loaded, and three replicas would say so at length."""
-    limited = (
-        "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30));"
-        " sys.argv = ['asr-server', 'serve', 'whisper-digits', '--port', '0'];"
-        " runpy.run_module('asr_server', run_name='__main__')"
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", limited], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert process.returncode == 2
-    assert process.stderr == (
-        "Error: the limit of virtual memory (ulimit -v) is 1024 MiB: the engine needs at least 2048 MiB\n"
-    )
 
 
 def test_what_kubernetes_says_of_a_service_of_the_same_name_is_no_setting(

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import http.server
-import logging
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner, Result
 
 from asr_server.cli import main
 from asr_server.cli.serve import health_url
-from asr_server.config import EMBEDDED_MODEL_LIMIT, Settings
+from asr_server.config import Settings
 from asr_server.errors import CheckpointError
-from tests.embedded import embedded
 
 
 class Server:
@@ -58,33 +55,10 @@ def test_the_status_is_that_of_the_server(serving: Server, status: int) -> None:
     assert (settings.model_names[0], settings.beam_size) == ("whisper-digits", 2)
 
 
-def test_a_stop_before_the_server_has_begun_is_in_order(serving: Server) -> None:
-    serving.serve()
-    assert callable(serving.on_term)
-    with pytest.raises(SystemExit) as ended:
-        serving.on_term(signal.SIGTERM, None)
-    assert ended.value.code == 0
-
-
 def test_a_model_that_cannot_be_read_is_a_line_and_status_2(serving: Server) -> None:
     serving.error = CheckpointError("its weights are damaged")
     done = serving.serve()
     assert (done.exit_code, done.stderr.splitlines()[-1]) == (2, "Error: its weights are damaged")
-
-
-def test_who_hears_is_logged(
-    serving: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    own = embedded()
-    models = [own, replace(own, why_embedded="no network"), replace(own, model="/a/model")]
-    monkeypatch.setattr(sys.modules["asr_server.cli.serve"], "settings_of_models", lambda *_: models)
-    caplog.set_level(logging.INFO, "asr_server.cli.serve")
-    serving.serve()
-    limit = f"serving the embedded model whisper-digits, which {EMBEDDED_MODEL_LIMIT}"
-    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("INFO", limit),
-        ("WARNING", f"{limit}, because base could not be had: no network"),
-    ]
 
 
 # -- The check of a container --------------------------------------------------------------------------------
@@ -125,10 +99,6 @@ def test_the_check_asks_the_server_whose_flags_another_process_has(
     assert done.stderr.startswith("" if is_there else f"Error: http://127.0.0.1:{port}/health: ")
 
 
-def test_what_else_is_on_the_servers_command_line_does_not_matter() -> None:
-    assert health_url(["--port", "9", "--help", "--unknown"]) == "http://127.0.0.1:9/health"
-
-
 def test_without_such_a_process_the_environment_says_where_the_server_listens(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,3 +106,21 @@ def test_without_such_a_process_the_environment_says_where_the_server_listens(
     assert CliRunner().invoke(main, ["health", "--pid", "99999999"]).exit_code == 0
     help_text = " ".join(CliRunner().invoke(main, ["health", "--help"]).output.split())
     assert "[default: 1]" in help_text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "url"),
+    [
+        ([], {}, "http://127.0.0.1:8000/health"),
+        (["openai/whisper-tiny", "--port", "9000"], {}, "http://127.0.0.1:9000/health"),
+        (["--port=9000"], {"ASR_SERVER_PORT": "7000"}, "http://127.0.0.1:9000/health"),
+        ([], {"ASR_SERVER_PORT": "7000", "ASR_SERVER_HOST": "0.0.0.0"}, "http://127.0.0.1:7000/health"),
+        (["--host", "::", "--ssl-certfile", "a.pem"], {}, "https://[::1]:8000/health"),
+    ],
+)
+def test_flags_and_environment_say_where_the_server_listens(
+    arguments: list[str], environment: dict[str, str], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert health_url(arguments) == url

@@ -25,6 +25,9 @@ from tests.cli.test_transcribe import heard, record, said, transcribe
         (["--word-timestamps", "a.wav"], ["--word-timestamps", "a.wav"]),
         (["--verbose", "False", "--fp16", "False"], ["--quiet"]),
         (["--max_line_width", "42"], ["--max-line-width", "42"]),
+        (["--diarize", "a.wav"], ["--speakers", "auto", "a.wav"]),
+        (["--vad_filter", "True", "a.wav"], ["a.wav"]),
+        (["--vad-filter", "a.wav"], ["a.wav"]),
         (["--", "--output_dir"], ["--", "--output_dir"]),
     ],
 )
@@ -72,8 +75,3 @@ def test_a_whole_command_line_of_whisper_writes_all_its_files(tmp_path: Path) ->
     assert heard((out / "a.txt").read_text())
     assert (out / "a.tsv").read_text().startswith("start\tend\ttext\n")
     assert json.loads((out / "a.verbose.json").read_text())["words"]
-
-
-@pytest.mark.parametrize(("given", "terms"), [([], ()), (["--hotwords", "Ada,Babbage"], ("Ada", "Babbage"))])
-def test_hotwords_are_terms_between_commas(given: list[str], terms: tuple[str, ...]) -> None:
-    assert command.make_context("transcribe", ["a.wav", *given]).params["hotwords"] == terms

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -19,7 +18,7 @@ import soundfile
 
 from asr_server.cli.transcribe import EMBEDDED_HINT
 from asr_server.core import SAMPLE_RATE
-from tests.speech import VOICES, digits_of, errors_in, say
+from tests.speech import digits_of, errors_in, say
 
 COMMAND = [sys.executable, "-m", "asr_server", "transcribe"]
 DIGITS = "3141592"
@@ -91,16 +90,6 @@ def test_a_folder_with_all_that_can_go_wrong_loses_no_word(tmp_path: Path) -> No
     assert said(refused)[0].endswith("a.txt exists: --skip-existing leaves it, --overwrite replaces it")
 
 
-def test_several_recordings_on_standard_output_stay_apart(tmp_path: Path) -> None:
-    first, second = record(tmp_path / "b.wav"), record(tmp_path / "a.wav")
-    done = transcribe(first, second, "--quiet", "--format", "json")
-    assert done.returncode == 0
-    assert done.stderr == b""
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [line["file"] for line in lines] == [str(first), str(second)]
-    assert all(heard(line["text"]) for line in lines)
-
-
 def test_on_a_terminal_a_bar_knows_how_long_the_recording_is_and_the_log_has_the_level_that_is_asked_for(
     tmp_path: Path,
 ) -> None:
@@ -156,99 +145,6 @@ def test_an_interruption_keeps_what_is_done_and_leaves_nothing_else(
     assert numbers.startswith("1 transcribed, 1 not begun or not finished; ")
 
 
-def test_a_watched_folder_is_left_in_order_and_what_is_done_is_not_done_again(tmp_path: Path) -> None:
-    folder, out = tmp_path / "in", tmp_path / "out"
-    written_ns: list[int] = []
-    for name in ("a", "b"):
-        record(folder / f"{name}.wav")
-        command = [*COMMAND, "--watch", str(folder), "-o", str(out)]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE)
-        try:
-            while not (out / f"{name}.wav.txt").exists():
-                assert process.poll() is None
-                time.sleep(0.05)
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
-        finally:
-            process.kill()
-        assert process.returncode == 130
-        assert errors.decode().splitlines()[-2:] == ["stopped: interrupted", "1 transcribed"]
-        assert b"Traceback" not in errors
-        written_ns.append((out / "a.wav.txt").stat().st_mtime_ns)
-    assert heard((out / "a.wav.txt").read_text())
-    assert len(set(written_ns)) == 1
-
-
-@pytest.fixture(scope="module")
-def sixteen_hours(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of 16 files of an hour, mostly of silence, so that all take minutes."""
-    folder = tmp_path_factory.mktemp("hours")
-    for index in range(16):
-        write_an_hour(folder / f"{index:02}.flac", seed=index)
-    return folder
-
-
-def seconds_until_each(folder: Path, out: Path, num_wanted: int = 16) -> list[float]:
-    """Transcribes what is not done yet, and interrupts that once there are so many results in all.
-
-    Returns when each result came, and at the end when the process had ended.
-    """
-    arguments = ["--model", "whisper-digits", str(folder), "-o", str(out), "--skip-existing"]
-    num_before, started_at = len(list(out.glob("*.txt"))), time.monotonic()
-    came_s: list[float] = []
-    process = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.DEVNULL)
-    try:
-        while process.poll() is None:
-            num_done = len(list(out.glob("*.txt"))) - num_before
-            came_s += [time.monotonic() - started_at] * (num_done - len(came_s))
-            if num_before + num_done >= num_wanted < 16:
-                process.send_signal(signal.SIGINT)
-                process.wait(60)
-            time.sleep(0.05)
-    finally:
-        process.kill()
-    assert process.returncode == (0 if num_wanted == 16 else 130)
-    return [*came_s, time.monotonic() - started_at]
-
-
-@pytest.mark.trial
-def test_of_sixteen_files_of_an_hour_the_first_is_done_in_an_eighth_of_the_time(
-    sixteen_hours: Path, tmp_path: Path
-) -> None:
-    came_s = seconds_until_each(sixteen_hours, tmp_path)
-    print(f"16 files of an hour: results after {', '.join(f'{each:.1f}' for each in came_s)} s")
-    assert came_s[0] < came_s[-1] / 8
-
-
-@pytest.mark.trial
-def test_interruptions_cost_hours_under_way_alone_and_the_next_run_goes_on(
-    sixteen_hours: Path, tmp_path: Path
-) -> None:
-    for num_wanted in (1, 5, 16):
-        before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-        seconds_until_each(sixteen_hours, tmp_path, num_wanted)
-        results = sorted(tmp_path.iterdir())
-        assert [path.name for path in results] == [f"{index:02}.txt" for index in range(len(results))]
-        assert len(results) >= num_wanted
-        assert {path: path.stat().st_mtime_ns for path in before} == before
-    for index, path in enumerate(results):
-        said = digits_of_an_hour(index)
-        assert errors_in(digits_of(path.read_text()), said) < 0.05 * len(said)
-
-
-def digits_of_an_hour(seed: int) -> str:
-    return "".join(random.Random(seed).choices("0123456789", k=60 * DIGITS_A_MINUTE))
-
-
-def write_an_hour(path: Path, seed: int) -> None:
-    """Writes 60 turns of digits, each with silence up to the minute."""
-    digits = digits_of_an_hour(seed)
-    with soundfile.SoundFile(path, "w", SAMPLE_RATE, 1) as file:
-        for start in range(0, len(digits), DIGITS_A_MINUTE):
-            turn = say(digits[start : start + DIGITS_A_MINUTE], VOICES[seed % len(VOICES)]).samples
-            file.write(np.pad(turn, (0, 60 * SAMPLE_RATE - len(turn))))
-
-
 def test_a_reader_that_leaves_ends_it_in_one_line(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, str(record(tmp_path / "a.wav")), "-q"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -301,21 +197,6 @@ def test_without_anything_to_transcribe_no_engine_is_started() -> None:
 
 
 # -- Called wrongly ------------------------------------------------------------------------------------------
-
-
-def test_words_are_timed_and_subtitles_laid_out_where_that_is_asked_for(tmp_path: Path) -> None:
-    recording = record(tmp_path / "a.wav")
-    done = transcribe(
-        recording,
-        *("--word-timestamps", "--max-words-per-line", "1", "--condition-on-previous-text"),
-        *("--format", "verbose_json,srt", "--output-dir", tmp_path),
-    )
-    assert done.returncode == 0, done.stderr
-    body = json.loads((tmp_path / "a.verbose.json").read_text())
-    assert [word["word"] for word in body["words"]] == body["text"].split()
-    assert heard(body["text"])
-    assert body["words"][0]["start"] == pytest.approx(0.5, abs=0.1)
-    assert (tmp_path / "a.srt").read_text().count(" --> ") == len(body["words"])
 
 
 def test_each_channel_of_a_call_is_a_speaker_and_a_file_without_two_fails_alone(tmp_path: Path) -> None:

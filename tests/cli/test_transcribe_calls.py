@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 from dataclasses import replace
@@ -16,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from asr_server.cli import main
-from asr_server.cli.transcribe import EMBEDDED_HINT, FORMATS
+from asr_server.cli.transcribe import FORMATS
 from asr_server.config import Settings
 from asr_server.core import Clip
 from asr_server.errors import CheckpointError, InvalidValue
@@ -26,7 +25,6 @@ from asr_server.offline.local import TranscribeJob
 from asr_server.offline.outputs import OutputError
 from asr_server.offline.remote import RemoteServer
 from asr_server.speakers.clustering import SpeakerCount
-from tests.embedded import embedded
 
 
 @pytest.mark.parametrize(
@@ -38,14 +36,15 @@ from tests.embedded import embedded
         ),
         (["a.wav", "--format", "srt,json"], "need --output-dir"),
         (["a.wav", "--skip-existing"], "need --output-dir"),
+        (["a.wav", "--max-line-count", "2"], "--max-line-width"),
         (["a.wav", "-o", "x", "--skip-existing", "--overwrite"], "exclude each other"),
         (["a.wav", "--temperature", "2"], "2"),
         (["--manifest", __file__, "-o", "x", "--url", "http://x"], "--manifest is for this machine"),
-        ([], "Give INPUT..., --manifest or --watch"),
-        (["a.wav", "--watch", ".", "-o", "x"], "one of the three"),
-        (["--watch", "."], "--watch needs --output-dir"),
-        (["--watch", "/nowhere", "-o", "x"], "does not exist"),
-        (["--watch", ".", "-o", "x", "--overwrite"], "does not go with --overwrite"),
+        ([], "Give INPUT... or --manifest"),
+        (["a.wav", "--manifest", __file__, "-o", "x"], "one of the two"),
+        (["--manifest", __file__], "--manifest needs --output"),
+        (["--manifest", "/dev/null", "-o", "out"], "is not a regular file"),
+        (["--manifest", "missing.jsonl", "-o", "out"], "does not exist"),
     ],
 )
 def test_a_wrong_call_is_told_without_a_traceback(arguments: list[str], message: str) -> None:
@@ -54,32 +53,18 @@ def test_a_wrong_call_is_told_without_a_traceback(arguments: list[str], message:
     assert message in result.output
 
 
-def test_help_shows_what_everybody_needs_before_what_only_tuning_needs() -> None:
-    text = CliRunner().invoke(main, ["transcribe", "--help"]).output
-    lines = [line.strip() for line in text.splitlines()]
-    order = ["asr-server transcribe meeting", "Options:", "-f, --format", "-o, --output-dir"]
-    order += ["Model:", "--model", "Tuning and limits:", "--max-slots"]
-    positions = [next(i for i, line in enumerate(lines) if line.startswith(start)) for start in order]
-    assert positions == sorted(positions)
-    assert "--port" not in text
-
-
 def test_the_formats_are_those_of_the_api_and_tsv() -> None:
     assert set(FORMATS) == {*get_args(ResponseFormat), "tsv"}
-
-
-def test_a_number_of_lines_needs_a_width() -> None:
-    refused = CliRunner().invoke(main, ["transcribe", "a.wav", "--max-line-count", "2"])
-    assert refused.exit_code == 2
-    assert "--max-line-width" in refused.output
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["-f", "diarized_json", "--task", "translate"], "does not go with a translation"),
-        (["--speakers", "agent,caller"], "names need --channels split"),
-        (["--speakers", "4-2"], "two such as 2-4"),
+        (["--speakers", "auto"], "--speakers needs a format that shows them: --format srt, vtt,"),
+        (["--diarize", "--format", "text,json,tsv", "-o", "x"], "needs a format that shows them"),
+        (["-f", "srt", "--speakers", "agent,caller"], "names need --channels split"),
+        (["-f", "srt", "--speakers", "4-2"], "two such as 2-4"),
         (["--channels", "split", "--speakers", "a"], "two different names"),
         (["--channels", "split", "--speakers", "a,a"], "two different names"),
     ],
@@ -88,26 +73,6 @@ def test_what_does_not_go_with_channels_is_said(arguments: list[str], complaint:
     done = CliRunner().invoke(main, ["transcribe", "x.wav", *arguments])
     assert done.exit_code == 2
     assert complaint in done.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["a.wav", "--manifest", __file__, "-o", "out"], "one of the three"),
-        ([], "one of the three"),
-        (["--manifest", __file__], "--manifest needs --output"),
-        (["--manifest", "/dev/null", "-o", "out"], "is not a regular file"),
-        (["--manifest", "missing.jsonl", "-o", "out"], "does not exist"),
-    ],
-)
-def test_a_wrong_call_is_told_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    outcome = CliRunner().invoke(main, ["transcribe", *arguments])
-    assert outcome.exit_code == 2
-    assert message in outcome.output.replace("\n", " ")
-    assert not list(tmp_path.iterdir())
 
 
 # -- What flags ask for --------------------------------------------------------------------------------------
@@ -123,8 +88,8 @@ class Asked:
         self.job = TranscribeJob(())
         self.transcriber: Any = None  # settings, or a server elsewhere
         self.errors = ("", "")  # how standard error is encoded
-        for module, name in (("run", "transcribe_files"), ("watch", "watch_folder")):
-            monkeypatch.setattr(f"asr_server.offline.{module}.{name}", partial(self._take, name))
+        name = "transcribe_files"
+        monkeypatch.setattr(f"asr_server.offline.run.{name}", partial(self._take, name))
         monkeypatch.setattr("asr_server.offline.manifest_run.transcribe_manifest", self._take_manifest)
 
     def _take(self, by: str, make_transcriber: Any, job: TranscribeJob) -> int:
@@ -178,9 +143,9 @@ PLAIN = TranscribeJob(("a.wav",))
         (["--max-line-width", "9"], {"layout": SubtitleLayout(max_line_width=9)}),
         (["--highlight-words"], {"layout": SubtitleLayout(highlight_words=True)}),
         (["--format", "diarized_json"], {"formats": ("diarized_json",), "voices": SpeakerCount()}),
-        (["--speakers", "auto"], {"voices": SpeakerCount()}),
-        (["--speakers", "1"], {"voices": SpeakerCount(1, 1)}),
-        (["--speakers", "2-32"], {"voices": SpeakerCount(2, 32)}),
+        (["-f", "srt", "--speakers", "auto"], {"formats": ("srt",), "voices": SpeakerCount()}),
+        (["-f", "vtt", "--speakers", "1"], {"formats": ("vtt",), "voices": SpeakerCount(1, 1)}),
+        (["-f", "srt", "--diarize"], {"formats": ("srt",), "voices": SpeakerCount()}),
         (
             ["--format", "diarized_json", "--speakers", "3"],
             {"formats": ("diarized_json",), "voices": SpeakerCount(3, 3)},
@@ -206,23 +171,20 @@ def test_flags_become_a_job(asked: Asked, flags: list[str], changes: dict[str, A
             ["--max-line-width", "0"],
             ["--temperature", "1.01"],
         ),
-        *(["--watch", __file__, "-o", "out"], ["--manifest", "/", "-o", "out"]),
+        ["--manifest", "/", "-o", "out"],
     ],
 )
 def test_what_is_no_value_of_a_flag_is_refused(asked: Asked, flags: list[str]) -> None:
-    inputs = [] if flags[0] in ("--watch", "--manifest") else ["a.wav"]
+    inputs = [] if flags[0] == "--manifest" else ["a.wav"]
     done = asked(*inputs, *flags)
     assert (done.exit_code, asked.by) == (2, "")
     assert "Error: " in done.output
 
 
-def test_a_folder_is_watched_and_a_manifest_is_a_run_of_its_own(asked: Asked, tmp_path: Path) -> None:
+def test_a_manifest_is_a_run_of_its_own(asked: Asked, tmp_path: Path) -> None:
     manifest = tmp_path / "files.jsonl"
     manifest.touch()
     out = tmp_path / "out"
-    assert asked("--watch", str(tmp_path), "-o", str(out)).exit_code == 0
-    assert asked.by == "watch_folder"
-    assert asked.job == TranscribeJob((), output_dir=out, watch=tmp_path)
     assert asked("--manifest", str(manifest), "-o", str(out), "--overwrite").exit_code == 0
     assert asked.by == "transcribe_manifest"
     assert asked.job == TranscribeJob((), output_dir=out, manifest=manifest, existing="overwrite")
@@ -240,23 +202,6 @@ def test_settings_are_those_of_the_flags_and_the_log_is_quiet_unless_asked(
     monkeypatch.setenv("ASR_SERVER_LOG_LEVEL", "debug")
     asked("a.wav")
     assert asked.transcriber.log_level == "debug"
-
-
-def test_who_hears_is_said_unless_it_was_to_be_quiet(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert asked("a.wav").stderr == f"{EMBEDDED_HINT}\n"
-    assert "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ
-    assert asked("a.wav", "--quiet").stderr == ""
-    assert os.environ.pop("HF_HUB_DISABLE_PROGRESS_BARS") == "1"
-    stands_in = replace(embedded(), why_embedded="no\x07network")
-    monkeypatch.setattr(sys.modules["asr_server.cli.transcribe"], "settings_from", lambda *_: stands_in)
-    warning = f"Warning: {EMBEDDED_HINT}, because base could not be had: no\\x07network\n"
-    assert asked("a.wav").stderr == warning
-    assert asked("a.wav", "--quiet").stderr == warning
-    os.environ.pop("HF_HUB_DISABLE_PROGRESS_BARS")
-    other = replace(embedded(), model="/a/model")
-    monkeypatch.setattr(sys.modules["asr_server.cli.transcribe"], "settings_from", lambda *_: other)
-    assert asked("a.wav").stderr == ""
-    assert asked.errors == ("utf-8", "backslashreplace")
 
 
 def test_a_server_elsewhere_gets_its_model_and_key_and_none_of_this_machines_settings(
@@ -300,10 +245,3 @@ def test_what_ends_a_run_before_its_begin_is_a_line(
     done = asked("a.wav", "--url", "http://x")
     assert (done.exit_code, done.stderr) == (status, f"{line}\n")
     assert (asked.on_interrupt is signal.SIG_DFL) == (status == 130)
-
-
-def test_help_names_the_defaults() -> None:
-    text = " ".join(CliRunner().invoke(main, ["transcribe", "--help-all"]).output.split())
-    for default in ("transcribe", "readable", "mix", "text", "0"):
-        assert f"[default: {default}]" in text
-    assert "[env var: VLLM_API_KEY, ASR_SERVER_API_KEY]" in text

@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -19,7 +18,7 @@ from click.testing import CliRunner, Result
 from asr_server.cli import main
 from asr_server.core import SAMPLE_RATE
 from tests.api.running_app import SECOND, run_app
-from tests.conftest import Server, run_server
+from tests.conftest import Server
 from tests.speech import say
 from tests.support.until import until
 
@@ -72,32 +71,6 @@ def test_words_keep_their_segments_and_their_spaces(server: Server, tmp_path: Pa
     assert (tmp_path / "a.verbose.json").read_bytes() == servers_own(
         server, recording, "verbose_json", **WORDS
     )
-
-
-def test_a_folder_with_all_that_can_go_wrong_ends_as_it_does_without_a_server(
-    server: Server, tmp_path: Path
-) -> None:
-    folder, out = tmp_path / "in", tmp_path / "out"
-    record(folder / "a.wav")
-    record(folder / "grüße.flac")
-    (folder / "noise.mp3").write_bytes(b"this is no audio" * 1000)
-    whole = record(folder / "cut.wav").read_bytes()
-    (folder / "cut.wav").write_bytes(whole[: len(whole) * 2 // 3])
-    done = transcribe(folder, "missing.wav", "--url", server.url, "-o", out)
-    lines = done.stderr.splitlines()
-    assert done.exit_code == 1
-    assert sorted(path.name for path in out.iterdir()) == ["a.txt", "cut.txt", "grüße.txt"]
-    assert f"warning: {folder}/cut.wav: damaged or cut short; what could be read is transcribed" in lines
-    assert "failed: missing.wav: No such file or directory" in lines
-    assert any(line.startswith(f"failed: {folder}/noise.mp3: The file is not audio") for line in lines)
-    assert lines[-1].startswith("3 transcribed, 2 failed; ")
-
-
-def test_several_on_standard_output_come_in_order(server: Server, tmp_path: Path) -> None:
-    first, second = record(tmp_path / "b.wav"), record(tmp_path / "a.wav")
-    done = transcribe(first, second, "--url", server.url, "--quiet")
-    assert done.stdout == "".join(f"==> {path} <==\n{SPOKEN.text}\n\n" for path in (first, second))
-    assert (done.exit_code, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -164,42 +137,6 @@ async def test_files_in_flight_are_sent_again_to_the_server_that_comes_in_its_pl
         assert len(second.replica.submits) == NUM_FILES - 3
     assert texts_in(out) == ["zero"] * NUM_FILES
     assert f"\n{NUM_FILES} transcribed; " in errors
-
-
-@pytest.mark.trial
-def test_a_killed_server_costs_no_file_and_one_that_stays_away_ends_the_run_in_order(tmp_path: Path) -> None:
-    """Killed once and started anew; killed again and not started before the run has given up."""
-    folder, out = tmp_path / "in", tmp_path / "out"
-    for number in range(NUM_FILES):
-        record(folder / f"{number:02}.wav")
-    with run_server() as server:
-        running = begin(folder, server.url, out)
-        wait_for_results(out, running)
-        server.process.kill()
-    with run_server("--port", server.url.rpartition(":")[2]) as server:
-        _, errors = running.communicate(timeout=LIMIT_S)
-        assert running.returncode == 0, errors
-        assert texts_in(out) == [SPOKEN.text] * NUM_FILES
-        running = begin(folder, server.url, out, "--overwrite")
-        wait_for_results(out, running, newer_than=time.time())
-        server.process.kill()
-        _, errors = running.communicate(timeout=LIMIT_S)
-    assert running.returncode == 1
-    *_, reason, numbers = errors.splitlines()
-    assert reason.startswith(f"stopped: cannot reach {server.url}/v1/audio/transcriptions")
-    assert "not begun or not finished" in numbers
-    assert "failed" not in numbers
-    for path in out.glob("*.txt"):  # nothing is there by halves
-        assert path.read_text().strip() == SPOKEN.text
-
-
-def wait_for_results(folder: Path, running: subprocess.Popen[str], newer_than: float = 0.0) -> None:
-    """Some, and not all."""
-    deadline = time.monotonic() + LIMIT_S
-    while not any(path.stat().st_mtime > newer_than for path in folder.glob("*.txt")):
-        assert running.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 class HostileServer(http.server.BaseHTTPRequestHandler):

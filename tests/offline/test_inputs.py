@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from asr_server.offline.inputs import (
+    MAX_NAME_BYTES,
     Failure,
     Input,
     buffered,
     collect_inputs,
-    cut_name,
-    reason_of,
-    walk,
+    result_names,
+    result_path,
 )
 
 
@@ -85,13 +85,6 @@ def test_one_missing_file_does_not_hide_the_others(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read_is_known_before_anything_is_decoded(tmp_path: Path) -> None:
-    make(tmp_path, "a.wav")
-    (tmp_path / "a.wav").chmod(0)
-    assert collect_inputs([str(tmp_path / "a.wav")], recursive=False)[1][0].reason == "Permission denied"
-
-
 def test_a_pipe_is_read_to_its_end_into_a_file(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -148,22 +141,34 @@ def test_an_empty_name_is_not_the_working_directory(tmp_path: Path, monkeypatch:
     assert collect_inputs([""], recursive=False) == ([], [Failure("", "the name is empty")])
 
 
-def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    failures: list[Failure] = []
-    assert list(walk(tmp_path / "gone", True, failures)) == []
-    assert failures == [Failure(str(tmp_path / "gone"), "No such file or directory")]
+# -- Names of results ----------------------------------------------------------------------------------------
 
 
-def test_an_error_without_words_goes_by_its_kind() -> None:
-    assert reason_of(OSError(2, "No such file")) == "No such file"
-    assert reason_of(OSError("closed")) == "closed"
-    assert reason_of(TimeoutError()) == "TimeoutError"
+def results(folder: Path, *recordings: str) -> list[str]:
+    make(folder, *recordings)
+    inputs, failures = collect_inputs([str(folder)], recursive=True)
+    assert failures == []
+    return [str(name) for name in result_names(inputs)]
 
 
-@pytest.mark.parametrize(("num_bytes", "is_cut"), [(20, False), (21, True)])
-def test_a_long_name_is_cut_to_the_byte_and_keeps_whole_characters(num_bytes: int, is_cut: bool) -> None:
-    name = "ü" * 10 + "x" * (num_bytes - 20)
-    cut = cut_name(name, 20, "digest")
-    assert cut == (f"{'ü' * 6}-digest" if is_cut else name)
-    assert len(os.fsencode(cut)) <= 20
-    assert cut_name("x" * 21, 20, "digest") == f"{'x' * 13}-digest"
+@pytest.mark.parametrize(
+    ("recordings", "names"),
+    [
+        (["a.wav", "b.m4a"], ["a", "b"]),
+        (["a.mp3", "a.wav", "b.wav"], ["a.mp3", "a.wav", "b"]),  # two kinds of one recording
+        (["a.wav", "deep/a.mp3", "deep/a.wav"], ["a", "deep/a.mp3", "deep/a.wav"]),  # a folder is mirrored
+        (["Talk.wav", "talk.mp3"], ["Talk.wav", "talk.mp3"]),  # which would be one on some disks
+    ],
+)
+def test_a_result_is_named_after_its_recording_and_keeps_its_ending_beside_another(
+    tmp_path: Path, recordings: list[str], names: list[str]
+) -> None:
+    assert results(tmp_path, *recordings) == names
+
+
+def test_the_longest_names_have_results_that_can_be_written(tmp_path: Path) -> None:
+    names = [f"{'ö' * 100}{'x' * 50}{letter}" for letter in "ab"]  # 251 bytes
+    paths = [result_path(tmp_path, Path(name), ".diarized.json") for name in names]
+    for path in paths:
+        path.write_bytes(b"{}")
+    assert (len({*paths}), max(len(os.fsencode(path.name)) for path in paths)) == (2, MAX_NAME_BYTES)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,11 @@ import pytest
 import soundfile
 
 from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.config import EMBEDDED_MODEL, Settings
+from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, DecodingOptions
-from asr_server.errors import EngineUnavailable, InvalidValue
+from asr_server.errors import InvalidValue
 from asr_server.formats.subtitles import SubtitleLayout
 from asr_server.offline.local import LocalTranscriber, TranscribeJob
-from asr_server.speakers.clustering import SpeakerCount
 from tests.checkpoints import english_only_directory, kept_tokenizer, pocket_directory
 from tests.embedded import embedded
 from tests.speech import say
@@ -70,10 +67,6 @@ def test_segments_are_timed_where_a_result_shows_them() -> None:
     assert all(options(formats=("text", name)).segment_times for name in ("verbose_json", "srt", "tsv"))
 
 
-def test_a_prompt_becomes_tokens() -> None:
-    assert len(options(prompt="Kafka, Prag").prompt_tokens) > 2
-
-
 def test_a_model_of_one_language_does_not_translate() -> None:
     settings = Settings(model=str(english_only_directory()), served_model_name="tiny.en")
     with pytest.raises(InvalidValue, match=r"The model tiny\.en cannot translate"):
@@ -105,30 +98,3 @@ async def test_files_are_finished_in_order_with_most_of_the_machine_for_the_olde
             group.create_task(one(transcriber, path))
     assert finished == files
     assert max(most_of_others_s) <= soundfile.info(files[0]).duration / 2
-
-
-@pytest.mark.slow
-async def test_an_engine_that_cannot_start_is_the_reason_of_every_failure(tmp_path: Path) -> None:
-    model, recording = tmp_path / "model", tmp_path / "a.wav"
-    shutil.copytree(EMBEDDED_MODEL, model)
-    soundfile.write(recording, say("12").samples, SAMPLE_RATE)
-    transcriber = LocalTranscriber(Settings(model=str(model), device="cpu"), TranscribeJob((str(recording),)))
-    weights = model / "model.safetensors"
-    os.truncate(weights, weights.stat().st_size // 2)
-    async with transcriber.running():
-        for _ in range(2):
-            with pytest.raises(EngineUnavailable, match=r"could not be started: .*safetensors"):
-                await transcriber.transcribe(recording, lambda done_s, of_s: None)
-
-
-def test_a_job_is_plain_unless_it_says_otherwise() -> None:
-    job = TranscribeJob(("a.wav",))
-    assert [name for name, value in vars(job).items() if value is True] == []
-    assert (job.formats, job.existing, job.task, job.temperature) == (("text",), "refuse", "transcribe", 0.0)
-    assert (job.needs_words, job.needs_segment_times, job.has_several_inputs) == (False, False, False)
-
-
-def test_several_inputs_are_several_arguments_or_a_folder(tmp_path: Path) -> None:
-    assert TranscribeJob(("a.wav", "b.wav")).has_several_inputs
-    assert TranscribeJob((str(tmp_path),)).has_several_inputs
-    assert TranscribeJob(("a.wav",), voices=SpeakerCount()).needs_words

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import soundfile
@@ -20,7 +19,6 @@ from asr_server.dispatch.supervisor import ReplicaLimits, StartImpossible
 from asr_server.errors import ChunkFailed, EngineUnavailable
 from asr_server.offline import local
 from asr_server.offline.local import LocalTranscriber, TranscribeJob
-from asr_server.speakers.clustering import SpeakerCount
 from tests.checkpoints import kept_tokenizer
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say
@@ -130,43 +128,3 @@ async def test_the_reason_of_an_engine_that_cannot_start_is_told_for_each_record
     replica.before_launch = impossible
     with pytest.raises(EngineUnavailable, match=r"the engine could not be started: .*no such device"):
         await transcript_of(make(), file_of(tmp_path, noise(1.0)))
-
-
-# -- Voices --------------------------------------------------------------------------------------------------
-
-
-class Track:
-    """Labels every text with the number of samples that it got."""
-
-    made: list[Track]
-
-    def __init__(self, count: SpeakerCount | None) -> None:
-        self.count, self.num_samples, self.was_closed = count, 0, False
-        Track.made.append(self)
-
-    def push(self, samples: Samples) -> None:
-        self.num_samples += len(samples)
-
-    async def wait_for_room(self) -> None:
-        pass
-
-    async def label(self, transcript: Transcript, tokenizer: Tokenizer) -> Transcript:
-        assert tokenizer.decode(tokenizer.encode(" one")) == " one"
-        return msgspec.structs.replace(transcript, text=f"{transcript.text} of {self.num_samples}")
-
-    def close(self) -> None:
-        self.was_closed = True
-
-
-async def test_voices_are_told_apart_where_the_job_asks_for_it(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Track.made = []
-    monkeypatch.setattr(local, "SpeakerTrack", Track)
-    path, two = file_of(tmp_path, noise(1.0)), SpeakerCount(2, 2)
-    assert (await transcript_of(make(voices=two), path)).text == "zero of 16000"
-    assert (await transcript_of(make(), path)).text == "zero"
-    assert [(track.count, track.num_samples, track.was_closed) for track in Track.made] == [
-        (two, 16_000, True),
-        (None, 0, True),
-    ]

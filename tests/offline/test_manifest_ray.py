@@ -27,11 +27,6 @@ def test_without_ray_the_command_says_what_to_install(monkeypatch: pytest.Monkey
     assert not list(ray_package(embedded()))
 
 
-def test_nothing_of_ray_is_imported_unless_asked_for() -> None:
-    code = "import sys, asr_server.offline, asr_server.cli.transcribe; sys.exit('ray' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 @pytest.mark.trial
 def test_a_job_that_loses_its_driver_and_then_a_node_has_every_line_once(tmp_path: Path) -> None:
     pytest.importorskip("ray")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
-import os
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -157,30 +155,6 @@ def run(tmp_path: Path, log_level: Any = "error") -> Reports:
         settings = embedded(executor="ray", log_level=log_level)
         manifest_ray.run_on_ray(settings, job_of(tmp_path, 1), reports, {}, "head:6379")
     return reports
-
-
-@of_ray
-@pytest.mark.parametrize(("log_level", "is_quiet"), [("error", True), ("debug", False)])
-def test_the_driver_takes_reports_and_says_nothing_of_ray_unless_for_debugging(
-    tmp_path: Path,
-    calls: list[tuple[str, dict[str, Any]]],
-    log_level: str,
-    is_quiet: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("RAY_BACKEND_LOG_LEVEL", "")
-    monkeypatch.delenv("RAY_BACKEND_LOG_LEVEL")
-    logger = logging.getLogger("ray.data")
-    monkeypatch.setattr(logger, "level", logging.INFO)
-    data = Dataset(monkeypatch)
-    data.rows = [LineReport(0, "transcribed", "a"), LineReport(9, "failed", "b", error="no")]
-    assert run(tmp_path, log_level).counts == {"transcribed": 1, "skipped": 0, "failed": 1}
-    level = logging.ERROR if is_quiet else logging.INFO
-    expected = {"address": "head:6379", "log_to_driver": not is_quiet, "logging_level": level}
-    assert calls == [("init", expected), ("shutdown", {})]
-    assert os.environ.get("RAY_BACKEND_LOG_LEVEL") == ("fatal" if is_quiet else None)
-    assert logger.level == level
-    assert not ray.data.DataContext.get_current().enable_progress_bars
 
 
 @of_ray

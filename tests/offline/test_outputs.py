@@ -4,10 +4,8 @@ import asyncio
 import errno
 import json
 import os
-import subprocess
 import sys
 import threading
-import time
 from pathlib import Path, PurePath
 
 import pytest
@@ -21,7 +19,6 @@ from asr_server.offline.outputs import (
     StandardOutput,
     check_writable,
     ending_where_all_fail,
-    ignores_case,
     write_whole,
 )
 from tests.formats.samples import transcript
@@ -33,7 +30,7 @@ def outputs(
     folder: Path, existing: Existing = "refuse", formats: tuple[ResponseFormat, ...] = ("text", "json")
 ) -> FolderOutputs:
     job = TranscribeJob(("a.wav",), formats, folder, existing)
-    return FolderOutputs(folder, [Input("a.wav", Path("a.wav"), (PurePath("sub/a"),))], job)
+    return FolderOutputs(folder, [Input("a.wav", Path("a.wav"), PurePath("sub/a.wav"))], job)
 
 
 async def test_results_are_utf8_and_nothing_else_is_left_behind(tmp_path: Path) -> None:
@@ -49,7 +46,7 @@ async def test_a_terminal_s_commands_in_a_text_are_printed_escaped(
     response_format: ResponseFormat, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     job = TranscribeJob(("a.wav",), (response_format,))
-    printed = StandardOutput([Input("a.wav", Path("a.wav"), (PurePath("a"),))], job)
+    printed = StandardOutput([Input("a.wav", Path("a.wav"), PurePath("a"))], job)
     printed.begin([0])
     await printed.write(0, transcript(text="grüße\x1b]0;owned\x07\x9b2J\x7f"))
     written = capfdbinary.readouterr().out.decode()
@@ -58,23 +55,11 @@ async def test_a_terminal_s_commands_in_a_text_are_printed_escaped(
         assert json.loads(written)["text"] == "grüße\x1b]0;owned\x07\x9b2J\x7f"
 
 
-async def test_a_result_is_printed_as_soon_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = StandardOutput([Input("a.wav", Path("a.wav"), (PurePath("a"),))], TranscribeJob(("a.wav",)))
-    printed.begin([0])
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    with os.fdopen(writing, "w", encoding="utf-8") as pipe:
-        monkeypatch.setattr(sys, "stdout", pipe)
-        await printed.write(0, WORDS)
-        assert os.read(reading, 100) == "grüße 你好\n".encode()
-    os.close(reading)
-
-
 async def test_an_output_that_is_closed_or_that_nobody_reads_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def write() -> None:
-        inputs = [Input("a.wav", Path("a.wav"), (PurePath("a"),))]
+        inputs = [Input("a.wav", Path("a.wav"), PurePath("a"))]
         printed = StandardOutput(inputs, TranscribeJob(("a.wav",)))
         printed.begin([0])
         await printed.write(0, WORDS)
@@ -93,7 +78,7 @@ async def test_an_output_that_is_closed_or_that_nobody_reads_ends_the_run(
 
 
 def several(response_format: ResponseFormat) -> StandardOutput:
-    inputs = [Input(f"{name}\x07", Path(name), (PurePath(name),)) for name in "abc"]
+    inputs = [Input(f"{name}\x07", Path(name), PurePath(name)) for name in "abc"]
     printed = StandardOutput(inputs, TranscribeJob(("a", "b", "c"), (response_format,)))
     printed.begin([0, 1, 2])
     return printed
@@ -126,12 +111,6 @@ async def test_what_has_no_result_holds_up_none_and_at_the_end_the_rest_is_print
     assert capfdbinary.readouterr().out == b""
     assert not printed.is_done(0)
     assert printed.prepare(0) is None
-
-
-def test_the_folders_of_a_result_are_made(tmp_path: Path) -> None:
-    inputs = [Input("a.wav", Path("a.wav"), (PurePath("x/y/a"),))]
-    assert FolderOutputs(tmp_path, inputs, TranscribeJob(("a.wav",))).prepare(0) is None
-    assert (tmp_path / "x" / "y").is_dir()
 
 
 def test_a_result_is_on_the_disk_before_it_has_its_name(
@@ -215,29 +194,6 @@ async def test_a_result_that_cannot_be_written_whole_is_not_there_at_all(
     assert os.listdir(tmp_path / "sub") == []
 
 
-@pytest.mark.slow
-def test_runs_whose_processes_have_one_number_never_share_a_file(tmp_path: Path) -> None:
-    """As in two containers that write to one folder: each numbers its processes and its files anew."""
-    script = (
-        "import os, sys; from pathlib import Path; os.getpid = lambda: 7\n"
-        "from asr_server.offline.outputs import write_whole\n"
-        "os.fsync = lambda _: print(*os.listdir(sys.argv[1]))\n"
-        "write_whole(Path(sys.argv[1], 'a.txt'), b'text')\n"
-    )
-    inside = []
-    for number in range(2):
-        (folder := tmp_path / str(number)).mkdir()
-        inside.append(subprocess.check_output([sys.executable, "-c", script, str(folder)], text=True))
-    assert all(listed.endswith(".partial\n") for listed in inside)
-    assert inside[0] != inside[1]
-
-
-def test_a_folder_is_asked_whether_it_ignores_case_and_left_as_it_was(tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
-    assert ignores_case(tmp_path) == (tmp_path / "A").exists()
-    assert os.listdir(tmp_path) == ["a"]
-
-
 def test_what_a_killed_run_left_is_swept_and_a_running_one_is_left(tmp_path: Path) -> None:
     old, new = (tmp_path / "sub" / f".asr-server-{name}.partial" for name in ("old", "new"))
     old.parent.mkdir()
@@ -246,27 +202,6 @@ def test_what_a_killed_run_left_is_swept_and_a_running_one_is_left(tmp_path: Pat
     os.utime(old, (0, 0))
     check_writable(tmp_path)
     assert list(old.parent.iterdir()) == [new]
-
-
-async def test_results_whose_names_would_be_too_long_have_shorter_ones_and_are_found_again(
-    tmp_path: Path,
-) -> None:
-    names = ["ü" * 122 + end for end in "ab"]
-    job = TranscribeJob(tuple(names), ("text", "verbose_json"), tmp_path, existing="skip")
-    inputs = [Input(name, Path(f"{name}.wav"), (PurePath(name),)) for name in names]
-    outputs = FolderOutputs(tmp_path, inputs, job)
-    for index in range(2):
-        assert outputs.prepare(index) is None
-        assert not outputs.is_done(index)
-        await outputs.write(index, WORDS)
-    assert {f"{name}.txt" for name in names} < set(os.listdir(tmp_path))
-    assert len(list(tmp_path.glob("ü*.verbose.json"))) == 2
-    assert all(FolderOutputs(tmp_path, inputs, job).is_done(index) for index in range(2))
-
-
-def test_a_folder_is_made_and_left_empty(tmp_path: Path) -> None:
-    check_writable(tmp_path / "new" / "folder")
-    assert os.listdir(tmp_path / "new" / "folder") == []
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
@@ -278,7 +213,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 async def test_results_that_wait_for_an_earlier_one_are_bounded(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    inputs = [Input(f"{index}", Path(f"{index}"), (PurePath(f"{index}"),)) for index in range(600)]
+    inputs = [Input(f"{index}", Path(f"{index}"), PurePath(f"{index}")) for index in range(600)]
     printed = StandardOutput(inputs, TranscribeJob(("a", "b")))
     printed.begin(range(600))
 
@@ -308,20 +243,17 @@ def test_only_what_every_result_would_meet_ends_the_run(number: int) -> None:
         raise OSError(number, "reason")
 
 
-def test_what_is_no_folder_leaves_nothing_of_a_result(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").mkdir()
-    (tmp_path / "a.txt" / "more").touch()
-    with pytest.raises(OSError, match="directory"):
-        write_whole(tmp_path / "a.txt", b"text")
-    assert os.listdir(tmp_path) == ["a.txt"]
-
-
-def test_a_result_of_a_running_job_is_swept_after_an_hour(tmp_path: Path) -> None:
-    now_s = time.time()
-    ages_s = {"new": 3590, "old": 3600.2}
-    for name, age_s in ages_s.items():
-        path = tmp_path / f".asr-server-{name}.partial"
-        path.touch()
-        os.utime(path, (now_s - age_s, now_s - age_s))
-    check_writable(tmp_path)
-    assert os.listdir(tmp_path) == [".asr-server-new.partial"]
+def test_a_recording_whose_result_another_one_has_is_a_failure_that_says_what_to_do(tmp_path: Path) -> None:
+    inputs = [Input(f"{day}/a.wav", tmp_path / day / "a.wav", PurePath("a.wav")) for day in ("mon", "tue")]
+    inputs.append(Input("b.txt", tmp_path / "b.txt", PurePath("b")))
+    outputs = FolderOutputs(tmp_path, inputs, TranscribeJob(("a", "b"), existing="skip"))
+    reasons = [failure and failure.reason for failure in map(outputs.prepare, range(3))]
+    path = f"its result {tmp_path}"
+    assert reasons == [
+        None,
+        f"{path}/a.wav.txt is the result of mon/a.wav: give it an output folder of its own",
+        f"{path}/b.txt is a recording: give it an output folder of its own",
+    ]
+    for name in ("a.wav.txt", "b.txt"):
+        (tmp_path / name).touch()
+    assert [outputs.is_done(index) for index in range(3)] == [True, False, False]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from asr_server.offline.inputs import Failure
-from asr_server.offline.progress import SOME_FAILED, SUCCESS, Summary, speed_of
+from asr_server.offline.progress import ProgressBars, Summary
 
 FAILED = [Failure("b.wav", "damaged")]
 
@@ -25,13 +27,6 @@ FAILED = [Failure("b.wav", "damaged")]
 )
 def test_every_input_is_counted_once(summary: Summary, numbers: str) -> None:
     assert summary.numbers() == numbers
-
-
-def test_a_failure_or_what_ended_the_run_is_its_status() -> None:
-    assert (SUCCESS, SOME_FAILED) == (0, 1)
-    assert Summary(1, 1).exit_status == SUCCESS
-    assert Summary(1, failures=FAILED).exit_status == SOME_FAILED
-    assert Summary(1, failures=FAILED, stop_status=130).exit_status == 130
 
 
 @pytest.mark.parametrize(
@@ -60,5 +55,60 @@ def test_warnings_and_failures_are_always_shown_and_numbers_where_they_say_more(
     assert capsys.readouterr().err.splitlines() == lines
 
 
-def test_a_speed_says_how_many_times_real_time_it_is() -> None:
-    assert speed_of(30.0, 4.0) == "30.0 s of audio in 4.0 s (7.5 x)"
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
+
+
+@pytest.fixture(params=[True])
+def is_terminal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether rich takes standard error for a terminal, of 200 columns."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("FORCE_COLOR", "1" if request.param else "")
+    return bool(request.param)
+
+
+def plain(text: str) -> str:
+    return CONTROL.sub("", text)
+
+
+@pytest.mark.usefixtures("is_terminal")
+def test_each_recording_has_a_bar_and_all_of_several_have_one(capsys: pytest.CaptureFixture[str]) -> None:
+    bars = ProgressBars(2, quiet=False)
+    with bars.shown():
+        first = bars.begin("[red]a.wav\x07")
+        bars.move(first, 100.4, 200.0)
+        bars.finish(first)
+        second = bars.begin("b.wav")
+        bars.move(second, 10.0, None)
+        bars.move(second, 20.0, 0.0)
+        bars.move(second, 0.2, 0.8)
+    shown = plain(capsys.readouterr().err)
+    assert re.search(r"all +[━╸╺]+ +\d", shown)
+    assert re.search(r"\[red\]a\.wav\\x07 +[━╸╺]+ +0:01:40 of 0:03:20 +\d", shown)
+    assert re.search(r"all +[━╸╺]+ +1 of 2 files +\d", shown)
+    assert re.search(r"b\.wav +[━╸╺]+ +0:00:10 +\d", shown)
+    assert re.search(r"b\.wav +[━╸╺]+ +0:00:20 +\d", shown)
+    assert re.search(r"b\.wav +[━╸╺]+ +0:00:00 of 0:00:01 +\d", shown)
+    after_the_first = shown[shown.index("1 of 2 files") :]
+    assert "a.wav" not in after_the_first
+
+
+@pytest.mark.usefixtures("is_terminal")
+def test_a_line_beside_the_bars_is_as_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "[bold]12[/bold] 'x' " + "word " * 100
+    ProgressBars(1, quiet=False).say(f"{long}\x1b[2J")
+    assert capsys.readouterr().err == f"{long}\\x1b[2J\n"
+    ProgressBars(1, quiet=True).say(long)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("is_terminal", "quiet"), [(True, True), (False, False)], indirect=["is_terminal"])
+@pytest.mark.usefixtures("is_terminal")
+def test_there_is_no_bar_where_nobody_sees_it(quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    bars = ProgressBars(2, quiet)
+    with bars.shown():
+        bar = bars.begin("a.wav")
+        bars.move(bar, 1.0, 2.0)
+        bars.finish(bar)
+    assert capsys.readouterr().err == ""

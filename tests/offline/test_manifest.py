@@ -1,4 +1,4 @@
-"""A manifest's job from its checks to its status, with a transcriber that does as it is told."""
+"""A manifest's job: its lines, its results and reports."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +24,193 @@ from asr_server.core import Transcript
 from asr_server.errors import EngineUnavailable, InvalidAudio, InvalidValue
 from asr_server.offline import manifest_run
 from asr_server.offline.local import OnProgress, TranscribeJob
-from asr_server.offline.manifest import LineReport, Reports
+from asr_server.offline.manifest import (
+    MAX_LINE_BYTES,
+    BadLine,
+    Entry,
+    LineReport,
+    ManifestResults,
+    Reports,
+    read_entries,
+    result_name,
+    survey,
+)
 from asr_server.offline.manifest_run import transcribe_manifest
 from asr_server.offline.outputs import OutputError
-from tests.embedded import embedded
 from tests.formats.samples import transcript
+from tests.support.embedded import embedded
+
+# -- Lines ----------------------------------------------------------------------------------------------
+
+
+def write(folder: Path, content: bytes) -> Path:
+    manifest = folder / "files.jsonl"
+    manifest.write_bytes(content)
+    return manifest
+
+
+def test_a_line_names_a_recording_from_the_manifests_folder(tmp_path: Path) -> None:
+    manifest = write(tmp_path, b'{"audio": "a/b.wav", "duration": 3, "text": "of another tool"}\n')
+    assert list(read_entries(manifest)) == [Entry(0, "a/b.wav", tmp_path / "a/b.wav")]
+
+
+def test_a_line_has_an_id_a_language_and_a_prompt_of_its_own(tmp_path: Path) -> None:
+    manifest = write(tmp_path, b'{"audio": "/x.wav", "id": "7", "language": "de", "prompt": "Anna"}')
+    assert list(read_entries(manifest)) == [Entry(0, "7", Path("/x.wav"), "de", "Anna")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"audio": ""}',
+        b'{"audio": 3}',
+        b'{"audio": "a", "id": ""}',
+        b'{"audio": "a", "language": ["de"]}',
+        b'{"audio": "\xff"}',
+        b'{"audio": "\\ud800"}',
+        b"\x00",
+        b'{"audio": "a\\u0000.wav"}',
+        b'{"audio": "' + b"a" * MAX_LINE_BYTES + b'"}',
+    ],
+)
+def test_a_bad_line_has_a_reason_and_harms_no_other(tmp_path: Path, line: bytes) -> None:
+    good = b'{"audio": "a.wav"}\n'
+    before, bad, after = read_entries(write(tmp_path, good + line + b"\n \n" + good))
+    assert isinstance(before, Entry)
+    assert isinstance(bad, BadLine)
+    assert bad.offset == len(good)
+    assert bad.reason
+    assert after == Entry(len(good + line) + 3, "a.wav", tmp_path / "a.wav")
+
+
+@pytest.mark.parametrize("part_bytes", [1, 7, 64, 1000])
+def test_the_parts_of_a_manifest_are_each_line_once(tmp_path: Path, part_bytes: int) -> None:
+    lines = [json.dumps({"audio": "x" * (index % 50 + 1)}) for index in range(60)]
+    manifest = write(tmp_path, "\n".join(lines).encode())
+    size = manifest.stat().st_size
+    parts = [
+        entry
+        for start in range(0, size, part_bytes)
+        for entry in read_entries(manifest, start, start + part_bytes)
+    ]
+    assert parts == list(read_entries(manifest))
+    assert len(parts) == 60
+
+
+@pytest.mark.parametrize(
+    ("content", "count"),
+    [(b"", 0), (b"{}", 1), (b"{}\n", 1), (b"{}\n{}", 2), (b"\n{}\n \r\n{}\n\n", 2)],
+)
+def test_lines_are_counted_without_blank_ones_with_or_without_a_last_line_break(
+    tmp_path: Path, content: bytes, count: int
+) -> None:
+    assert survey(write(tmp_path, content)).num_lines == count
+
+
+def test_a_line_whose_id_an_earlier_one_has_is_named_with_that_one(tmp_path: Path) -> None:
+    ids = ["a", "b", "a", "c", "A", "b", "a"]
+    lines = [json.dumps({"audio": "x.wav", "id": id}) + "\n" for id in ids]
+    size = len(lines[0])
+    repeats = survey(write(tmp_path, "".join(lines).encode())).repeats
+    assert repeats == {2 * size: 0, 5 * size: size, 6 * size: 0}
+
+
+# -- Results --------------------------------------------------------------------------------------------
+
+
+IDS = ["a", "A", "a/b.wav", "a%2Fb.wav", "..", ".", "/etc/passwd", "ü" * 300, "ü" * 301, "\n", "a b"]
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_every_id_has_results_of_its_own_within_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    results = ManifestResults(folder, TranscribeJob((), ("text", "json"), folder))
+    for count, id in enumerate(IDS):
+        assert not results.is_done(id)
+        results.write(id, transcript(text=id))
+        assert results.is_done(id)
+        assert len(files_in(folder)) == 2 * (count + 1)
+    assert files_in(tmp_path) == files_in(folder)
+    assert {len(path.relative_to(folder).parts) for path in files_in(folder)} == {2}
+
+
+def test_of_several_formats_all_have_to_be_there(tmp_path: Path) -> None:
+    ManifestResults(tmp_path, TranscribeJob((), ("text",))).write("a", transcript())
+    assert not ManifestResults(tmp_path, TranscribeJob((), ("text", "srt"))).is_done("a")
+    assert not ManifestResults(tmp_path, TranscribeJob((), ("text",), existing="overwrite")).is_done("a")
+
+
+def test_a_result_has_the_place_where_an_earlier_version_left_it() -> None:
+    assert result_name("a") == "eb1/a"
+    assert re.fullmatch("[0-9a-f]{3}/(ü){100}", result_name("ü" * 100))
+    assert re.fullmatch("[0-9a-f]{3}/x(ü){89}-[0-9a-f]{20}", result_name("x" + "ü" * 100))
+
+
+# -- Reports --------------------------------------------------------------------------------------------
+
+DONE = LineReport(0, "transcribed", "a", "a.wav", duration_s=1800.0)
+FAILED = LineReport(30, "failed", "b", "b.wav", "damaged")
+
+
+@pytest.fixture(autouse=True)
+def _plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("FORCE_COLOR", "")
+
+
+def test_each_line_is_counted_and_those_that_failed_are_written_down(tmp_path: Path) -> None:
+    with Reports(tmp_path, 7, quiet=True) as reports:
+        assert reports.numbers() == "nothing done, 0.0 h of audio, 7 lines not begun or not finished"
+        reports.add(DONE)
+        reports.add(LineReport(60, "skipped", "c", "c.wav"))
+        reports.add(FAILED)
+        line = {"offset": 30, "id": "b", "audio": "b.wav", "error": "damaged"}
+        assert json.loads((tmp_path / "errors.jsonl").read_text()) == line, "it is there at once"
+        reports.add(LineReport(90, "failed", error="no line"))
+    assert len((tmp_path / "errors.jsonl").read_text().splitlines()) == 2
+    assert reports.counts == {"transcribed": 1, "skipped": 1, "failed": 2}
+    expected = "1 transcribed, 1 skipped, 2 failed, 0.5 h of audio"
+    assert FAILED.duration_s == 0.0, "what failed has no audio"
+    assert reports.numbers() == f"{expected}, 3 lines not begun or not finished"
+
+
+def test_without_a_terminal_the_numbers_are_a_line_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    lines = []
+    with Reports(tmp_path, 9, quiet=False) as reports:
+        for clock[0] in (159.9, 160.0, 219.9, 220.0):
+            reports.add(DONE)
+            lines.append(capsys.readouterr().err)
+    left = "h of audio, {} lines not begun or not finished\n"
+    assert lines == ["", f"2 transcribed, 1.0 {left.format(7)}", "", f"4 transcribed, 2.0 {left.format(5)}"]
+
+
+def test_a_file_of_failures_that_cannot_be_written_ends_the_job(tmp_path: Path) -> None:
+    (tmp_path / "errors.jsonl").mkdir()
+    with pytest.raises(OutputError, match=r"cannot write .*errors\.jsonl: Is a directory"):
+        Reports(tmp_path, 1, quiet=True)
+
+
+def test_a_failure_that_cannot_be_written_down_ends_the_job(tmp_path: Path) -> None:
+    (tmp_path / "errors.jsonl").symlink_to("/dev/full")
+    with (
+        pytest.raises(OutputError, match=r"cannot write .*errors\.jsonl: No space left on device"),
+        Reports(tmp_path, 1, quiet=True) as reports,
+    ):
+        reports.add(FAILED)
+
+
+# -- The job --------------------------------------------------------------------------------------------
 
 
 class Scripted:
@@ -94,7 +278,6 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    monkeypatch.setenv("FORCE_COLOR", "")
     return Job(tmp_path, monkeypatch)
 
 
