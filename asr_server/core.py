@@ -126,6 +126,7 @@ class Word(msgspec.Struct, frozen=True):
     text: str  # as the model wrote it: with the space before it, and punctuation
     start_s: float
     end_s: float
+    probability: float | None = None  # the mean of its tokens'; None after a replica was lost
 
 
 class Segment(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from asr_server.api.hints import unknown_path
 from asr_server.api.schemas import ErrorBody, ErrorDetail
 from asr_server.errors import (
     InvalidApiKey,
@@ -47,6 +48,8 @@ def install(app: FastAPI) -> None:
 
 
 async def _handle(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
+        error = HTTPException(error.status_code, unknown_path(request.url.path))
     return reply_to(error)
 
 

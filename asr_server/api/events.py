@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Final
 
 from pydantic import BaseModel
 from starlette.types import Send
 
 from asr_server.api.errors import body_of
-from asr_server.api.schemas import AudioFields, TextDelta, TextDone
+from asr_server.api.schemas import AudioFields, TextDelta
 from asr_server.core import Segment, Transcript, TranscriptDelta
 from asr_server.errors import ChunkFailed, RequestError, ServiceUnavailable
-from asr_server.formats.bodies import DiarizedSegment, TokensUsage
+from asr_server.formats.bodies import DiarizedSegment, TextDone, TokensUsage, VerboseJson
 from asr_server.formats.render import (
     DEFAULTS,
     RenderOptions,
@@ -24,6 +25,8 @@ from asr_server.formats.render import (
     verbose_body,
 )
 from asr_server.transcription.language import continuation
+
+_OF_VERBOSE: Final = VerboseJson.model_fields.keys() & TextDone.model_fields.keys()
 
 logger = logging.getLogger(__name__)
 
@@ -61,22 +64,19 @@ class EventWriter:
         return diarized_segment(segment).model_copy(update={"usage": self._running_usage()})
 
     def done(self, transcript: Transcript) -> bytes:
-        body = TextDone(
-            text=transcript.text,
-            languages=languages_body(transcript),
-            logprobs=logprobs_body(transcript.logprobs) if self._options.with_logprobs else None,
-            usage=self._usage() if self._fields.stream_include_usage else None,
-            truncated=transcript.is_cut_short or None,
-            tracks=tracks_body(transcript),
-            dropped=dropped_body(transcript),
-        )
-        if self._fields.stream_include_segments:
-            verbose = verbose_body(transcript, self._options)
-            body.language, body.duration = verbose.language, verbose.duration
-            body.segments, body.words = verbose.segments, verbose.words
+        fields = dict(verbose_body(transcript, self._options)) if self._fields.stream_include_segments else {}
+        fields = {name: fields[name] for name in _OF_VERBOSE & fields.keys()} | {
+            "text": transcript.text,
+            "languages": languages_body(transcript),
+            "logprobs": logprobs_body(transcript.logprobs) if self._options.with_logprobs else None,
+            "usage": self._usage() if self._fields.stream_include_usage else None,
+            "truncated": transcript.is_cut_short or None,
+            "tracks": tracks_body(transcript),
+            "dropped": dropped_body(transcript),
+        }
         by_voice = self._fields.response_format == "diarized_json" and self._fields.channels != "split"
         segments = map(self._diarized, transcript.segments) if by_voice else ()
-        return b"".join(map(event, segments)) + event(body)
+        return b"".join(map(event, segments)) + event(TextDone(**fields))
 
     def _running_usage(self) -> TokensUsage | None:
         return self._usage() if self._fields.stream_continuous_usage_stats else None

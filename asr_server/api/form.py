@@ -26,6 +26,7 @@ MAX_VALUE_BYTES: Final = 64 * 1024
 VOICE_FIELD: Final = "known_speaker_references"
 MAX_VOICE_BYTES: Final = MIB  # of one such value, as base64: 10 s of 16 bits at 37 kHz
 MAX_HEADER_BYTES: Final = 4096  # of one part
+MAX_PATH_BYTES: Final = 256  # a longer file is not looked at as a path
 MAX_DELIMITERS: Final = MAX_FIELDS + 16  # also of those that stand within a part
 SLICE_BYTES: Final = 8 * 1024  # parsed in one go
 PLAIN_SLICE_BYTES: Final = 64 * 1024  # of a part's content, which is only searched
@@ -225,6 +226,7 @@ class _PartReader:
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._name == self._form.file_name:
             self._form.upload.add(memoryview(data)[start:end])
+            self._value += data[start : min(end, start + MAX_PATH_BYTES - len(self._value) + 1)]
             return
         self._value += data[start:end]
         limit = MAX_VOICE_BYTES if self._name.startswith(VOICE_FIELD) else MAX_VALUE_BYTES
@@ -233,11 +235,24 @@ class _PartReader:
 
     def _on_part_end(self) -> None:
         if self._name == self._form.file_name:
+            self._refuse_path()
             return
         try:
             self._form.fields.append((self._name, self._value.decode("utf-8")))
         except UnicodeDecodeError as error:
             raise self._invalid_text("is not UTF-8 text") from error
+
+    def _refuse_path(self) -> None:
+        """Refuse the name of a file in place of its content, as curl sends it without an @."""
+        if self._is_sent_as_file or not 0 < len(self._value) <= MAX_PATH_BYTES:
+            return
+        path = self._value.decode("utf-8", "replace")
+        if path.isprintable() and "\ufffd" not in path:
+            name = self._name
+            how = (
+                "send the recording itself" if "://" in path else f"curl sends a file by an @, {name}=@{path}"
+            )
+            raise InvalidValue(f"'{name}' is the text '{path}' and no recording: {how}.", name)
 
     def _invalid_text(self, what: str) -> InvalidValue:
         if self._is_sent_as_file and not self._form.has_file:

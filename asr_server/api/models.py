@@ -48,6 +48,9 @@ class Models(ABC):
             if name in model.settings.model_names:
                 return model
         for model in self:
+            if name in model.repositories:
+                return model
+        for model in self:
             if model.settings.takes_any_name:
                 return model
         raise ModelNotFound(

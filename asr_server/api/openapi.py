@@ -6,28 +6,26 @@ differ from the reply. Forms and keys follow this server's settings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
 
-import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import core_schema
 
-from asr_server.api.errors import response_to
-from asr_server.api.limits import LIMIT_HEADERS, UNITS
+from asr_server.api.limits import LIMIT_HEADERS
 from asr_server.api.middleware import DROPPED, IGNORED_FIELDS, MODEL_LIMIT, REQUEST_ID, TRACKS, TRUNCATED
 from asr_server.api.models import ModelRegistry
 from asr_server.api.schemas import (
     AudioFields,
     ErrorBody,
     TextDelta,
-    TextDone,
     TranscriptionFields,
     TranslationFields,
 )
+from asr_server.audio.limits import FORMATS
 from asr_server.config import Settings
 from asr_server.errors import (
     AdminOff,
@@ -41,47 +39,36 @@ from asr_server.errors import (
     InvalidAudio,
     InvalidValue,
     ModelNotFound,
-    NoSuchTrack,
     Overloaded,
     RateLimited,
     ReplicasEnded,
     ReportedError,
     RequestStalled,
     SampleRateTooHigh,
-    ShuttingDown,
     StorageUnavailable,
     TooManyChannels,
     TooManyHeaders,
     TooSlow,
     UploadTooLarge,
 )
-from asr_server.formats.bodies import DiarizedJson, DiarizedSegment, Json, VerboseJson
+from asr_server.formats.bodies import DiarizedJson, DiarizedSegment, Json, TextDone, VerboseJson
 
 Responses = dict[int | str, dict[str, Any]]
 
 REF: Final = "#/components/schemas/{model}"
-_HEADERS: Final[Mapping[str, str]] = {
+HEADERS: Final = {
     REQUEST_ID: "The request's id: the one that was sent, or a new one. The server's log names it.",
     MODEL_LIMIT: "What the embedded model cannot do; absent with any other model.",
     IGNORED_FIELDS: "The fields that were left out, where the server ignores unknown ones.",
     TRUNCATED: "`true`: the recording is damaged or cut short. A stream says it in its last event.",
     TRACKS: "The numbers of the audio tracks that were read, of a file that has several; not with a stream.",
     DROPPED: "How many segments that the model wrote are left out; not with a stream.",
+    "x-accel-buffering": "With a stream `no`: a proxy is not to hold the events back.",
     "retry-after": "Seconds to wait before the next try.",
     "retry-after-ms": "The same in milliseconds.",
-    "www-authenticate": "How to send a key.",
-    "x-should-retry": "`false`: another try would fail as well.",
-    "connection": "`close`: this server is about to stop.",
-    "x-accel-buffering": "With a stream `no`: a proxy is not to hold the events back.",
-} | {
-    f"x-ratelimit-{part}-{unit}": f"Of a key with a limit of {unit.replace('-', ' ')} a minute: {meaning}."
-    for unit in UNITS
-    for part, meaning in (
-        ("limit", "that limit"),
-        ("remaining", "how many are left"),
-        ("reset", "the time until all are left again, such as `8.64s` or `6m0s`"),
-    )
-}
+} | dict.fromkeys(LIMIT_HEADERS, "Of a key with a limit, as OpenAI has it.")
+RETRY: Final = ("retry-after", "retry-after-ms", *LIMIT_HEADERS)
+TRANSCRIPT_HEADERS: Final = tuple(name for name in HEADERS if not name.startswith("retry"))
 
 
 def reference(body: type) -> dict[str, str]:
@@ -90,188 +77,60 @@ def reference(body: type) -> dict[str, str]:
 
 # -- Errors --------------------------------------------------------------------------------------------------
 
-REQUEST_ERRORS: Final = (
-    InvalidValue("Invalid HTTP request received."),
-    TooSlow("No whole request within 10 seconds: --header-timeout-s (ASR_SERVER_HEADER_TIMEOUT_S)."),
-    HeadersTooLarge(
-        "The request's headers are larger than 65536 bytes: --max-header-bytes (ASR_SERVER_MAX_HEADER_BYTES)."
-    ),
-    TooManyHeaders("The request has more than 128 headers."),
-    HostNotAllowed("The Host is not a name of this machine: --allowed-hosts (ASR_SERVER_ALLOWED_HOSTS)."),
-    RuntimeError("a fault of the server"),
+_Kinds = tuple[type[ReportedError], ...]
+REQUEST_ERRORS: Final[_Kinds] = (
+    *(InvalidValue, TooSlow, HeadersTooLarge, TooManyHeaders, HostNotAllowed, ReportedError),
 )
-KEY_ERRORS: Final = (InvalidApiKey("Incorrect API key."),)
-ADMIN_ERRORS: Final = (
-    AdminOff(
-        "This server loads and unloads no models on request: set --admin-key (ASR_SERVER_ADMIN_KEY), or "
-        "'admin' in --keys-file (ASR_SERVER_KEYS_FILE)."
-    ),
-    InvalidValue("No checkpoint '/models/v3' is here.", "model"),
-)
-MODEL_ERRORS: Final = (ModelNotFound("The model 'whisper-9' does not exist. Served here: whisper-1."),)
-ENGINE_ERRORS: Final = (EngineUnavailable("The engine is starting."), ShuttingDown())
-UPLOAD_ERRORS: Final = (
-    InvalidValue("Unknown field 'temprature'.", "temprature"),
-    InvalidAudio("The file is empty."),
-    NoSuchTrack("'track' asks for number 3; the file has 2 audio tracks (1: eng, 2: ger)."),
-    AudioTooShort("The recording is shorter than 0.1 s."),
-    SampleRateTooHigh(
-        "The file's sample rate of 655350 Hz is over the limit of 384000 Hz, set by --max-sample-rate "
-        "(ASR_SERVER_MAX_SAMPLE_RATE)."
-    ),
-    TooManyChannels(
-        "The file's number of channels, 64, is over the limit of 32, set by --max-channels "
-        "(ASR_SERVER_MAX_CHANNELS)."
-    ),
-    AudioTooLong("The recording is longer than 43200 s: --max-audio-s (ASR_SERVER_MAX_AUDIO_S)."),
-    UploadTooLarge(
-        "The file is larger than 1024 MiB, the most that this server takes (--max-upload-bytes "
-        "(ASR_SERVER_MAX_UPLOAD_BYTES)). A compressed format, such as mp3 or opus, is smaller.",
-        "file",
-    ),
-    Overloaded("256 requests are in flight.", retry_after_s=1.0),
-    RateLimited(
-        "Rate limit reached for the key 'web': 60 requests a minute ('requests_per_minute' in --keys-file "
-        "(ASR_SERVER_KEYS_FILE)). Please try again in 1s.",
-        retry_after_s=1.0,
-    ),
-    ReplicasEnded(4),
-    RequestStalled("The request came to a standstill and was ended: nothing of it has moved for 60 s."),
-    StorageUnavailable("The temporary folder is full."),
-    DecodingUnavailable("The process that decoded the file was ended by the system."),
+KEY_ERRORS: Final = (InvalidApiKey,)
+ADMIN_ERRORS: Final = (AdminOff,)
+MODEL_ERRORS: Final = (ModelNotFound,)
+ENGINE_ERRORS: Final = (EngineUnavailable,)
+UPLOAD_ERRORS: Final[_Kinds] = (
+    *(InvalidAudio, AudioTooShort, AudioTooLong, SampleRateTooHigh, TooManyChannels, UploadTooLarge),
+    *(Overloaded, RateLimited, ReplicasEnded, RequestStalled, StorageUnavailable, DecodingUnavailable),
 )
 
 
-def error_responses(*errors: Exception) -> Responses:
-    responses: Responses = {}
-    for error in (*REQUEST_ERRORS, *errors):
-        reply = response_to(error)
-        entry = responses.setdefault(reply.status_code, _error_response(reply.status_code))
-        entry["headers"] |= described_headers(*(name for name in reply.headers if name in _HEADERS))
-        if isinstance(error, RateLimited):
-            entry["headers"] |= described_headers(*LIMIT_HEADERS)
-        examples = entry["content"]["application/json"]["examples"]
-        examples[_example_name(error)] = {"value": msgspec.json.decode(bytes(reply.body))}
-    return responses
+def error_responses(*kinds: type[ReportedError]) -> Responses:
+    codes: dict[int, list[str]] = {}
+    for kind in (*REQUEST_ERRORS, *kinds):
+        codes.setdefault(kind.status, []).append(f"`{getattr(kind, 'code', None)}`")
+    return {status: _error_response(status, names) for status, names in codes.items()}
 
 
-def _error_response(status: int) -> dict[str, Any]:
+def _error_response(status: int, codes: list[str]) -> dict[str, Any]:
+    is_passing = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
     return {
-        "description": HTTPStatus(status).phrase,
-        "headers": described_headers(REQUEST_ID),
-        "content": {"application/json": {"schema": reference(ErrorBody), "examples": {}}},
+        "description": f"{HTTPStatus(status).phrase}: {', '.join(codes)}",
+        "headers": described_headers(*(RETRY if is_passing else ())),
+        "content": {"application/json": {"schema": reference(ErrorBody)}},
     }
 
 
-def _example_name(error: Exception) -> str:
-    return error.code if isinstance(error, ReportedError) else "fault"
-
-
 def described_headers(*names: str) -> dict[str, Any]:
-    return {name: {"description": _HEADERS[name], "schema": {"type": "string"}} for name in names}
+    return {name: {"description": HEADERS[name], "schema": {"type": "string"}} for name in names}
 
 
 # -- Transcripts ---------------------------------------------------------------------------------------------
 
-_USAGE: Final = {"type": "duration", "seconds": 3}
-_JSON: Final = {"text": "three one four", "languages": [{"code": "en"}], "usage": _USAGE}
-_SEGMENT: Final = {
-    "id": 0,
-    "seek": 0,
-    "start": 0.3,
-    "end": 2.1,
-    "text": " three one four",
-    "tokens": [50364, 308, 465],
-    "temperature": 0.0,
-    "avg_logprob": -0.1,
-    "compression_ratio": 0.7,
-    "no_speech_prob": 0.01,
-}
-_VERBOSE: Final = {
-    "task": "transcribe",
-    "language": "english",
-    "duration": 2.5,
-    "text": "three one four",
-    "segments": [_SEGMENT],
-    "usage": _USAGE,
-}
-_TRANSLATED: Final = _VERBOSE | {"task": "translate"}
-_DIARIZED: Final = {
-    "task": "transcribe",
-    "duration": 2.5,
-    "text": "three one four",
-    "usage": _USAGE,
-    "segments": [
-        {
-            "type": "transcript.text.segment",
-            "id": "0",
-            "start": 0.3,
-            "end": 2.1,
-            "speaker": "A",
-            "text": " three one four",
-        }
-    ],
-}
-_EVENTS: Final = (
-    'data: {"type":"transcript.text.delta","delta":"three one four"}\n\n'
-    'data: {"type":"transcript.text.done","text":"three one four","languages":[{"code":"en"}]}\n\n'
-    "data: [DONE]\n\n"
-)
-_TEXTS: Final[dict[str, tuple[str, Mapping[str, str]]]] = {
-    "text/plain": (
-        "`response_format` text or srt",
-        {"text": "three one four", "srt": "1\n00:00:00,300 --> 00:00:02,100\nthree one four\n\n"},
-    ),
-    "text/vtt": (
-        "`response_format` vtt",
-        {"vtt": "WEBVTT\n\n00:00:00.300 --> 00:00:02.100\nthree one four\n\n"},
-    ),
-}
-_FORMATS: Final[Mapping[type, str]] = {
-    Json: "json",
-    VerboseJson: "verbose_json",
-    DiarizedJson: "diarized_json",
+_MEDIA_TYPES: Final = {
+    "text/plain": "`response_format` text or srt.",
+    "text/vtt": "`response_format` vtt.",
+    "text/event-stream": "`stream` true: each `data:` is a TextDelta{segments}, then a TextDone, "
+    "then `[DONE]`. An error after the first event is an ErrorBody.",
 }
 
 
-def transcription_responses() -> Responses:
-    bodies: dict[type, Any] = {Json: _JSON, VerboseJson: _VERBOSE, DiarizedJson: _DIARIZED}
-    meaning = (
-        "`stream` true: each `data:` is a TextDelta (diarized_json: or a DiarizedSegment), then "
-        "a TextDone, then `[DONE]`. An error after the first event is an ErrorBody."
-    )
-    return _transcript_responses(bodies, meaning)
-
-
-def translation_responses() -> Responses:
-    meaning = (
-        "`stream` true: each `data:` is a TextDelta, then a TextDone, then `[DONE]`. An error after the "
-        "first event is an ErrorBody."
-    )
-    return _transcript_responses({Json: _JSON, VerboseJson: _TRANSLATED}, meaning)
-
-
-def _transcript_responses(bodies: Mapping[type, Any], stream_meaning: str) -> Responses:
-    as_json = {
-        "schema": {"anyOf": [reference(body) for body in bodies]},
-        "examples": {_FORMATS[body]: {"value": example} for body, example in bodies.items()},
-    }
+def transcript_responses(*bodies: type) -> Responses:
+    segments = " (diarized_json: or a DiarizedSegment)" if DiarizedJson in bodies else ""
     texts = {
-        media_type: {
-            "schema": {"type": "string", "description": meaning},
-            "examples": {name: {"value": example} for name, example in examples.items()},
-        }
-        for media_type, (meaning, examples) in (
-            _TEXTS | {"text/event-stream": (stream_meaning, {"stream": _EVENTS})}
-        ).items()
+        media_type: {"schema": {"type": "string", "description": meaning.format(segments=segments)}}
+        for media_type, meaning in _MEDIA_TYPES.items()
     }
     transcript = {
         "description": "The transcript, in the form that was asked for.",
-        "headers": described_headers(
-            *(REQUEST_ID, MODEL_LIMIT, IGNORED_FIELDS, TRUNCATED, TRACKS, DROPPED, "x-accel-buffering"),
-            *LIMIT_HEADERS,
-        ),
-        "content": {"application/json": as_json} | texts,
+        "headers": described_headers(*TRANSCRIPT_HEADERS),
+        "content": {"application/json": {"schema": {"anyOf": list(map(reference, bodies))}}} | texts,
     }
     return {200: transcript} | error_responses(*KEY_ERRORS, *MODEL_ERRORS, *ENGINE_ERRORS, *UPLOAD_ERRORS)
 
@@ -297,7 +156,7 @@ _DESCRIPTION: Final = (
 _FILE: Final = {
     "type": "string",
     "format": "binary",
-    "description": "The recording: wav, flac, mp3, ogg, opus, m4a, mp4, aac, webm, aiff. No name is needed.",
+    "description": f"The recording: {FORMATS}. No name is needed.",
 }
 
 
@@ -343,9 +202,6 @@ def _complete(operation: dict[str, Any], has_key: bool, settings: Settings) -> N
     operation["responses"].pop("422", None)
     for response in operation["responses"].values():
         response["headers"] = described_headers(REQUEST_ID) | response.get("headers", {})
-        for example in response["content"].get("application/json", {}).get("examples", {}).values():
-            if error := example["value"].get("error"):  # the framework leaves out what is null
-                error.update({"param": error.get("param"), "code": error.get("code")})
     if has_key and settings.asks_for_key:
         operation["security"] = [{"key": []}]
 
@@ -369,10 +225,6 @@ def _form(
     if not models.take_any_name:
         schema["properties"]["model"]["enum"] = list(models.names)
     schema["required"] = ["file", *schema.get("required", [])]
-    if "chunking_strategy" in schema["properties"]:
-        as_object, _ = schema["properties"]["chunking_strategy"]["anyOf"]  # the other one is null
-        schema["properties"]["chunking_strategy"]["anyOf"] = [{"const": "auto"}, as_object]
-        del schema["properties"]["chunking_strategy"]["default"]  # null: absent
     if settings.unknown_fields == "ignore":
         schema["additionalProperties"] = True
     return schema, parts

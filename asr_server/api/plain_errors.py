@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from asr_server.api.errors import response_to
+from asr_server.api.hints import unknown_path
 
 _OF_THE_BODY: Final = frozenset(("content-type", "content-length"))
 
@@ -64,7 +65,7 @@ class _Denials:
     async def send(self, message: Message) -> None:
         """Treat a close before any other message as a refused handshake."""
         if message["type"] == "websocket.close" and not self._is_answered:
-            error = HTTPException(HTTPStatus.NOT_FOUND, "There is no WebSocket at this path.")
+            error = HTTPException(HTTPStatus.NOT_FOUND, unknown_path(self._scope["path"]))
             await response_to(error)(self._scope, self._receive, self._send)
         else:
             await self._send(message)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from asr_server import metrics
 from asr_server.api.form import VOICE_FIELD
+from asr_server.api.hints import MAX_QUOTED, unknown_field
 from asr_server.api.models import Models
 from asr_server.api.schemas import (
     ARRAY_FIELDS,
@@ -26,8 +27,7 @@ from asr_server.api.schemas import (
 )
 from asr_server.api.served_model import ServedModel
 from asr_server.audio.tracks import TrackChoice, parse_choice
-from asr_server.config import naming
-from asr_server.core import DecodingOptions
+from asr_server.core import Clip, DecodingOptions
 from asr_server.errors import InvalidValue
 from asr_server.formats.render import RenderOptions
 from asr_server.formats.subtitles import SubtitleLayout
@@ -36,23 +36,25 @@ from asr_server.transcription.language import ENGLISH, is_given
 
 _NAME: Final = re.compile(r"(?P<field>[^\[\]]+)(?:\[(?P<key>[^\[\]]*)\])?")
 MAX_ENTRIES: Final = 1024  # of an array, as in realtime events
-_MAX_QUOTED: Final = 80  # characters of what the client sent that an error repeats
 
+M = TypeVar("M", bound=BaseModel)
 F = TypeVar("F", bound=AudioFields)
 
 
-def parse_fields(pairs: Iterable[tuple[str, str]], fields_type: type[F]) -> F:
+def read_fields(pairs: Iterable[tuple[str, str]], fields_type: type[M]) -> M:
     """Raises InvalidValue for the first field that is unknown, repeated, malformed or out of range."""
     try:
-        fields = fields_type.model_validate(_gather(pairs, fields_type))
+        return fields_type.model_validate(_gather(pairs, fields_type))
     except ValidationError as error:
-        raise _invalid(error) from None
-    _check_stream(fields)
-    _check_speakers(fields)
-    _check_multilingual(fields)
+        raise _invalid(error, fields_type) from None
+
+
+def parse_fields(pairs: Iterable[tuple[str, str]], fields_type: type[F]) -> F:
+    """Raises InvalidValue as `read_fields`, and for fields that exclude each other."""
+    fields = read_fields(pairs, fields_type)
+    for param, reason in _conflicts(fields):
+        raise InvalidValue(f"'{param}' {reason}.", param)
     parse_choice(fields.track, fields.channels == "split")
-    if isinstance(fields, TranscriptionFields):
-        _check_combinations(fields)
     return fields
 
 
@@ -69,7 +71,7 @@ def split_unknown(
     return known, tuple(unknown)
 
 
-def _gather(pairs: Iterable[tuple[str, str]], fields_type: type[AudioFields]) -> dict[str, Any]:
+def _gather(pairs: Iterable[tuple[str, str]], fields_type: type[BaseModel]) -> dict[str, Any]:
     """Join lists from `name[]`, `name`, `a,b`, `["a"]` and objects from `name[key]`; empty means absent."""
     gathered: dict[str, Any] = {}
     for name, value in pairs:
@@ -91,8 +93,8 @@ def _add(gathered: dict[str, Any], name: str, field: str, key: str | None, value
         if len(items) + (1 if is_entry else 1 + value.count(",")) > MAX_ENTRIES:  # before it is split
             raise InvalidValue(f"'{field}[]' has more than {MAX_ENTRIES:,} entries.", f"{field}[]")
         items.extend(_items(f"{field}[]", value, is_entry))
-    elif key and field == "chunking_strategy" and isinstance(gathered.setdefault(field, {}), dict):
-        gathered[field][key] = value
+    elif field == "chunking_strategy":
+        gathered[field] = value  # which changes nothing
     elif name in gathered:
         raise InvalidValue(f"'{name}' was given more than once.", name)
     else:
@@ -111,100 +113,78 @@ def _items(param: str, value: str, is_entry: bool) -> list[Any]:
     return [value] if is_entry else [part.strip() for part in value.split(",") if part.strip()]
 
 
-def _invalid(error: ValidationError) -> InvalidValue:
+def _invalid(error: ValidationError, fields_type: type[BaseModel]) -> InvalidValue:
     first = error.errors(include_url=False, include_context=False)[0]
     field = str(first["loc"][0])
     param = f"{field}[]" if field in ARRAY_FIELDS else field
-    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-        message = f"Unknown field '{param[:_MAX_QUOTED]}'. {naming('unknown_fields')} can be ignore."
-        return InvalidValue(message, param)
-    value = str(first["input"])[:_MAX_QUOTED]
+    if first["type"] == "extra_forbidden":
+        return InvalidValue(unknown_field(param, fields_type.model_fields), param)
+    value = str(first["input"])[:MAX_QUOTED]
     return InvalidValue(f"Invalid value for '{param}': '{value}'. {first['msg']}.", param)
 
 
-def _check_stream(fields: AudioFields) -> None:
+_NAMES, _VOICES, _TIMES = "known_speaker_names[]", f"{VOICE_FIELD}[]", "timestamp_granularities[]"
+
+
+def _conflicts(fields: AudioFields) -> Iterator[tuple[str, str]]:
+    """Yield each field that does not go with the others, and why."""
+    names, is_split = fields.known_speaker_names, fields.channels == "split"
     if fields.stream and fields.response_format in ("srt", "vtt"):
-        raise InvalidValue("'stream' requires response_format json, text or diarized_json.", "stream")
+        yield "stream", "requires response_format json, text or diarized_json"
     for name in STREAM_FIELDS:
         if getattr(fields, name) and not fields.stream:
-            raise InvalidValue(f"'{name}' requires stream=true.", name)
-
-
-def _check_multilingual(fields: AudioFields) -> None:
+            yield name, "requires stream=true"
     if fields.multilingual and is_given(fields.language):
-        raise InvalidValue(
-            "'multilingual' detects the language of each chunk: not with 'language'.", "multilingual"
-        )
+        yield "multilingual", "detects the language of each chunk: not with 'language'"
+    if is_split and names and len(set(names)) != 2:
+        yield _NAMES, "are two different names: of the left and of the right channel"
+    if isinstance(fields, TranscriptionFields):
+        yield from _conflicts_of_times(fields)
+        yield from _conflicts_of_voices(fields)
+    elif names and not is_split:
+        yield _NAMES, "needs channels=split here"
 
 
-def _check_combinations(fields: TranscriptionFields) -> None:
-    with_times = fields.response_format == "verbose_json" or (
-        fields.stream and fields.stream_include_segments
-    )
+def _conflicts_of_times(fields: TranscriptionFields) -> Iterator[tuple[str, str]]:
+    has_times = fields.response_format == "verbose_json" or fields.stream_include_segments
     # Vercel's AI SDK sends `segment` beside json; words would be left out silently.
     is_harmless = fields.response_format == "json" and fields.timestamp_granularities == ["segment"]
-    if fields.timestamp_granularities and not with_times and not is_harmless:
-        raise InvalidValue(
-            "'timestamp_granularities[]' requires response_format=verbose_json.", "timestamp_granularities[]"
-        )
-    for name in LAYOUT_FIELDS:
-        if getattr(fields, name) and fields.response_format not in ("srt", "vtt"):
-            raise InvalidValue(f"'{name}' requires response_format srt or vtt.", name)
-    if fields.max_line_count and not fields.max_line_width:
-        raise InvalidValue("'max_line_count' requires 'max_line_width'.", "max_line_count")
-    if fields.include and fields.response_format != "json":
-        raise InvalidValue("'include[]' requires response_format=json.", "include[]")
-    if fields.include and fields.channels == "split":
-        raise InvalidValue("'include[]' does not go with channels=split.", "include[]")
+    if fields.timestamp_granularities and not has_times and not is_harmless:
+        yield _TIMES, "requires response_format=verbose_json"
+    if fields.include and (fields.response_format != "json" or fields.channels == "split"):
+        yield "include[]", "requires response_format=json, without channels=split"
     if fields.languages and is_given(fields.language):
-        raise InvalidValue("'languages[]' are candidates for detection: not with 'language'.", "languages[]")
+        yield "languages[]", "are candidates for detection: not with 'language'"
 
 
-def _check_speakers(fields: AudioFields) -> None:
-    if fields.channels == "split":
-        _check_split(fields)
-    if not isinstance(fields, TranscriptionFields):
-        if fields.known_speaker_names and fields.channels != "split":
-            raise InvalidValue("'known_speaker_names[]' needs channels=split here.", "known_speaker_names[]")
-        return
-    counts = [name for name in COUNT_FIELDS if getattr(fields, name)]
-    labels = counts + ["diarize"] * fields.diarize
-    by_voice = [f"{VOICE_FIELD}[]"] * bool(fields.known_speaker_references) + labels
-    if by_voice and fields.channels == "split":
-        raise InvalidValue(f"'{by_voice[0]}' tells voices apart: not with channels=split.", by_voice[0])
-    num_names, num_references = len(fields.known_speaker_names), len(fields.known_speaker_references)
-    if fields.channels != "split" and num_names != num_references:
-        raise InvalidValue(
-            f"'known_speaker_names[]' needs channels=split, or as many '{VOICE_FIELD}[]' as names.",
-            "known_speaker_names[]" if num_names > num_references else f"{VOICE_FIELD}[]",
+def _conflicts_of_voices(fields: TranscriptionFields) -> Iterator[tuple[str, str]]:
+    names, voices = fields.known_speaker_names, fields.known_speaker_references
+    is_split = fields.channels == "split"
+    labels = [name for name in ("diarize", *COUNT_FIELDS) if getattr(fields, name)]
+    for name in [_VOICES] * bool(voices) + labels:
+        if is_split:
+            yield name, "tells voices apart: not with channels=split"
+    for name in labels:
+        if not _shows_segments(fields):
+            yield name, f"needs a response_format that shows speakers: {_WITH_SPEAKERS}"
+    if not is_split and len(names) != len(voices):
+        yield (
+            _NAMES if len(names) > len(voices) else _VOICES,
+            f"needs channels=split, or a '{_VOICES}' a name",
         )
-    if len(set(fields.known_speaker_names)) < len(fields.known_speaker_names):
-        raise InvalidValue("'known_speaker_names[]' are different names.", "known_speaker_names[]")
-    if labels and not _shows_segments(fields):
-        raise InvalidValue(
-            f"'{labels[0]}' needs a response_format that shows speakers: diarized_json, verbose_json, srt "
-            "or vtt, or 'stream' with 'stream_include_segments'.",
-            labels[0],
-        )
-    if fields.num_speakers and len(counts) > 1:
-        raise InvalidValue(
-            "'num_speakers' cannot be combined with min_speakers or max_speakers.", "num_speakers"
-        )
+    if len(set(names)) < len(names):
+        yield _NAMES, "are different names"
+    if fields.num_speakers and (fields.min_speakers or fields.max_speakers):
+        yield "num_speakers", "cannot be combined with min_speakers or max_speakers"
     if (fields.min_speakers or 1) > (fields.max_speakers or 32):
-        raise InvalidValue("'min_speakers' is more than max_speakers.", "min_speakers")
+        yield "min_speakers", "is more than max_speakers"
+
+
+_WITH_SPEAKERS: Final = "diarized_json, verbose_json, srt or vtt, or 'stream' with 'stream_include_segments'"
 
 
 def _shows_segments(fields: AudioFields) -> bool:
     return fields.response_format not in ("json", "text") or fields.stream_include_segments
-
-
-def _check_split(fields: AudioFields) -> None:
-    names = fields.known_speaker_names
-    if names and (len(names) != 2 or names[0] == names[1]):
-        raise InvalidValue(
-            "'known_speaker_names[]' are two different names: of the left and of the right channel.",
-            "known_speaker_names[]",
-        )
 
 
 @dataclass(frozen=True)
@@ -215,6 +195,7 @@ class TranscriptionRequest:
     ignored_fields: tuple[str, ...]  # names that the API does not have, where the settings let them pass
     render_options: RenderOptions
     count: SpeakerCount | None = None  # of voices that are told apart; None: none are
+    clips: tuple[Clip, ...] = ()  # parts of the recording; empty: all of it
 
     @property
     def speakers(self) -> tuple[str, ...]:
@@ -271,7 +252,7 @@ def _parse(
         pairs, ignored = split_unknown(pairs, fields_type)
     fields = parse_fields(pairs, fields_type)
     metrics.current_request_stats().asked_for |= {
-        "model": fields.model[:_MAX_QUOTED],
+        "model": fields.model[:MAX_QUOTED],
         "format": fields.response_format,
         "stream": fields.is_streamed,
     }

@@ -22,8 +22,7 @@ from asr_server.api.openapi import (
     MODEL_ERRORS,
     error_responses,
     form_of,
-    transcription_responses,
-    translation_responses,
+    transcript_responses,
 )
 from asr_server.api.request import parse_transcription_request, parse_translation_request
 from asr_server.api.schemas import (
@@ -40,6 +39,7 @@ from asr_server.api.served_model import ServedModel
 from asr_server.api.state import AppState, get_state, models_of, require_admin_key, require_key
 from asr_server.api.transcribe import TranscriptionResponse
 from asr_server.dispatch.supervisor import ReplicaState
+from asr_server.formats.bodies import DiarizedJson, Json, VerboseJson
 
 audio = APIRouter(prefix="/v1/audio", dependencies=[Depends(require_key)], tags=["audio"])
 
@@ -47,7 +47,7 @@ audio = APIRouter(prefix="/v1/audio", dependencies=[Depends(require_key)], tags=
 @audio.post(
     "/transcriptions",
     openapi_extra=form_of(TranscriptionFields),
-    responses=transcription_responses(),
+    responses=transcript_responses(Json, VerboseJson, DiarizedJson),
     response_model=None,
 )
 async def transcribe(request: Request) -> Response:
@@ -58,7 +58,7 @@ async def transcribe(request: Request) -> Response:
 @audio.post(
     "/translations",
     openapi_extra=form_of(TranslationFields),
-    responses=translation_responses(),
+    responses=transcript_responses(Json, VerboseJson),
     response_model=None,
 )
 async def translate(request: Request) -> Response:

@@ -5,22 +5,15 @@ Transcript bodies are in `asr_server.formats`. Types only.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from asr_server.formats.bodies import (
     Body,
-    Dropped,
-    Language,
     Logprob,
     TokensUsage,
-    Tracks,
-    Truncated,
-    VerboseSegment,
-    VerboseWord,
 )
 from asr_server.formats.render import ResponseFormat
 
@@ -50,35 +43,6 @@ def loads(text: str) -> Any:
     value = json.loads(text)
     json.dumps(value, ensure_ascii=False).encode()
     return value
-
-
-def _chunking_from_wire(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    with contextlib.suppress(ValueError, RecursionError):  # not JSON: a bare word
-        value = loads(value)
-    return {"type": value} if isinstance(value, str) else value
-
-
-class Chunking(BaseModel):
-    """Taken, and changes nothing: long silences are left out in any case."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
-    type: Literal["auto", "server_vad"]
-    """`auto`, or `server_vad` with the values below."""
-    threshold: float = Field(0.5, ge=0, le=1)
-    """How sure of speech voice activity detection must be."""
-    prefix_padding_ms: int = Field(300, ge=0)
-    """Audio kept before speech, in milliseconds."""
-    silence_duration_ms: int = Field(200, ge=0)
-    """Silence that ends speech, in milliseconds."""
-
-    @model_validator(mode="after")
-    def _check_type(self) -> Chunking:
-        if self.type == "auto" and len(self.model_fields_set) > 1:
-            raise ValueError("threshold, prefix_padding_ms and silence_duration_ms go with server_vad only")
-        return self
 
 
 def _speaker_name(name: str) -> str:
@@ -179,7 +143,7 @@ class AudioFields(BaseModel):
 
     # As speaches has them
     vad_filter: bool = False
-    """Changes nothing: long silences are left out in any case."""
+    """Changes nothing: long silences are left out anyway."""
     diarization: OnlyFalse = False
     """False: `diarize` asks for speakers."""
     without_timestamps: bool = True
@@ -197,7 +161,7 @@ class TranscriptionFields(AudioFields):
     languages: list[str] = []
     """Candidates for detection; not together with `language`."""
     keywords: list[Keyword] = []
-    """Words and names to listen for: they are put before the prompt, at most 111 tokens of them."""
+    """Words and names to listen for: the first 64 get a bonus in decoding. They are no part of the prompt."""
     timestamp_granularities: list[Literal["word", "segment"]] = []
     """What gets times in `verbose_json`; absent: segments. `word` alone: words and no segments."""
     include: list[Literal["logprobs"]] = []
@@ -222,8 +186,8 @@ class TranscriptionFields(AudioFields):
     """Most words of a subtitle, within its segment."""
     highlight_words: bool = False
     """A subtitle for each word, which is underlined in it."""
-    chunking_strategy: Annotated[Chunking | None, BeforeValidator(_chunking_from_wire)] = None
-    """`auto`, an object as JSON, or its fields one by one: `chunking_strategy[type]`."""
+    chunking_strategy: str = ""
+    """Taken in each of OpenAI's spellings, and changes nothing: long silences are left out anyway."""
 
 
 class TranslationFields(AudioFields):
@@ -249,30 +213,6 @@ class TextDelta(Body):
     """Of the text's tokens, where they were asked for."""
     usage: TokensUsage | None = None
     """So far, with `stream_continuous_usage_stats`."""
-
-
-class TextDone(Body):
-    type: Literal["transcript.text.done"] = "transcript.text.done"
-    """The kind of event."""
-    text: str
-    """The whole text: all deltas joined."""
-    languages: list[Language] = []  # noqa: RUF012  (pydantic copies it)
-    """What was spoken; empty where nothing was said."""
-    logprobs: list[Logprob] | None = None
-    """Of all tokens, where they were asked for."""
-    usage: TokensUsage | None = None
-    """In tokens; left out with `stream_include_usage` false."""
-    language: str | None = None
-    """The lower-case English name, with `stream_include_segments` as all that follows."""
-    duration: float | None = None
-    """Of the recording, in seconds."""
-    segments: list[VerboseSegment] | None = None
-    """The text in segments with times."""
-    words: list[VerboseWord] | None = None
-    """The words with times, where they were asked for."""
-    truncated: Truncated = None
-    tracks: Tracks = None
-    dropped: Dropped = None
 
 
 class ErrorDetail(Body):

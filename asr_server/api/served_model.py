@@ -12,12 +12,15 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal
 
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.pool import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow
+from asr_server.checkpoint.find import name_elsewhere
+from asr_server.checkpoint.names import repositories
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings, naming
 from asr_server.dispatch.dispatcher import Dispatcher
@@ -64,6 +67,11 @@ class ServedModel:
         self._changing = asyncio.Lock()  # whether replicas run
         self._loading: asyncio.Task[bool] | None = None
         self._ending: asyncio.Task[None] | None = None
+
+    @cached_property
+    def repositories(self) -> tuple[str, ...]:
+        """Return the published repositories that have this model: clients may ask for it by each."""
+        return repositories(name_elsewhere(Path(self.settings.model)))
 
     @classmethod
     def from_checkpoint(cls, settings: Settings, pool: PreprocessPool) -> ServedModel:

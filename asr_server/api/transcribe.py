@@ -138,6 +138,7 @@ async def transcribing(
                 request.model.audio_limits,
                 bool(request.speakers),
                 choice=request.track_choice,
+                clips=request.clips,
             )
             transcriber = request.model.transcriber
             async with transcriber.run(recording, request.options, request.speakers, track) as session:

@@ -166,6 +166,14 @@ def published(name: str) -> Published:
     return short or _BY_REPOSITORY.get(name) or Published(name, name, 0, num_languages=0)
 
 
+def repositories(name: str) -> tuple[str, ...]:
+    """Return each repository of the published model that lies in this one, whatever its format."""
+    for model in _ALL:
+        if name in (model.repository, *model.cached):
+            return (model.repository, *model.cached)
+    return ()
+
+
 def check_hub_name(name: str) -> None:
     """Raise CheckpointError for a name that the hub cannot have."""
     if name.endswith(_FILE_ENDINGS):

@@ -98,6 +98,8 @@ class VerboseWord(Body):
     """The word, punctuation included."""
     start: Time
     end: Time
+    probability: float | None = None
+    """Not OpenAI's: the mean probability of its tokens, as faster-whisper has it."""
     speaker: Speaker = None
 
 
@@ -140,6 +142,12 @@ _LEFT_OUT = "text that the model wrote where nobody seems to speak, and that is 
 Dropped = Annotated[list[DroppedSegment] | None, Field(description=f"Not OpenAI's: {_LEFT_OUT}.")]
 
 
+LanguageProbability = Annotated[
+    float | None,
+    Field(description="Not OpenAI's: that `language` is right, from 0 to 1, where it was detected."),
+]
+
+
 class DiarizedJson(Body):
     task: Literal["transcribe"] = "transcribe"
     """What was done."""
@@ -167,7 +175,31 @@ class VerboseJson(Body):
     truncated: Truncated = None
     tracks: Tracks = None
     dropped: Dropped = None
-    language_probability: float | None = None
-    """Not OpenAI's: that `language` is right, from 0 to 1, where it was detected."""
+    language_probability: LanguageProbability = None
     languages: list[Language] | None = None
     """Not OpenAI's: all languages of a recording that has several."""
+
+
+class TextDone(Body):
+    type: Literal["transcript.text.done"] = "transcript.text.done"
+    """The kind of event."""
+    text: str
+    """The whole text: all deltas joined."""
+    languages: list[Language] = []
+    """What was spoken; empty where nothing was said."""
+    logprobs: list[Logprob] | None = None
+    """Of all tokens, where they were asked for."""
+    usage: TokensUsage | None = None
+    """In tokens; left out with `stream_include_usage` false."""
+    language: str | None = None
+    """The lower-case English name, with `stream_include_segments` as all that follows."""
+    duration: float | None = None
+    """Of the recording, in seconds."""
+    segments: list[VerboseSegment] | None = None
+    """The text in segments with times."""
+    words: list[VerboseWord] | None = None
+    """The words with times, where they were asked for."""
+    language_probability: LanguageProbability = None
+    truncated: Truncated = None
+    tracks: Tracks = None
+    dropped: Dropped = None

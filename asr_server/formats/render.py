@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from asr_server.core import Segment, TokenLogprob, Transcript
+from asr_server.core import Segment, TokenLogprob, Transcript, Word
 from asr_server.formats.bodies import (
     AudioTrack,
     DiarizedJson,
@@ -115,9 +115,12 @@ def _words(transcript: Transcript) -> Iterator[VerboseWord]:
     if any(speaker is not None for _, speaker in words):
         words.sort(key=lambda each: each[0].start_s)
     for word, speaker in words:
-        yield VerboseWord(
-            word=word.text.strip(), start=_seconds(word.start_s), end=_seconds(word.end_s), speaker=speaker
-        )
+        yield word_body(word, word.text.strip(), speaker)
+
+
+def word_body(word: Word, text: str, speaker: str | None = None) -> VerboseWord:
+    times = {"start": _seconds(word.start_s), "end": _seconds(word.end_s)}
+    return VerboseWord(word=text, **times, probability=word.probability, speaker=speaker)
 
 
 def diarized_body(transcript: Transcript) -> DiarizedJson:

@@ -5,8 +5,10 @@ Stateless functions; timestamps follow `checkpoint/tokenizer.py`. Knows neither 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice, pairwise
+from statistics import fmean
 from typing import Final
 
 import msgspec
@@ -119,17 +121,26 @@ def _with_words(
     spans: Sequence[Span], result: ChunkResult, end_s: float, tokenizer: Tokenizer, spaced: bool
 ) -> tuple[Span, ...]:
     by_span: list[list[AlignedWord]] = []
+    probabilities: list[float] = []
     num_text = 0  # text tokens of the spans so far
     for span in spans:
         tokens = [token for token in span.tokens if tokenizer.is_text(token)]
         groups = group_words(tokens, tokenizer, spaced)
         by_span.append([aligned_word(g.text, result, num_text + g.first, num_text + g.end) for g in groups])
+        both = zip(span.tokens, span.logprobs, strict=True)
+        logprobs = [logprob for token, logprob in both if tokenizer.is_text(token)]
+        probabilities += [fmean(map(math.exp, logprobs[g.first : g.end])) for g in groups]
         num_text += len(tokens)
-    timed = iter(without_lead(leave_out_pauses(list(chain(*by_span)), result.pauses_s, end_s)))
+    words = without_lead(leave_out_pauses(list(chain(*by_span)), result.pauses_s, end_s))
+    timed = map(_with_probability, words, probabilities)
     return tuple(
         msgspec.structs.replace(span, words=tuple(islice(timed, len(words))))
         for span, words in zip(spans, by_span, strict=True)
     )
+
+
+def _with_probability(word: Word, probability: float) -> Word:
+    return msgspec.structs.replace(word, probability=probability)
 
 
 def with_words_by_length(part: DecodedPart, options: DecodingOptions, tokenizer: Tokenizer) -> DecodedPart:
@@ -227,7 +238,8 @@ def _segment(part: DecodedPart, span: Span, text: str, segment_id: int, speaker:
         compression_ratio=result.compression_ratio,
         no_speech_prob=result.no_speech_prob,
         words=tuple(
-            Word(word.text, part.start_s + word.start_s, part.start_s + word.end_s) for word in span.words
+            Word(word.text, part.start_s + word.start_s, part.start_s + word.end_s, word.probability)
+            for word in span.words
         ),
         speaker=speaker,
     )

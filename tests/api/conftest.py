@@ -5,7 +5,6 @@ import pytest
 import soundfile
 from openai import AsyncOpenAI
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from python_multipart import MultipartParser
 
 from asr_server.core import SAMPLE_RATE
 from tests.api.browsing import CHROMIUM, LIMIT_MS, OpenPage
@@ -90,17 +89,3 @@ def open_page(browser: Browser, server: Server) -> Iterator[OpenPage]:
     for context in contexts:
         context.close()
     assert errors == []
-
-
-@pytest.fixture
-def slice_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What is given to the parser at once."""
-    sizes: list[int] = []
-    parse = MultipartParser.write
-
-    def note_size(parser: MultipartParser, data: bytes) -> int:
-        sizes.append(len(data))
-        return parse(parser, data)
-
-    monkeypatch.setattr(MultipartParser, "write", note_size)
-    return sizes

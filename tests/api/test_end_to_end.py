@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import openai
 import pytest
 from openai import AsyncOpenAI
 from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent, TranscriptionVerbose
 
 from asr_server.core import Samples
 from tests.api.official_client import CUE, FORMATS, SPOKEN, plain, transcribe
-from tests.api.sample_files import m4a, mp3, opus, sound_file
+from tests.api.sample_files import m4a, mp3, opus, silent_film, sound_file
 from tests.speech import RECORDINGS, silence
 
 
@@ -84,6 +85,31 @@ async def test_every_option_of_the_client_is_understood(client: AsyncOpenAI) -> 
         chunking_strategy={"type": "server_vad", "threshold": 1.0},
     )
     assert answer.text == SPOKEN.text
+
+
+async def test_a_truncated_wav_gives_what_is_there(client: AsyncOpenAI) -> None:
+    truncated = sound_file(SPOKEN.samples)[: 44 + int(2 * 16_000 * (SPOKEN.times[2][1] + 0.3))]
+    assert (await transcribe(client, truncated)).text == "three one four"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [m4a(SPOKEN.samples)[:-2000], silent_film()],  # its index was at the end; a film without sound
+    ids=["truncated-m4a", "silent-film"],
+)
+async def test_a_file_without_a_sound_is_a_400_that_says_so(client: AsyncOpenAI, file: bytes) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await transcribe(client, file)
+    assert (caught.value.code, caught.value.param) == ("invalid_audio", "file")
+
+
+async def test_the_models_are_listed(client: AsyncOpenAI) -> None:
+    names = [model.id async for model in client.models.list()]
+    assert names[:2] == ["whisper-digits", "whisper-1"]
+    assert {"gpt-4o-transcribe", "gpt-4o-mini-transcribe", "gpt-transcribe"} < set(names)
+    assert {"gpt-live-transcribe", "gpt-realtime-whisper"} < set(names)  # LiveKit's and pipecat's
+    model = await client.models.retrieve("gpt-transcribe")
+    assert (model.id, model.shutdown_date) == ("gpt-transcribe", None)
 
 
 @pytest.mark.parametrize("response_format", FORMATS)

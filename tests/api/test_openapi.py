@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -97,19 +96,6 @@ async def test_every_reference_leads_somewhere(app: RunningApp) -> None:
         assert part.partition('"')[0] in document["components"]["schemas"]
 
 
-async def test_every_example_is_of_its_schema(app: RunningApp) -> None:
-    document = await document_of(app)
-    num_examples = 0
-    for _, path, operation in operations(document):
-        for status, response in operation["responses"].items():
-            for content in response["content"].values():
-                examples = content.get("examples", {}).values()
-                num_examples += len(examples)
-                for example in examples:
-                    assert conforms(example["value"], content["schema"], document), (path, status)
-    assert num_examples > 50
-
-
 async def test_every_default_is_of_its_schema(app: RunningApp) -> None:
     document = await document_of(app)
     num_defaults = 0
@@ -121,9 +107,7 @@ async def test_every_default_is_of_its_schema(app: RunningApp) -> None:
     assert num_defaults > 30
 
 
-async def test_real_replies_are_of_the_document(
-    app: RunningApp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_real_replies_are_of_the_document(app: RunningApp) -> None:
     document = await document_of(app)
     everything = {"response_format": "verbose_json", "timestamp_granularities[]": "word,segment"}
     post, get = app.client.post, app.client.get
@@ -179,15 +163,6 @@ async def test_translations_offer_and_answer_no_speakers(app: RunningApp) -> Non
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "response_format")
 
 
-async def test_each_code_of_the_documents_errors_is_in_the_page_of_errors(app: RunningApp) -> None:
-    page = (Path(__file__).parents[2] / "docs/errors.md").read_text()
-    for _, path, operation in operations(await document_of(app)):
-        for response in operation["responses"].values():
-            for example in response["content"].get("application/json", {}).get("examples", {}).values():
-                code = example["value"].get("error", {}).get("code")
-                assert code is None or f"`{code}`" in page, (path, code)
-
-
 def check(operation: str, reply: httpx.Response, document: dict[str, Any]) -> None:
     method, path = operation.split()
     described = document["paths"][path][method]["responses"][str(reply.status_code)]
@@ -227,24 +202,3 @@ def test_the_check_of_these_tests_can_fail() -> None:
     assert conforms({"a": 1}, schema, {})
     for wrong in ({}, {"a": "1"}, {"a": 1, "b": 2}):
         assert not conforms(wrong, schema, {})
-
-
-async def test_the_examples_of_transcripts_fit_together(app: RunningApp) -> None:
-    """They are of one recording of 2.5 s, which is one window."""
-    content = (await document_of(app))["paths"][TRANSCRIPTIONS]["post"]["responses"]["200"]["content"]
-    examples = content["application/json"]["examples"]
-    short, verbose, diarized = (examples[name]["value"] for name in ("json", "verbose_json", "diarized_json"))
-    (segment,), (turn,) = verbose["segments"], diarized["segments"]
-    assert (
-        short["text"]
-        == verbose["text"]
-        == diarized["text"]
-        == segment["text"].strip()
-        == turn["text"].strip()
-    )
-    assert (segment["id"], segment["seek"], turn["id"]) == (0, 0, "0")
-    assert (segment["start"], segment["end"]) == (turn["start"], turn["end"])
-    assert 0 <= segment["start"] < segment["end"] <= verbose["duration"] == diarized["duration"] == 2.5
-    assert short["usage"] == verbose["usage"] == {"type": "duration", "seconds": math.ceil(2.5)}
-    assert segment["avg_logprob"] < 0
-    assert all(0 <= segment[name] < 1 for name in ("no_speech_prob", "compression_ratio", "temperature"))

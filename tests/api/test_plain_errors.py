@@ -59,7 +59,13 @@ async def through(scope_type: str, *messages: Message) -> list[Message]:
     async def receive() -> Message:
         raise AssertionError
 
-    scope = {"type": scope_type, "headers": [], "extensions": {"websocket.http.response": {}}}
+    scope = {
+        "type": scope_type,
+        "path": "/",
+        "raw_path": b"/",
+        "headers": [],
+        "extensions": {"websocket.http.response": {}},
+    }
     await PlainErrors(app)(scope, receive, send)
     return sent
 
@@ -117,6 +123,6 @@ async def test_a_close_before_anything_else_is_a_404_and_a_later_one_a_close() -
     accept: Message = {"type": "websocket.accept"}
     refused = await through("websocket", close)
     assert (refused[0]["type"], refused[0]["status"]) == ("websocket.http.response.start", 404)
-    assert b"There is no WebSocket at this path." in refused[1]["body"]
+    assert b"There is no / here." in refused[1]["body"]
     assert await through("websocket", accept, close) == [accept, close]
     assert await through("lifespan", close) == [close]

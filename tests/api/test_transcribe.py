@@ -321,22 +321,6 @@ async def test_a_stream_that_the_servers_end_cuts_off_says_so() -> None:
 # -- What a request asks of the engine -----------------------------------------------------------------------
 
 
-async def test_fields_become_decoding_options(app: RunningApp) -> None:
-    await app.post(
-        response_format="verbose_json", temperature="0.5", seed="3", top_k="-1", prompt="hi", hotwords="a,b"
-    )
-    options = app.replica.submits[0].options
-    assert (options.temperatures, options.seed, options.top_k) == ((0.5,), 3, 0)
-    assert options.prompt_tokens == tuple(b" hi")
-    assert options.keywords == ("a", "b")
-
-
-async def test_at_temperature_zero_the_ladder_stands_ready(app: RunningApp) -> None:
-    await app.post(temperature="0")
-    options = app.replica.submits[0].options
-    assert options.temperatures == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-
-
 async def test_languages_are_candidates_for_detection() -> None:
     async with run_app(languages=("en", "de", "zh")) as app:
         app.replica.probabilities = {"zh": 0.6, "en": 0.3, "de": 0.1}
@@ -344,22 +328,6 @@ async def test_languages_are_candidates_for_detection() -> None:
         assert app.replica.languages_set == ["en"]  # Chinese is likelier, and no candidate
         await app.post(**{"languages[]": "german"})
         assert app.replica.submits[-1].options.language == "de"
-
-
-async def test_several_languages_are_each_read_in_their_own_chunks() -> None:
-    """Whoever names two has a recording in two: the German half must not come back as invented English."""
-    async with run_app(languages=("en", "de", "zh")) as app:
-        await app.post(THREE_CHUNKS, **{"languages[]": "de,en"})
-        assert all(submit.options.multilingual for submit in app.replica.submits)
-        app.replica.submits.clear()
-        await app.post(**{"languages[]": "de"})
-        assert not app.replica.submits[0].options.multilingual
-
-
-@pytest.mark.parametrize("temperature", ["1e-38", "0.0009"])
-async def test_a_temperature_as_good_as_zero_is_zero(app: RunningApp, temperature: str) -> None:
-    await app.post(temperature=temperature)
-    assert app.replica.submits[0].options.temperatures == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 async def test_verbose_json_says_how_probable_the_language_is_where_it_was_detected() -> None:
@@ -397,25 +365,6 @@ async def test_the_answer_names_the_languages_spoken(app: RunningApp) -> None:
     assert (await app.post(SILENCE)).json()["languages"] == []
     done = events_of((await app.post(stream="true")).text)[-2]
     assert done["languages"] == [{"code": "en"}]
-
-
-async def test_keywords_leave_the_prompt_as_it_is(app: RunningApp) -> None:
-    """In the prompt they cost a word in a hundred of recordings in which nobody says them."""
-    await app.post(prompt="hi", hotwords="d", **{"keywords[]": '["a, b", "c"]'})
-    assert app.replica.submits[0].options.prompt_tokens == tuple(b" hi")
-
-
-async def test_keywords_and_hotwords_get_a_bonus_in_decoding(app: RunningApp) -> None:
-    await app.post(hotwords="Ada, Babbage,,Ada", **{"keywords[]": '["a, b", " "]'})
-    assert app.replica.submits[0].options.keywords == ("a, b", "Ada", "Babbage")
-    await app.post(prompt="Ada, Babbage")
-    assert app.replica.submits[1].options.keywords == ()
-
-
-async def test_hotwords_get_a_bonus_in_translations_too() -> None:
-    async with run_app(languages=("en", "de")) as app:
-        await app.post(path="/v1/audio/translations", language="german", hotwords="Ada, Babbage")
-        assert app.replica.submits[0].options.keywords == ("Ada", "Babbage")
 
 
 @pytest.mark.parametrize("stream", ["true", "false"])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-import openai
-import pytest
 from openai import AsyncOpenAI
 from openai.types.audio import (
     TranscriptionDiarized,
@@ -87,32 +85,6 @@ async def test_subtitles_and_words_have_the_labels_too(client: AsyncOpenAI) -> N
 async def test_the_number_of_speakers_can_be_given(client: AsyncOpenAI) -> None:
     answer = await transcribe(client, MIXED, **DIARIZED, extra_body={"num_speakers": 1})
     assert {segment.speaker for segment in answer.segments} == {"A"}
-
-
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [
-        ({"known_speaker_names": ["a"]}, "known_speaker_names[]"),
-        (
-            {"known_speaker_names": ["a"], "known_speaker_references": ["data:,"]},
-            "known_speaker_references[]",
-        ),
-        (
-            {
-                "known_speaker_names": ["a"],
-                "known_speaker_references": [data_url(say("1").samples)],
-            },
-            "known_speaker_references[]",
-        ),
-        ({"extra_body": {"num_speakers": 2, "max_speakers": 3}}, "num_speakers"),
-        ({"extra_body": {"min_speakers": 3, "max_speakers": 2}}, "min_speakers"),
-        ({"extra_body": {"diarize": "true", "channels": "split"}}, "diarize"),
-    ],
-)
-async def test_what_does_not_go_is_named(client: AsyncOpenAI, options: dict[str, Any], param: str) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        await transcribe(client, MIXED, **DIARIZED, **options)
-    assert (caught.value.code, caught.value.param) == ("invalid_value", param)
 
 
 async def test_the_alias_of_the_field_is_served(server: Server, client: AsyncOpenAI) -> None:

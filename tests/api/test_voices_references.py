@@ -32,8 +32,7 @@ async def refusal(url: str, pool: PreprocessPool) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize("duration_s", [1.9, 2.0, 10.0, 10.1])
-@pytest.mark.parametrize("head", ["audio/wav", "", "audio/x-wav;codecs=1;name=a_b.c"])
+@pytest.mark.parametrize(("duration_s", "head"), [(2.0, "audio/wav"), (10.0, "audio/x-wav;codecs=1")])
 async def test_a_reference_of_two_to_ten_seconds_is_taken(
     duration_s: float, head: str, pool: PreprocessPool
 ) -> None:
@@ -48,12 +47,6 @@ async def test_a_shorter_or_longer_one_is_refused_with_its_length(
     url = f"data:audio/wav;base64,{encoded(wav(noise(duration_s)))}"
     expected = f"'known_speaker_references[]' are 2 to 10 s long; one has {told} s."
     assert await refusal(url, pool) == expected
-
-
-async def test_one_far_longer_is_not_decoded_whole(pool: PreprocessPool) -> None:
-    url = f"data:audio/wav;base64,{encoded(wav(noise(41.0)))}"
-    message = await refusal(url, pool)
-    assert message.startswith("One of 'known_speaker_references[]' cannot be read: ")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Azure OpenAI's audio routes: the deployment is the model, `api-key` may hold the key."""
+"""Azure OpenAI's audio routes: `api-key` may hold the key, and a deployment is a name of the model."""
 
 from __future__ import annotations
 
@@ -16,22 +16,28 @@ from asr_server.api.request import (
 from asr_server.api.state import get_state, require_azure_key
 from asr_server.api.transcribe import RequestParser, TranscriptionResponse
 
-router = APIRouter(
-    prefix="/openai/deployments/{deployment}/audio",
-    dependencies=[Depends(require_azure_key)],
-    include_in_schema=False,
-)
+router = APIRouter(prefix="/openai", dependencies=[Depends(require_azure_key)], include_in_schema=False)
 
 
-@router.post("/transcriptions", response_model=None)
+@router.post("/deployments/{deployment}/audio/transcriptions", response_model=None)
 async def transcribe(deployment: str, request: Request) -> Response:
     parse = partial(_parse, deployment, parse_transcription_request)
     return TranscriptionResponse(get_state(request), parse)
 
 
-@router.post("/translations", response_model=None)
+@router.post("/deployments/{deployment}/audio/translations", response_model=None)
 async def translate(deployment: str, request: Request) -> Response:
     return TranscriptionResponse(get_state(request), partial(_parse, deployment, parse_translation_request))
+
+
+@router.post("/v1/audio/transcriptions", response_model=None)
+async def transcribe_by_model(request: Request) -> Response:
+    return TranscriptionResponse(get_state(request), parse_transcription_request)
+
+
+@router.post("/v1/audio/translations", response_model=None)
+async def translate_by_model(request: Request) -> Response:
+    return TranscriptionResponse(get_state(request), parse_translation_request)
 
 
 def _parse(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import openai
 import pytest
-from fastapi import FastAPI
-from openai import AsyncAzureOpenAI
+from openai import AsyncAzureOpenAI, AsyncOpenAI
 
-from asr_server.api.compat.azure import router
 from tests.api.running_app import run_app
 from tests.api.sample_files import sound_file
 from tests.conftest import Server
@@ -34,10 +32,12 @@ async def test_a_deployment_is_a_name_of_the_model(server: Server) -> None:
             )
 
 
-def test_its_routes_are_in_no_document() -> None:
-    document = FastAPI()
-    document.include_router(router)
-    assert document.openapi()["paths"] == {}
+async def test_the_newer_routes_take_the_model_as_a_field(server: Server) -> None:
+    async with AsyncOpenAI(base_url=f"{server.url}/openai/v1/", api_key="none") as client:
+        answer = await client.audio.transcriptions.create(
+            file=("a.wav", sound_file(SPOKEN.samples)), model="whisper-1"
+        )
+        assert answer.text == SPOKEN.text
 
 
 async def test_the_key_comes_in_a_header_of_its_own() -> None:
