@@ -153,6 +153,8 @@ def _conflicts_of_times(fields: TranscriptionFields) -> Iterator[tuple[str, str]
         yield _TIMES, "requires response_format=verbose_json"
     if fields.include and (fields.response_format != "json" or fields.channels == "split"):
         yield "include[]", "requires response_format=json, without channels=split"
+    if fields.max_line_count and not fields.max_line_width:
+        yield "max_line_count", "requires 'max_line_width'"
     if fields.languages and is_given(fields.language):
         yield "languages[]", "are candidates for detection: not with 'language'"
 

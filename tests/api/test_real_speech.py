@@ -12,12 +12,6 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 import pytest
-from openai import AsyncOpenAI
-from openai.types.audio import (
-    TranscriptionTextDeltaEvent,
-    TranscriptionTextDoneEvent,
-    TranscriptionVerbose,
-)
 from rapidfuzz.distance import Levenshtein
 
 from asr_server.core import SAMPLE_RATE, DecodingOptions, Samples
@@ -215,18 +209,6 @@ async def test_every_recording_of_a_corpus_says_the_same_in_every_way(
     assert await differing(http, clips, fields_of) == []
 
 
-@pytest.mark.trial
-async def test_the_order_in_which_recordings_come_changes_nothing(http: httpx.AsyncClient) -> None:
-    needs("librivox", "cards", "fillets")
-    clips = [corpus("librivox")[1], *corpus("cards")[:1], *sample(corpus("fillets"), 1)]
-    orders = [np.random.default_rng(seed).permutation(len(clips)) for seed in (1, 2)]
-    heard = []
-    for order in orders:
-        answers = await asyncio.gather(*(post(http, clips[i], **given_language(clips[i])) for i in order))
-        heard.append({clips[i].name: answer.json()["text"] for i, answer in zip(order, answers, strict=True)})
-    assert heard[0] == heard[1]
-
-
 async def test_english_is_heard_as_it_was_read(http: httpx.AsyncClient) -> None:
     needs("librivox")
     answers = await asyncio.gather(*(post(http, clip, language="en") for clip in corpus("librivox")))
@@ -248,43 +230,6 @@ async def test_no_word_is_lost_of_21_seconds_without_times(http: httpx.AsyncClie
 
 
 # -- OpenAI's own client ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def openai_client(real_server: Server) -> AsyncIterator[AsyncOpenAI]:
-    async with strict_client(real_server) as client:
-        yield client
-
-
-@pytest.mark.trial
-async def test_the_official_client_hears_a_sentence_in_every_way(openai_client: AsyncOpenAI) -> None:
-    needs("librivox")
-    clip = corpus("librivox")[0]
-    file, transcriptions = (clip.path.name, clip.path.read_bytes()), openai_client.audio.transcriptions
-    plain = await transcriptions.create(file=file, model="whisper-1", language="en", include=["logprobs"])
-    assert word_errors(clip.text or "", plain.text).errors == 0
-    assert (
-        b"".join(bytes(map(int, each.bytes or ())) for each in plain.logprobs or ()).decode().strip()
-        == plain.text
-    )
-    verbose = await transcriptions.create(
-        file=file,
-        model="whisper-1",
-        response_format="verbose_json",
-        timestamp_granularities=["word", "segment"],
-    )
-    assert isinstance(verbose, TranscriptionVerbose)
-    assert (verbose.language, verbose.text) == ("english", plain.text)
-    assert verbose.words is not None
-    assert " ".join(word.word.strip() for word in verbose.words) == plain.text
-    assert verbose.segments is not None
-    assert "".join(segment.text for segment in verbose.segments).strip() == plain.text
-    stream = await transcriptions.create(file=file, model="whisper-1", stream=True)
-    *deltas, done = [event async for event in stream]
-    assert all(isinstance(delta, TranscriptionTextDeltaEvent) for delta in deltas)
-    assert isinstance(done, TranscriptionTextDoneEvent)
-    assert "".join(getattr(delta, "delta", "") for delta in deltas) == done.text == plain.text
-    assert isinstance(await transcriptions.create(file=file, model="whisper-1", response_format="srt"), str)
 
 
 async def test_the_official_client_has_spanish_translated() -> None:
@@ -336,28 +281,6 @@ async def test_names_at_the_end_of_a_list_are_written_as_keywords_spell_them(
 async def plain_json(http: httpx.AsyncClient, samples: Samples) -> str:
     text: str = (await verbose_json(http, samples, response_format="json"))["text"]
     return text
-
-
-@pytest.mark.parametrize(
-    "duration_s",
-    [
-        *(pytest.param(each, marks=pytest.mark.trial) for each in (30.0, 31.0, 39.0)),
-        pytest.param(244.0, marks=[pytest.mark.trial, pytest.mark.timeout(3600)]),
-        pytest.param(977.0, marks=[pytest.mark.trial, pytest.mark.timeout(3600)]),
-    ],
-)
-async def test_the_words_of_verbose_json_are_those_of_json(
-    http: httpx.AsyncClient, duration_s: float
-) -> None:
-    needs_voice()
-    samples = read_for(duration_s, PAUSES_S).samples[: round(duration_s * SAMPLE_RATE)]
-    plain = await plain_json(http, samples)
-    verbose = await verbose_json(http, samples, **{"timestamp_granularities[]": ["word", "segment"]})
-    # As openai-whisper groups them, "work-and-source" is three words.
-    assert "".join(word["word"].strip() for word in verbose["words"]) == "".join(plain.split())
-    assert verbose["text"] == plain
-    starts_s = [word["start"] for word in verbose["words"]]
-    assert starts_s == sorted(starts_s)
 
 
 async def alone(http: httpx.AsyncClient, texts: Sequence[str]) -> list[str]:

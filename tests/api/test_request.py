@@ -160,6 +160,7 @@ VOICES = [("known_speaker_references[]", "data:,")] * 2
             for kind, name in (("word", "json"), ("segment", "text"))
         ),
         ([("stream", "true"), ("timestamp_granularities[]", "word")], "timestamp_granularities[]"),
+        ([("max_line_count", "2"), ("response_format", "vtt")], "max_line_count"),
         ([NAMES[0]], "known_speaker_names[]"),
         ([SPLIT, NAMES[0]], "known_speaker_names[]"),
         ([SPLIT, NAMES[0], NAMES[0]], "known_speaker_names[]"),
