@@ -5,7 +5,6 @@ Used before all other modules, so it imports none.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import re
@@ -17,7 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-_STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
 _M_ARENA_MAX: Final = -8  # glibc's malloc.h
 _SET_PARENT_DEATH_SIGNAL: Final = 1  # prctl's PR_SET_PDEATHSIG
 _SET_DUMPABLE: Final = 4  # prctl's PR_SET_DUMPABLE
@@ -81,24 +79,13 @@ def share_one_arena() -> None:
         mallopt(_M_ARENA_MAX, 1)
 
 
-@contextlib.contextmanager
-def signals_blocked() -> Iterator[None]:
-    """Start children meanwhile: until they leave stopping to the parent, Ctrl-C cannot end them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def leave_stopping_to_the_parent() -> None:
     """Ignore the signals that stop a server.
 
     Ctrl-C and systemd signal every process, but the server needs its children to finish.
     """
-    for number in _STOPPING:
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
 
 
 def end_with_the_parent() -> None:

@@ -33,7 +33,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.real_weights import hugging_face_checkpoint
-from benchmarks.reporting import benchmark_parser, command, machine, pyplot, quantile, write_json
+from benchmarks.reporting import benchmark_parser, command, machine, quantile, write_json
 from benchmarks.speech import Clip, synthesis, word_errors
 from benchmarks.speech.corpora import CORPORA, SPEECH, known_clips
 from benchmarks.speech.error_rates import Score, TimedWord, time_errors_s, total
@@ -167,25 +167,6 @@ def groups_of(clips: Sequence[Clip]) -> dict[str, list[Clip]]:
     return {name: own for name, own in (by_corpus | by_language).items() if own}
 
 
-def plot(scores: Scores, groups: Mapping[str, Sequence[Clip]], path: Path) -> None:
-    """The three kinds of errors, stacked, for each system; a picture for each group."""
-    figure, all_axes = pyplot().subplots(
-        1, len(groups), figsize=(4 * len(groups), 1.5 + 0.4 * len(scores)), sharey=True, layout="constrained"
-    )
-    for axes, (group, clips) in zip(np.atleast_1d(all_axes), groups.items(), strict=True):
-        sums = [total(by_clip[clip.name] for clip in clips) for by_clip in scores.values()]
-        left = np.zeros(len(sums))
-        for kind in ("substitutions", "insertions", "deletions"):
-            shares = np.array([100 * getattr(each, kind) / max(1, each.num_words) for each in sums])
-            axes.barh(list(scores), shares, left=left, label=kind)
-            left += shares
-        axes.set_title(group)
-        axes.set_xlabel("errors (%)")
-    np.atleast_1d(all_axes)[0].invert_yaxis()
-    np.atleast_1d(all_axes)[0].legend()
-    figure.savefig(path, dpi=150)
-
-
 def figures(
     scores: Scores, answers: Answers, groups: Mapping[str, Sequence[Clip]], clips: Sequence[Clip]
 ) -> dict[str, Any]:
@@ -207,7 +188,7 @@ def figures(
 
 
 def parse() -> argparse.Namespace:
-    parser = benchmark_parser(__doc__, plots=True)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--model", default="base", help="a published model's name, or a directory")
     parser.add_argument("--corpora", nargs="+", choices=CORPORA, default=list(SPEECH))
     parser.add_argument("--most", type=int, default=60, help="recordings of each corpus")
@@ -260,8 +241,6 @@ def main() -> None:
     groups = groups_of(clips)
     show(scores, groups, console)
     write_json(options.json, figures(scores, answers, groups, clips))
-    if options.plot:
-        plot(scores, groups, options.plot)
 
 
 if __name__ == "__main__":

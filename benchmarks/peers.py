@@ -1,7 +1,7 @@
 """Speed on real speech, with the error rate beside it: ours and its peers on the same recordings, in turns.
 
     python -m benchmarks.peers               whisper-base, 40 recordings of several corpora, three rounds
-    python -m benchmarks.peers --rounds 5 --systems ours "faster-whisper int8" --plot peers.png
+    python -m benchmarks.peers --rounds 5 --systems ours "faster-whisper int8"
     python -m benchmarks.peers --at-once 1             one request at a time
     python -m benchmarks.peers --longest-s 10          short recordings alone
     python -m benchmarks.peers --model tiny.en --recordings 80 --languages en
@@ -46,9 +46,7 @@ from benchmarks.reporting import (
     Budget,
     benchmark_parser,
     command,
-    error_bars,
     machine,
-    pyplot,
     spread,
     write_json,
 )
@@ -271,21 +269,8 @@ def figures(rounds: Rounds, clips: Sequence[Clip]) -> dict[str, Any]:
     }
 
 
-def plot(rounds: Rounds, clips: Sequence[Clip], path: Path) -> None:
-    """Speed with its range; the error rate stands at the end of each bar."""
-    figure, axes = pyplot().subplots(figsize=(8, 1 + 0.5 * len(rounds)), layout="constrained")
-    medians, bars = error_bars([[audio_s(clips) / r.seconds for r in own] for own in rounds.values()])
-    colours = ["#2a6f97" if system.startswith("ours") else "#a9b4c2" for system in rounds]
-    drawn = axes.barh(list(rounds), medians, xerr=bars, color=colours)
-    errors = [f"{own[-1].score(clips).error_rate:.1%} errors" for own in rounds.values()]
-    axes.bar_label(drawn, errors, padding=12)
-    axes.set(xlabel="seconds of audio a second (median, with range)", xlim=(0, 1.4 * max(medians)))
-    axes.invert_yaxis()
-    figure.savefig(path, dpi=150)
-
-
 def parse() -> argparse.Namespace:
-    parser = benchmark_parser(__doc__, plots=True, has_budget=True)
+    parser = benchmark_parser(__doc__, has_budget=True)
     parser.add_argument("--model", default="base", help="a published model's name, or a directory")
     parser.add_argument("--recordings", type=int, default=40)
     parser.add_argument("--languages", nargs="+", help="those of the recordings in these, as en")
@@ -324,8 +309,6 @@ def main() -> None:
     systems = [name for name in systems if name.startswith("ours") or find_spec(package_of(name))]
     rounds = take_turns(systems, clips, options, console)
     show(rounds, clips, options.at_once == 1, console)
-    if options.plot:
-        plot(rounds, clips, options.plot)
 
 
 if __name__ == "__main__":

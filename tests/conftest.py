@@ -171,11 +171,13 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @contextmanager
-def run_server(*options: str, python: str = sys.executable, **environment: str) -> Iterator[Server]:
+def run_server(
+    *options: str, python: str = sys.executable, module: str = "asr_server", **environment: str
+) -> Iterator[Server]:
     """A server that is ready, the leader of a process group of its own. Stopped at the end."""
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            [python, "-m", "asr_server", "serve", "--port", "0", *options],
+            [python, "-m", module, "serve", "--port", "0", *options],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,

@@ -35,7 +35,7 @@ from asr_server.audio.decoder import DecodeTask, FileInfo
 from asr_server.audio.limits import invalid_audio
 from asr_server.core import Samples
 from asr_server.errors import DecodingUnavailable, RequestError
-from asr_server.process import child_environment, signals_blocked
+from asr_server.process import child_environment
 
 HEADER: Final = struct.Struct("<I")
 NEXT: Final = b"n"  # asks for a block
@@ -163,13 +163,14 @@ class DecodeProcesses:
         if self._forkserver is not None:
             return
         ours, theirs = socket.socketpair()
-        with theirs, signals_blocked():
+        with theirs:
             try:
                 self._forkserver = subprocess.Popen(  # nosec B603 # our own module, without a shell
                     [sys.executable, "-m", "asr_server.audio.ffmpeg_process", str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     env=child_environment(computes=False) | _ONE_THREAD,
+                    start_new_session=True,  # Ctrl-C is the server's business
                 )
             except OSError:
                 ours.close()

@@ -90,8 +90,7 @@ class SndfileDecoder:
         elif self._file.format == "MP3":
             self.has_more = mp3_follows(self._fd, position)
         elif self._file.format == "FLAC":
-            self.truncated = flac_of_another_format_follows(self._fd, position)
-            self.has_more = not self.truncated and flac_follows(self._fd, position, self._num_read)
+            self.has_more = flac_follows(self._fd, position, self._num_read)
 
 
 _MP3_HEAD: Final = 200  # bytes of the first frame
@@ -117,16 +116,6 @@ _FLAC_BUFFER: Final = 1 << 15  # libFLAC reads ahead by less
 _FLAC_SCANNED: Final = 1 << 20
 _FLAC_FRAME: Final = re.compile(rb"\xff[\xf8\xf9][\x10-\xff]..", re.DOTALL)
 _FLAC_JOINED: Final = re.compile(rb"fLaC[\x00\x80]\x00\x00\x22")
-
-
-def flac_of_another_format_follows(fd: int, position: int) -> bool:
-    data = os.pread(fd, _FLAC_SCANNED, max(4, position - _FLAC_BUFFER))
-    first = _flac_format(os.pread(fd, 21, 0))
-    return any(_flac_format(data[m.start() : m.start() + 21]) != first for m in _FLAC_JOINED.finditer(data))
-
-
-def _flac_format(head: bytes) -> int:
-    return int.from_bytes(head[18:21], "big") >> 1
 
 
 def flac_follows(fd: int, position: int, num_read: int) -> bool:

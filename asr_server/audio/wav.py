@@ -39,7 +39,6 @@ _SUBTYPES: Final = {
 _UNKNOWN_SIZES = (0, 0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000, 0xFFFFFFFF - 36, 0x80000000)
 _NO_END = 1 << 62
 _RIFFS: Final = (b"RIFF", b"RF64", b"BW64")
-_METADATA: Final = (b"LIST", b"id3 ", b"ID3 ", b"fact", b"cue ", b"bext", b"iXML", b"JUNK", b"PAD ", b"smpl")
 # Microsoft's order of the bits in a channel mask, by FFmpeg's names.
 _SPEAKERS: Final = (
     *("FL", "FR", "FC", "LFE", "BL", "BR", "FLC", "FRC", "BC", "SL", "SR"),
@@ -158,7 +157,7 @@ class WavDecoder:
         if name in _RIFFS:
             return head[8:] == b"WAVE"
         is_name = all(chr(byte).isalnum() or byte in b" _-" for byte in name) and name.isascii()
-        return name == b"data" or name in _METADATA or (is_name and at + 8 + size <= self._file_end)
+        return name == b"data" or (is_name and at + 8 + size <= self._file_end)
 
     def _joined(self, at: int) -> Span | None:
         try:

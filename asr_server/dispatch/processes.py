@@ -22,7 +22,7 @@ from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineClient, remove_aband
 from asr_server.config import Settings
 from asr_server.dispatch.supervisor import ReplicaGone
 from asr_server.machine import cores_of, visible_gpus
-from asr_server.process import child_environment, signals_blocked
+from asr_server.process import child_environment
 
 MAX_EVENTS = 32  # handled in one round of the event loop
 
@@ -107,15 +107,15 @@ class MultiprocessExecutor:
         client = ZmqEngineClient()
         shared_fd = client.address.shared_fd
         try:
-            with signals_blocked():
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    self.module,
-                    stdin=PIPE,
-                    env=child_environment() | self.device_of(index),
-                    pass_fds=() if shared_fd is None else (shared_fd,),
-                )
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                self.module,
+                stdin=PIPE,
+                env=child_environment() | self.device_of(index),
+                pass_fds=() if shared_fd is None else (shared_fd,),
+                start_new_session=True,  # Ctrl-C is the server's business
+            )
         except BaseException:
             client.close()
             raise

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from asr_server.audio.decoder import Block, DecodeTask, FileInfo
+from asr_server.audio.decoder import Block, DecodeTask
 from asr_server.audio.limits import AudioLimits, invalid_audio
 from asr_server.audio.stream import DecodedStream, FallbackStream, PairedStream, Stream
 from asr_server.core import SAMPLE_RATE, Samples, Track
-from asr_server.errors import AudioTooLong, InvalidAudio, NotStereo
+from asr_server.errors import AudioTooLong, NotStereo
 
 
 class Blocks:
@@ -57,10 +57,6 @@ def whole(stream: Stream) -> Samples:
     return np.concatenate(blocks)
 
 
-def test_blocks_come_as_they_are_decoded() -> None:
-    assert np.array_equal(whole(streamed(ramp(0, 5), ramp(5, 9))), ramp(0, 9))
-
-
 def test_a_header_beyond_the_limit_is_refused_before_a_sample_is_read() -> None:
     with pytest.raises(AudioTooLong, match="max-audio-s"):
         DecodedStream(Blocks(ramp(0, 5), duration_s=11.0), DecodeTask(AudioLimits(max_audio_s=10.0)))
@@ -95,23 +91,6 @@ def test_two_files_are_read_side_by_side_and_the_shorter_ends_in_silence() -> No
     assert np.array_equal(both[:, 1], [*ramp(10, 15), 0, 0, 0, 0])
 
 
-def test_of_two_files_the_longer_length_counts_and_the_damage_of_either() -> None:
-    one, other = Blocks(ramp(0, 3), duration_s=1.0), Blocks(ramp(0, 3), duration_s=2.0)
-    one.tracks_read, other.tracks_read = (Track(1),), (Track(2),)
-    pair = PairedStream(DecodedStream(one, DecodeTask()), DecodedStream(other, DecodeTask()))
-    assert pair.info == FileInfo(2.0, 2, (Track(1), Track(2)))
-    other.truncated = True
-    assert pair.info.truncated
-    pair.close()
-    assert one.is_closed
-    assert other.is_closed
-    assert PairedStream(streamed(ramp(0, 3)), streamed(ramp(0, 3))).info.duration_s is None
-
-
-def no_fallback() -> Stream:
-    raise AssertionError("nothing is left to read")
-
-
 def stopped_at(num_samples: int) -> Blocks:
     decoder = Blocks(ramp(0, num_samples))
     decoder.has_more = True
@@ -123,13 +102,6 @@ def test_where_the_first_decoder_stops_the_second_goes_on_without_repeating(cuts
     parts = [ramp(first, end) for first, end in zip([0, *cuts], cuts, strict=False)]
     stream = FallbackStream(DecodedStream(stopped_at(6), DecodeTask()), lambda: streamed(*parts))
     assert np.array_equal(whole(stream), ramp(0, 12))
-    stream.close()
-
-
-def test_a_whole_file_needs_no_second_decoder() -> None:
-    stream = FallbackStream(streamed(ramp(0, 6)), no_fallback)
-    assert np.array_equal(whole(stream), ramp(0, 6))
-    assert not stream.info.truncated
     stream.close()
 
 
@@ -147,19 +119,3 @@ def test_a_second_decoder_that_stops_too_loses_nothing_that_was_read(
 ) -> None:
     stream = FallbackStream(DecodedStream(stopped_at(6), DecodeTask()), open_fallback)
     assert np.array_equal(whole(stream), ramp(0, end))
-
-
-def test_damage_that_the_second_decoder_meets_is_the_streams() -> None:
-    damaged = Blocks(ramp(0, 8))
-    damaged.truncated = True
-    stream = FallbackStream(
-        DecodedStream(stopped_at(6), DecodeTask()), lambda: DecodedStream(damaged, DecodeTask())
-    )
-    whole(stream)
-    assert stream.info.truncated
-
-
-def test_a_second_decoder_that_cannot_open_the_file_is_an_error() -> None:
-    stream = FallbackStream(DecodedStream(stopped_at(6), DecodeTask()), refused)
-    with pytest.raises(InvalidAudio):
-        whole(stream)

@@ -7,8 +7,6 @@ import pytest
 from asr_server.audio.tracks import DEFAULT_TRACK, TrackChoice, parse_choice, ranked, require_only_track
 from asr_server.core import Track
 from asr_server.errors import InvalidValue, NoSuchTrack
-from asr_server.language_codes import whisper_code
-from asr_server.transcription.language import NAMES
 
 
 @pytest.mark.parametrize(
@@ -86,11 +84,3 @@ def test_a_plain_recording_has_one_track() -> None:
     for choice in (TrackChoice((2,)), TrackChoice((1, 2)), TrackChoice(language="eng")):
         with pytest.raises(NoSuchTrack, match="1 audio track "):
             require_only_track(choice)
-
-
-def test_every_language_of_whisper_has_its_three_letters() -> None:
-    from asr_server import language_codes
-
-    assert set(language_codes._WHISPER_CODES.values()) | {"haw", "yue"} == set(NAMES)
-    for code in ("eng", "deu", "ger", "spa", "de-AT", "POR", "zh_Hans"):
-        assert whisper_code(code) in NAMES

@@ -100,14 +100,17 @@ def test_what_kubernetes_says_of_a_service_of_the_same_name_is_no_setting(
     assert settings["metrics_port"] == str(NO_PORT)
 
 
-def test_a_stop_of_the_whole_group_while_the_model_loads_ends_with_status_0_and_no_complaint() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_of_the_whole_group_while_the_model_loads_ends_with_status_0_and_no_complaint(
+    number: signal.Signals,
+) -> None:
     command = [sys.executable, "-m", "asr_server", "serve", "whisper-digits", "--port", "0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("listening on ")
-        os.killpg(process.pid, signal.SIGTERM)
+        os.killpg(process.pid, number)
         _, log = process.communicate(timeout=60)
     assert process.returncode == 0
     assert [line for line in log.splitlines() if " INFO " not in line] == []
