@@ -77,7 +77,7 @@ def commands_of(page: Path) -> Iterator[list[str]]:
     code = [line for block in blocks_of(page) for line in block.replace("\\\n", " ").splitlines()]
     for span in [*code, *re.findall(r"`([^`\n]+)`", prose_of(page))]:
         if match := re.search(r"(?:^|[\s/])asr-server ((?:serve|transcribe|models|convert)\b.*)", span):
-            yield shlex.split(match[1], comments=True)
+            yield shlex.split(match[1].partition(";")[0], comments=True)
 
 
 def flags_of(command: click.Command) -> set[str]:

@@ -15,7 +15,7 @@ NAMES = {"MIB": MIB}
 # Page, what it says, the constant ("file:NAME" where a name occurs twice), and the unit of the page.
 STATED: tuple[tuple[str, str, str, float], ...] = (
     ("api.md", "the last {} minutes of the server", "activity.py:WINDOW_S", MINUTE),
-    ("api.md", "other values {} KiB", "MAX_VALUE_BYTES", KIB),
+    ("api.md", "A value is at most {} KiB", "MAX_VALUE_BYTES", KIB),
     ("errors.md", "under {} s", "MIN_AUDIO_S", 1),
     ("keys.md", "Up to {} keys", "MAX_KEYS", 1),
     ("limits.md", "computes {} s on one block", "BLOCK_CPU_S", 1),
