@@ -82,7 +82,6 @@ async def test_a_stream_goes_on_when_its_replica_is_killed(two_replicas: Server)
     async with asyncio.timeout(60):
         while two_replicas.written().count("exited with status -9") < 2:
             await asyncio.sleep(0.05)
-    assert len(deltas) > 5
     assert done == "".join(deltas) == undisturbed
 
 
