@@ -1,7 +1,8 @@
-"""The server's side of the FFmpeg processes, one for each file. Never imports FFmpeg.
+"""The server's side of the FFmpeg processes, one for each open file. Never imports FFmpeg.
 
 A codec may crash, hang or take gigabytes: it does so in its own process. A forkserver has the libraries
-loaded and forks these processes. It ends with `shutdown`, or when its socket closes.
+loaded and forks these processes; some idle ones wait for the next file. It ends with `shutdown`, or with
+the server.
 
 `multiprocessing` has a forkserver too. That one hands down the server's environment with its secrets,
 finds modules in the working directory, and imports the main module in each process.
@@ -40,7 +41,7 @@ from asr_server.process import child_environment
 HEADER: Final = struct.Struct("<I")
 NEXT: Final = b"n"  # asks for a block
 NUM_OPENED: Final = 2  # descriptors of a file: two tracks are read side by side, each at its own place
-STATUS: Final = struct.Struct("<i")  # from the forkserver: the process's id, and its status as of waitpid
+STATUS: Final = struct.Struct("<i")  # of a process, as waitpid gives it to the forkserver
 
 
 class Answer(msgspec.Struct):
@@ -54,6 +55,7 @@ class Answer(msgspec.Struct):
 MAX_ANSWER_BYTES: Final = 256 << 20
 STATUS_WAIT_MS: Final = 2000
 SIGNALS_OF_THE_SYSTEM: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP})
+MAX_IDLE = 4  # the first file costs a process 10 ms more than the next
 SEND_BUFFER_BYTES = 1 << 20  # a whole block, so that its sender need not wait while it is being read
 # One thread each: parallelism is between files. BLAS would otherwise start its own at import.
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -62,7 +64,7 @@ _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM
 @dataclass
 class DecodeProcess:
     connection: socket.socket
-    status_fd: int  # the read end of a pipe, into which the forkserver writes its id and how it ended
+    status_fd: int  # the read end of a pipe, into which the forkserver writes how it ended
 
     def close(self) -> None:
         """Close the connection: a process at work notices after its block, and ends."""
@@ -75,28 +77,12 @@ class DecodeProcess:
         It is not after SIGKILL (out of memory), SIGALRM (waiting without processor time), a failed fork,
         or the end of the forkserver.
         """
-        if self._number() is None:  # its id
-            return False
-        status = self._number()
-        if status is None:
-            return False
-        return not os.WIFSIGNALED(status) or os.WTERMSIG(status) not in SIGNALS_OF_THE_SYSTEM
-
-    def kill(self) -> bool:
-        pid = self._number()
-        if pid is None:
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        return self._number() is not None
-
-    def _number(self) -> int | None:
         poll = select.poll()
         poll.register(self.status_fd, select.POLLIN)
         if not poll.poll(STATUS_WAIT_MS) or not (packed := os.read(self.status_fd, STATUS.size)):
-            return None
-        (number,) = STATUS.unpack(packed)
-        return int(number)
+            return False
+        (status,) = STATUS.unpack(packed)
+        return not os.WIFSIGNALED(status) or os.WTERMSIG(status) not in SIGNALS_OF_THE_SYSTEM
 
 
 class DecodeProcesses:
@@ -104,6 +90,7 @@ class DecodeProcesses:
         self._lock = threading.Lock()
         self._forkserver: subprocess.Popen[bytes] | None = None
         self._to_forkserver: socket.socket | None = None
+        self._idle: list[DecodeProcess] = []
 
     @property
     def forkserver_pid(self) -> int | None:
@@ -116,27 +103,27 @@ class DecodeProcesses:
             self._start()
 
     def take(self, message: bytes, fd: int) -> DecodeProcess:
-        """Return a new process that has been given this file.
+        """Return a free process that has been given this file.
 
         Raises:
             OSError: no handles, memory or processes are left.
         """
-        with contextlib.ExitStack() as opened:
-            connection, theirs = socket.socketpair()
-            opened.enter_context(theirs)
-            undo = opened.enter_context(contextlib.ExitStack())
-            undo.callback(connection.close)
-            status_fd, their_status_fd = os.pipe()
-            undo.callback(os.close, status_fd)
-            opened.callback(os.close, their_status_fd)
-            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-            self._adopt([theirs.fileno(), their_status_fd])
-            own = [opened.enter_context(open(f"/dev/fd/{fd}", "rb", buffering=0)) for _ in range(NUM_OPENED)]
-            socket.send_fds(connection, [message], [file.fileno() for file in own])
-            undo.pop_all()
-        return DecodeProcess(connection, status_fd)
+        with self._lock:
+            while self._idle:
+                with contextlib.suppress(OSError):  # it died while idle
+                    return _given(self._idle.pop(), message, fd)
+            process = self._new_process()
+        return _given(process, message, fd)
+
+    def give_back(self, process: DecodeProcess) -> None:
+        with self._lock:
+            if len(self._idle) < MAX_IDLE:
+                self._idle.append(process)
+            else:
+                process.close()
 
     def restart(self) -> None:
+        """End all processes, frozen ones too; files that they decode are decoded once more."""
         with self._lock:
             self._stop()
             self._start()
@@ -145,15 +132,33 @@ class DecodeProcesses:
         with self._lock:
             self._stop()
 
-    def _adopt(self, fds: list[int]) -> None:
-        with self._lock:
-            self._start()
+    def _new_process(self) -> DecodeProcess:
+        ours, theirs = socket.socketpair()
+        with theirs:
             try:
-                self._send(fds)
-            except OSError:  # the forkserver died: once more, with a new one
-                self._stop()
-                self._start()
-                self._send(fds)
+                status_fd, their_status_fd = os.pipe()
+            except OSError:
+                ours.close()
+                raise
+            process = DecodeProcess(ours, status_fd)
+            try:
+                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+                self._adopt([theirs.fileno(), their_status_fd])
+            except OSError:
+                process.close()
+                raise
+            finally:
+                os.close(their_status_fd)
+        return process
+
+    def _adopt(self, fds: list[int]) -> None:
+        self._start()
+        try:
+            self._send(fds)
+        except OSError:  # the forkserver died: once more, with a new one
+            self._stop()
+            self._start()
+            self._send(fds)
 
     def _send(self, fds: list[int]) -> None:
         assert self._to_forkserver is not None
@@ -178,12 +183,26 @@ class DecodeProcesses:
         self._to_forkserver = ours
 
     def _stop(self) -> None:
+        for process in self._idle:
+            process.close()
+        self._idle.clear()
         if self._to_forkserver is not None:
             self._to_forkserver.close()
         if self._forkserver is not None:
             self._forkserver.kill()
             self._forkserver.wait()
         self._forkserver = self._to_forkserver = None
+
+
+def _given(process: DecodeProcess, message: bytes, fd: int) -> DecodeProcess:
+    try:
+        with contextlib.ExitStack() as opened:
+            own = [opened.enter_context(open(f"/dev/fd/{fd}", "rb", buffering=0)) for _ in range(NUM_OPENED)]
+            socket.send_fds(process.connection, [message], [file.fileno() for file in own])
+    except OSError:
+        process.close()
+        raise
+    return process
 
 
 decode_processes = DecodeProcesses()
@@ -235,7 +254,11 @@ class RemoteStream:
 
     def close(self) -> None:
         process, self._process = self._process, None
-        if process is not None:
+        if process is None:
+            return
+        if self._ended:
+            decode_processes.give_back(process)
+        else:
             process.close()
 
     def _read_block(self) -> Samples | None:
@@ -258,9 +281,8 @@ class RemoteStream:
             raise invalid_audio("The file was closed.") from error
         metrics.decode_process_deaths.inc()
         if isinstance(error, DecodeProcessSilent):
-            logger.error("a decode process is killed: %s", error)
-            if not self._process.kill():  # the forkserver is silent too
-                decode_processes.restart()
+            logger.error("all decode processes are ended: one gave %s", error)
+            decode_processes.restart()
         elif self._process.ended_by_the_file():
             raise invalid_audio("The file could not be decoded.") from error
         self.close()

@@ -87,7 +87,6 @@ def _fork(status_fds: dict[int, int], status_fd: int) -> int:
             os.close(fd)
     elif pid != FORK_FAILED:
         status_fds[pid] = status_fd
-        _tell(status_fd, pid)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     return pid
 
@@ -98,13 +97,9 @@ def _report_ended(status_fds: dict[int, int]) -> None:
         if pid == 0:
             return
         status_fd = status_fds.pop(pid)
-        _tell(status_fd, status)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(status_fd, STATUS.pack(status))
         os.close(status_fd)
-
-
-def _tell(status_fd: int, number: int) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        os.write(status_fd, STATUS.pack(number))
 
 
 def _run_decode_process(connection_fd: int) -> None:
@@ -120,9 +115,15 @@ def _run_decode_process(connection_fd: int) -> None:
 
 
 def serve(connection: socket.socket) -> None:
-    message, fds, _, _ = socket.recv_fds(connection, MAX_MESSAGE, NUM_OPENED)
-    if message:
-        decode(connection, fds, msgspec.msgpack.decode(message, type=DecodeTask))
+    while True:
+        message, fds, _, _ = socket.recv_fds(connection, MAX_MESSAGE, NUM_OPENED)
+        if not message:
+            return
+        try:
+            decode(connection, fds, msgspec.msgpack.decode(message, type=DecodeTask))
+        finally:
+            for fd in fds:
+                os.close(fd)
 
 
 def decode(connection: socket.socket, fds: list[int], task: DecodeTask) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from asr_server import metrics
 from asr_server.audio import ffmpeg_client
-from asr_server.audio.ffmpeg_client import HEADER, DecodeProcess, RemoteStream, decode_processes
+from asr_server.audio.ffmpeg_client import HEADER, MAX_IDLE, DecodeProcess, RemoteStream, decode_processes
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.recording import Recording
 from asr_server.core import Chunk
@@ -66,14 +66,25 @@ def decoding() -> list[psutil.Process]:
     return [process for process in family() if process not in own_children]
 
 
-def test_a_process_reads_one_file_and_ends(path: Path) -> None:
-    recordings = [Recording(path, AudioLimits()) for _ in range(3)]
+def test_one_process_for_each_open_file_and_idle_ones_are_used_again(path: Path) -> None:
+    recordings = [Recording(path, AudioLimits()) for _ in range(MAX_IDLE + 2)]
     for recording in recordings:
         recording.next_slice()
-    assert len(decoding()) == 3
+    busy = {process.pid for process in decoding()}
+    assert len(busy) == MAX_IDLE + 2
     for recording in recordings:
         assert list(slices(recording))
+    pieces_of(path)
+    until(lambda: len(decoding()) == MAX_IDLE)
+    assert {process.pid for process in decoding()} < busy
+
+
+def test_idle_processes_that_died_are_replaced(path: Path) -> None:
+    pieces_of(path)
+    for process in decoding():
+        process.kill()
     until(lambda: not decoding())
+    assert pieces_of(path)[0]
 
 
 def test_a_process_works_only_while_a_thread_waits_for_it(path: Path) -> None:
@@ -130,8 +141,7 @@ def begun(path: Path) -> tuple[Recording, list[Chunk], psutil.Process]:
     """A recording whose first chunk is there, and the process that decodes it."""
     recording = Recording(path, AudioLimits())
     pieces = [piece for piece in recording.next_slice().pieces if isinstance(piece, Chunk)]
-    (process,) = decoding()
-    return recording, pieces, process
+    return recording, pieces, decoding()[-1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGALRM])
@@ -147,7 +157,7 @@ def test_a_process_that_the_system_ended_is_replaced_and_nothing_is_lost_or_doub
 
 
 @pytest.mark.parametrize("is_forkserver_frozen_too", [False, True])
-def test_a_process_that_is_frozen_is_killed_and_the_file_decoded_once_more(
+def test_processes_that_are_frozen_are_killed_and_the_file_decoded_once_more(
     path: Path,
     is_forkserver_frozen_too: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -155,14 +165,18 @@ def test_a_process_that_is_frozen_is_killed_and_the_file_decoded_once_more(
 ) -> None:
     expected = audio_of(pieces_of(path)[0])
     monkeypatch.setattr(ffmpeg_client, "MAX_SILENCE_MS", 1500)
-    recording, pieces, process = begun(path)
+    idle = Recording(path, AudioLimits())
+    idle.next_slice()
+    recording, pieces, _ = begun(path)
+    list(slices(idle))
     frozen = family() if is_forkserver_frozen_too else decoding()
-    for other in frozen:
-        other.send_signal(signal.SIGSTOP)
+    assert len(frozen) == 2 + is_forkserver_frozen_too
+    for process in frozen:
+        process.suspend()
     assert np.array_equal(audio_of([*pieces, *slices(recording)]), expected)
     assert "no answer for 1.5 s" in caplog.text
     assert "decoded once more" in caplog.text
-    until(lambda: not alive(process))
+    until(lambda: not any(alive(process) for process in frozen))
 
 
 def test_a_file_whose_process_is_frozen_twice_is_answered_and_not_held(
