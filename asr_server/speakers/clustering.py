@@ -33,6 +33,7 @@ CENTRES_ACROSS: Final = 0.48
 BLOCK: Final = 600  # voices clustered at once, half an hour or so: the cost grows with the third power
 # By which both cosines rise as long as fewer people are found than there are.
 _STRICTER: Final = tuple(np.arange(0.08, 1.0 - SAME, 0.08).tolist())
+MOST_GROUPS: Final = 100  # that are joined until as many are left as were asked for
 # What a recording's own cosines change, of which these are usual ones, as if they had been found so often.
 ONE_PERSON, TWO_PEOPLE, USUAL = 0.65, 0.15, 8
 MOVES: Final = 1.4  # SAME and CENTRES for each change of the middle between both
@@ -44,9 +45,7 @@ FEWEST_S: Final = 1.0  # of clean speech of a voice whose cosine counts
 DISTINCT, DISTINCT_BY_SHARE, MOST_DISTINCT = 0.1, 0.8, 0.35
 DISTINCT_S, DISTINCT_SHARE = 2.0, 0.01  # of clean speech, and of all speech
 SHORT_S: Final = 0.8  # of clean speech, from which a voice may be one of the people who are asked for
-UNLIKE: Final = 0.35  # cosine with everybody else, below which it is
 LIKE_REFERENCE: Final = 0.35  # cosine with a reference from which a voice that is nobody yet is that person
-WARD_S: Final = 40.0  # who says more counts no more where people are joined because fewer were asked for
 KNOWN_OF_FEW: Final = 0.2  # the same for clusters, where there are no more people than references
 KNOWN: Final = 0.45  # cosine with a reference from which a cluster is that person
 
@@ -77,14 +76,38 @@ class _Voices:
     def spoken_s(self, group: Ints) -> float:
         return float(self.clean_s[group].sum())
 
-    def smallest_s(self) -> float:
-        return min(max(SMALLEST_S, SMALLEST_SHARE * float(self.clean_s.sum())), LARGE_S)
+    def groups(self, least_s: float, stricter: float = 0.0) -> list[Ints]:
+        """Group the voices of so many seconds by person, largest first; `stricter` raises both cosines.
 
-    def group(self, least_s: float, stricter: float = 0.0, among: Ints | None = None) -> list[Ints]:
-        every = np.arange(len(self.clean_s)) if among is None else among
-        sure = every[self.clean_s[every] >= min(least_s, float(np.median(self.clean_s)))]
-        arrays = self.embeddings, self.weights, self.windows, self.narrow
-        return sorted(_group(sure, *arrays, self.moved, stricter), key=lambda group: -self.spoken_s(group))
+        If more than a block of groups is left, the voices do not differ: keep them as they are.
+        """
+        sure = np.flatnonzero(self.clean_s >= min(least_s, float(np.median(self.clean_s))))
+        groups, same = [np.array([voice]) for voice in sure], SAME + self.moved + stricter
+        num_before = len(groups) + 1
+        while BLOCK < len(groups) < num_before:
+            num_before = len(groups)
+            blocks = [groups[first : first + BLOCK] for first in range(0, len(groups), BLOCK)]
+            groups = [group for block in blocks for group in self._merged(block, same)]
+        if len(groups) <= BLOCK or not stricter:
+            groups = self._without_alike(self._merged(groups, same), stricter)
+        return sorted(groups, key=lambda group: -self.spoken_s(group))
+
+    def _merged(self, groups: list[Ints], same: float) -> list[Ints]:
+        return merge(groups, self.embeddings, self.weights, self.windows, same)
+
+    def _without_alike(self, groups: list[Ints], stricter: float) -> list[Ints]:
+        """Join clusters with similar means, which average out whispers and shouts."""
+        while len(groups) > 1:
+            means = self.means(groups)
+            shares = np.array([np.average(self.narrow[each], weights=self.weights[each]) for each in groups])
+            is_across = np.abs(shares[:, None] - shares) > 0.5
+            centres = np.where(is_across, CENTRES_ACROSS, CENTRES + self.moved) + stricter
+            above = means @ means.T - centres
+            np.fill_diagonal(above, -np.inf)
+            if above.max() < 0:
+                break
+            groups = _joined(groups, int(above.argmax()))
+        return groups
 
 
 def cluster(
@@ -109,8 +132,7 @@ def cluster(
     is_narrow = np.zeros(len(embeddings), np.bool_) if narrow is None else narrow
     moved = _moved(embeddings, clean_s, windows, alike)
     voices = _Voices(embeddings, clean_s, windows, is_narrow, np.minimum(clean_s, 3.5), moved)
-    groups = voices.group(SURE_S)
-    people = _people(groups, voices)
+    people = _people(voices.groups(SURE_S), voices)
     is_closed = count.most is not None and count.most <= len(references)
     least = KNOWN_OF_FEW if is_closed else KNOWN
     named = name_known(voices.means(people), references, least).values()
@@ -118,7 +140,7 @@ def cluster(
         if number not in named:
             people += _like(reference, people, voices)
     if len(people) < count.least:
-        people = _more_people(people, groups, count.least, voices)
+        people = _more_people(count.least, voices)
     if count.most is not None:
         people = _at_most(people, count.most, voices)
     means = voices.means(people)
@@ -126,7 +148,8 @@ def cluster(
 
 
 def _people(groups: list[Ints], voices: _Voices) -> list[Ints]:
-    total_s, smallest_s = float(voices.clean_s.sum()), voices.smallest_s()
+    total_s = float(voices.clean_s.sum())
+    smallest_s = min(max(SMALLEST_S, SMALLEST_SHARE * total_s), LARGE_S)
     smallest_distinct_s = min(max(DISTINCT_S, DISTINCT_SHARE * total_s), LARGE_S)
     means = voices.means(groups)
     people = [0]
@@ -139,74 +162,33 @@ def _people(groups: list[Ints], voices: _Voices) -> list[Ints]:
     return [groups[number] for number in people]
 
 
-def _more_people(people: list[Ints], groups: list[Ints], least: int, voices: _Voices) -> list[Ints]:
-    """Add unlike voices, even short ones; then the farthest group or half of a person."""
-    if len(groups) > BLOCK:
-        return groups[:least]
-    people = _with_unlike(people, least, voices)
-    halves = [_halves(person, voices) for person in people] if len(people) < least else []
-
-    def lost(choice: tuple[int, list[Ints]]) -> float:
-        place, new = choice
-        return float(_losses([*people[:place], *people[place + 1 :], *new], voices)[-1].min())
-
-    while len(people) < least:
-        taken = np.concatenate(people)
-        others = [group for group in groups if not np.isin(group, taken).any()]
-        choices = [(len(people), [group]) for group in others[:least]]
-        choices += [(place, pair) for place, pair in enumerate(halves) if pair]
-        if not choices:
-            return _largest(groups, least, voices)
-        place, new = max(choices, key=lost)
-        people[place : place + 1] = new
-        halves[place : place + 1] = [_halves(each, voices) for each in new]
-    return people
-
-
-def _halves(person: Ints, voices: _Voices) -> list[Ints]:
-    """Return two large groups of one person by a stricter cosine, or nothing."""
-    smallest_s = voices.smallest_s()
+def _more_people(least: int, voices: _Voices) -> list[Ints]:
+    """Cut the tree at a stricter cosine, then join what loses least."""
     for stricter in _STRICTER:
-        found = voices.group(SURE_S, stricter, person)
-        if not found or voices.spoken_s(found[0]) < smallest_s:
-            break
-        if len(found) > 1 and voices.spoken_s(found[1]) >= smallest_s:
-            return found[:2]
-    return []
-
-
-def _largest(groups: list[Ints], least: int, voices: _Voices) -> list[Ints]:
-    for stricter in _STRICTER:
+        groups = voices.groups(SHORT_S, stricter)
         if len(groups) >= least:
             break
-        groups = voices.group(SURE_S, stricter)
-    return groups[:least]
-
-
-def _with_unlike(people: list[Ints], most: int, voices: _Voices) -> list[Ints]:
-    people, taken = list(people), np.concatenate(people)
-    rest = [group for group in voices.group(SHORT_S) if not np.isin(group, taken).any()]
-    while rest and len(people) < most:
-        nearest = (voices.means(rest) @ voices.means(people).T).max(axis=1)
-        if nearest.min() >= UNLIKE + voices.moved:
-            break
-        people.append(rest.pop(int(nearest.argmin())))
-    return people
+    return _at_most(groups[:MOST_GROUPS], least, voices)
 
 
 def _at_most(people: list[Ints], most: int, voices: _Voices) -> list[Ints]:
     """Join the closest pairs (Ward, 1963) until `most` are left."""
-    people = list(people)
     while len(people) > most:
-        first, second = sorted(divmod(int(_losses(people, voices).argmin()), len(people)))
-        people[first] = np.concatenate([people[first], people.pop(second)])
+        people = _joined(people, int(_losses(people, voices).argmin()))
     return people
+
+
+def _joined(groups: list[Ints], place: int) -> list[Ints]:
+    """Join two groups, by their place in a matrix of all pairs."""
+    first, second = sorted(divmod(place, len(groups)))
+    both = np.concatenate([groups[first], groups[second]])
+    return [*groups[:first], both, *groups[first + 1 : second], *groups[second + 1 :]]
 
 
 def _losses(people: list[Ints], voices: _Voices) -> npt.NDArray[np.float64]:
     """Return what joining each pair loses, [num_people, num_people]."""
     means = voices.means(people)
-    spoken_s = np.array([min(voices.spoken_s(group), WARD_S) for group in people])
+    spoken_s = np.array([voices.spoken_s(group) for group in people])
     lost = (1 - means @ means.T) * spoken_s * spoken_s[:, None] / (spoken_s + spoken_s[:, None])
     np.fill_diagonal(lost, np.inf)
     return np.asarray(lost, np.float64)
@@ -258,64 +240,6 @@ def _moved(
     one = (sum(alike) + USUAL * ONE_PERSON) / (len(alike) + USUAL)
     two = (sum(apart) + USUAL * TWO_PEOPLE) / (len(apart) + USUAL)
     return min(MOST_MOVED, MOVES * ((one + two) - (ONE_PERSON + TWO_PEOPLE)) / 2)
-
-
-def _group(
-    sure: Ints,
-    embeddings: Floats,
-    weights: npt.NDArray[np.float64],
-    windows: Ints,
-    narrow: Flags,
-    moved: float,
-    stricter: float,
-) -> list[Ints]:
-    """Group sure voices by person; `moved` and `stricter` shift both cosines.
-
-    If more than a block of groups is left, the voices do not differ: keep them as they are.
-    """
-    groups, same = [np.array([index]) for index in sure], SAME + moved + stricter
-    while len(groups) > BLOCK:
-        before = len(groups)
-        blocks = [groups[first : first + BLOCK] for first in range(0, len(groups), BLOCK)]
-        groups = [each for block in blocks for each in merge(block, embeddings, weights, windows, same)]
-        if stricter and len(groups) > BLOCK:
-            return groups
-        if len(groups) == before:
-            break
-    groups = merge(groups, embeddings, weights, windows, same)
-    centres = CENTRES + moved + stricter, CENTRES_ACROSS + stricter
-    return _join_alike(groups, embeddings, weights, narrow, *centres)
-
-
-def _join_alike(
-    groups: list[Ints],
-    embeddings: Floats,
-    weights: npt.NDArray[np.float64],
-    narrow: Flags,
-    centres: float,
-    centres_across: float,
-) -> list[Ints]:
-    """Join clusters with similar means, which average out whispers and shouts.
-
-    Args:
-        centres: least cosine.
-        centres_across: the same between telephone and wide band.
-    """
-    groups = list(groups)
-    means = directions(groups, embeddings, weights) if groups else np.empty((0, 1), np.float32)
-    shares = np.array([np.average(narrow[group], weights=weights[group]) for group in groups])
-    while len(groups) > 1:
-        is_across = np.abs(shares[:, None] - shares) > 0.5
-        above = means @ means.T - np.where(is_across, centres_across, centres)
-        np.fill_diagonal(above, -np.inf)
-        first, second = sorted(divmod(int(above.argmax()), len(groups)))
-        if above[first, second] < 0:
-            break
-        joined = groups[first] = np.concatenate([groups[first], groups.pop(second)])
-        means, shares = np.delete(means, second, axis=0), np.delete(shares, second)
-        means[first] = directions([joined], embeddings, weights)[0]
-        shares[first] = np.average(narrow[joined], weights=weights[joined])
-    return groups
 
 
 def directions(groups: list[Ints], embeddings: Floats, weights: npt.NDArray[np.float64]) -> Floats:

@@ -29,10 +29,12 @@ _PAUSE: Final = 25  # features within a passage in which its speaker may be sile
 _CUT_EVERY, _CUT_WITHIN = 250, 75
 # A stretch of which the window before has heard so much, or this share, is not heard again.
 _ENOUGH, _ENOUGH_SHARE = 200 * 160, 0.8  # samples
-_SPLIT: Final = 0.35  # mean cosine of two groups of passages below which they are two people
+# Mean cosine of two groups of passages below which they are two people: in full band, by telephone. There all
+# voices are more alike, and the segmentation more often takes two women for one.
+_SPLIT: Final = 0.35, 0.55
 # The same for stretches of one passage. One of 2.5 s says less about a voice; `track.py` judges it once more,
 # when it knows the people of the whole recording.
-_SPLIT_WITHIN: Final = 0.2
+_SPLIT_WITHIN: Final = 0.2, 0.35
 # What is 10 to 25 dB quieter than the loud tenth of what its speaker says may be an echo: the logarithm of
 # its odds is so much less for each decibel.
 _FAINT_DB, _FAINTEST_DB, _DOUBT = 10.0, 25.0, 0.3
@@ -104,7 +106,8 @@ def hear(
         passages = [part for passage in passages for part in _by_person(passage)]
         embeddings = np.stack([_mean(passage) for passage in passages])
         weights = np.array([_num_features(passage) for passage in passages], np.float64)
-        groups, alike = _people(embeddings, weights, _SPLIT)
+        is_called = _is_narrow([stretch for passage in passages for stretch in passage])
+        groups, alike = _people(embeddings, weights, _SPLIT[is_called])
         heard.alike.extend(alike)
         people = [[stretch for number in group for stretch in passages[number]] for group in groups]
         whose = nearest(people, start)
@@ -112,9 +115,8 @@ def hear(
             is_own = whose == number
             num_alone = len(_feature_frames(alone[:, speaker] & is_own, samples))
             clean_s = min(num_alone, _MAX_FEATURES) / 100
-            is_narrow = bool(np.mean([each.is_narrow for each in people[number]]) > 0.5)
             is_half, own = len(groups) > 1, tuple(people[number])
-            voice = Voice(likely * is_own, embedding, clean_s, is_narrow, is_half, own)
+            voice = Voice(likely * is_own, embedding, clean_s, _is_narrow(own), is_half, own)
             heard.voices.append(voice)
     return heard
 
@@ -187,8 +189,12 @@ def _heard(samples: Samples, chosen: Ints) -> tuple[Floats, bool]:
 
 def _by_person(passage: list[Stretch]) -> list[list[Stretch]]:
     """Return the passage, or its stretches apart if two people say them."""
-    groups, _ = _people(*_embeddings(passage), _SPLIT_WITHIN)
+    groups, _ = _people(*_embeddings(passage), _SPLIT_WITHIN[_is_narrow(passage)])
     return [passage] if len(groups) == 1 else [[stretch] for stretch in passage]
+
+
+def _is_narrow(stretches: Sequence[Stretch]) -> bool:
+    return sum(stretch.is_narrow for stretch in stretches) > len(stretches) / 2
 
 
 def _mean(passage: list[Stretch]) -> Floats:

@@ -104,6 +104,11 @@ SHORT_KINDS: Final = (
     Kind("one in 10 to 60 s", lambda rng, voices: _pair(rng, voices)[:1], duration_s=(10.0, 55.0)),
 )
 
+PHONE_KINDS: Final = (
+    Kind("two, telephone", _pair, callers=1.0, duration_s=(20.0, 60.0), least_s=3.0),
+    Kind("three or four, telephone", _several, callers=1.0, duration_s=(40.0, 120.0), least_s=3.0),
+)
+
 
 @cache
 def sayings(voices: str = "tuned") -> dict[str, list[Said]]:
