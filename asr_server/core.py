@@ -70,7 +70,6 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     keywords: tuple[str, ...] = ()  # get a bonus where the text is searched, or decoded greedily
     condition_on_previous_text: bool = False  # one chunk after another, the text so far as its prompt
     word_timestamps: bool = False  # align the text tokens with the audio once they are known
-    segment_times: bool = True  # are shown: worth an alignment, unless voices are not checked
     token_logprobs: bool = False  # tell of each token how likely it was
     early_results: bool = False  # report each segment as it is closed, where nothing can take it back
     streams: bool = False  # text is waited for: the first chunk is read alone until it has given some

@@ -251,9 +251,7 @@ class WyomingConnection:
 
     def _decoding_options(self, model: ServedModel) -> DecodingOptions:
         wanted = self._wanted
-        return model.transcriber.options(
-            language=wanted.language, keywords=wanted.keywords, segment_times=False
-        )
+        return model.transcriber.options(language=wanted.language, keywords=wanted.keywords)
 
     # -- What is written -----------------------------------------------------------------------------------
 

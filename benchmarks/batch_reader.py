@@ -52,7 +52,7 @@ async def read_here(
 
     async def one(sound: Sound) -> Reading:
         own = transcriber.options_for(sound.language, None)
-        own = msgspec.structs.replace(own, segment_times=True, **sound.options)
+        own = msgspec.structs.replace(own, **sound.options)
         async with places:
             with tempfile.TemporaryFile() as file:
                 soundfile.write(file, sound.samples, SAMPLE_RATE, format="FLAC", subtype="PCM_16")

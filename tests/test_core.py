@@ -30,7 +30,7 @@ def segment(*words: Word) -> Segment:
 def test_without_a_wish_all_extras_are_off_and_thresholds_are_openai_whispers() -> None:
     options = msgspec.structs.asdict(DecodingOptions())
     on = {name for name, value in options.items() if value is True}
-    assert on == {"segment_times"}
+    assert on == set()
     numbers = {name: value for name, value in options.items() if type(value) in (int, float)}
     assert numbers == {
         "compression_ratio_threshold": 2.4,

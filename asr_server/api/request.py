@@ -273,7 +273,6 @@ def _decoding_options(
         "temperature": fields.temperature,
         "streams": fields.is_streamed,
         "top_k": max(0, fields.top_k),  # vLLM's -1 is off too
-        "segment_times": _shows_segments(fields) or fields.channels == "split",
         "max_new_tokens": fields.max_completion_tokens,
     }
     return model.transcriber.options(**values | own)

@@ -65,10 +65,6 @@ class TranscribeJob:
         return self.render_options.needs_words(self.formats) or self.voices is not None
 
     @property
-    def needs_segment_times(self) -> bool:
-        return not {"json", "text"}.issuperset(self.formats)
-
-    @property
     def render_options(self) -> RenderOptions:
         return RenderOptions(with_words=self.word_timestamps, layout=self.layout)
 
@@ -180,7 +176,6 @@ def _decoding_options(job: TranscribeJob, transcriber: Transcriber, settings: Se
         keywords=job.hotwords,
         temperature=job.temperature,
         word_timestamps=job.needs_words,
-        segment_times=job.needs_segment_times,
         condition_on_previous_text=job.condition_on_previous_text,
         multilingual=job.multilingual,
     )

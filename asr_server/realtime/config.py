@@ -153,7 +153,6 @@ def decoding_options(session: SessionConfig, models: Models) -> DecodingOptions:
         params=(f"{at}.language", f"{at}.languages"),
         prompt=config.prompt,
         keywords=config.keywords,
-        segment_times=session.is_diarized,
         word_timestamps=session.is_diarized,
         token_logprobs="item.input_audio_transcription.logprobs" in session.include,
     )

@@ -152,7 +152,7 @@ class TurnReader:
         self._chunks.put_nowait(task)
 
     async def _read_interim(self, chunk: Chunk, index: int) -> None:
-        options = msgspec.structs.replace(self._options, word_timestamps=False, segment_times=False)
+        options = msgspec.structs.replace(self._options, word_timestamps=False)
         outcome = await _attempt(self._model, chunk, options)
         if isinstance(outcome, TranscriptDelta):
             text, language = outcome.text, outcome.language

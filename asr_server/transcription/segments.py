@@ -25,6 +25,7 @@ from asr_server.core import (
     TokenLogprob,
     Word,
 )
+from asr_server.metrics import ReadAgainReason
 from asr_server.transcription.language import ENGLISH, UNSPACED
 from asr_server.transcription.word_times import (
     AlignedWord,
@@ -37,6 +38,7 @@ from asr_server.transcription.word_times import (
 from asr_server.transcription.words import group_words
 
 FRAMES_PER_S: Final = 100  # `seek` counts 10 ms frames
+SAMPLES_PER_FRAME: Final = SAMPLE_RATE // FRAMES_PER_S  # so that a segment's `seek` is exact
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -67,6 +69,11 @@ class DecodedPart(msgspec.Struct, frozen=True):
     channel: int = 0
     dropped: tuple[DroppedSegment, ...] = ()  # text that it was read with
     split_s: float | None = None  # from the start of the tail: there it is parted, to be read in two
+    reason: ReadAgainReason = "unread_tail"  # the tail is read
+
+    @property
+    def read_to_s(self) -> float:
+        return self.duration_s if self.tail_s is None else self.tail_s
 
 
 def decode_part(
@@ -96,14 +103,13 @@ def with_dropped(
     part: DecodedPart, spans: Sequence[Span], reason: DroppedReason, tokenizer: Tokenizer
 ) -> DecodedPart:
     """Note the spans that the part has lost, except those read again."""
-    end_s = part.duration_s if part.tail_s is None else part.tail_s
     kept = {(span.start_s, span.tokens) for span in part.spans}
     dropped = tuple(
         DroppedSegment(
             part.start_s + span.start_s, part.start_s + span.end_s, tokenizer.decode(span.tokens), reason
         )
         for span in spans
-        if (span.start_s, span.tokens) not in kept and span.start_s < end_s
+        if (span.start_s, span.tokens) not in kept and span.start_s < part.read_to_s
     )
     return msgspec.structs.replace(part, dropped=part.dropped + dropped)
 
@@ -169,13 +175,28 @@ def with_times_of_words(part: DecodedPart) -> DecodedPart:
     return msgspec.structs.replace(part, spans=tuple(spans))
 
 
-def unread_tail(chunk: Chunk, part: DecodedPart) -> Chunk | None:
-    return None if part.tail_s is None else rest_of(chunk, round(part.tail_s * SAMPLE_RATE))
+def unread(chunk: Chunk, part: DecodedPart) -> list[Chunk]:
+    """Return what of the part's audio is to be read next, in one piece or two."""
+    if part.tail_s is None:
+        return []
+    tail = rest_of(chunk, round(part.tail_s * SAMPLE_RATE))
+    if part.split_s is None:
+        return [tail]
+    split = round(part.split_s * SAMPLE_RATE)
+    return [msgspec.structs.replace(tail, samples=tail.samples[:split]), rest_of(tail, split)]
 
 
-def in_two(chunk: Chunk, split_s: float) -> tuple[Chunk, Chunk]:
-    split = round(split_s * SAMPLE_RATE)
-    return msgspec.structs.replace(chunk, samples=chunk.samples[:split]), rest_of(chunk, split)
+def between(chunk: Chunk, start_s: float, end_s: float) -> Chunk:
+    """Return a part of the chunk that begins on one of the file's frames."""
+    first = round(start_s * FRAMES_PER_S) * SAMPLES_PER_FRAME
+    first -= (chunk.start_sample + first) % SAMPLES_PER_FRAME if first else 0
+    return rest_of(msgspec.structs.replace(chunk, samples=chunk.samples[: round(end_s * SAMPLE_RATE)]), first)
+
+
+def on_frame_s(time_s: float, chunk: Chunk) -> float:
+    """Return the time, or the file's next frame behind it."""
+    first = math.ceil(time_s * SAMPLE_RATE)
+    return (first + -(chunk.start_sample + first) % SAMPLES_PER_FRAME) / SAMPLE_RATE
 
 
 def rest_of(chunk: Chunk, first: int) -> Chunk:
@@ -184,7 +205,9 @@ def rest_of(chunk: Chunk, first: int) -> Chunk:
     )
 
 
-def ending_at(part: DecodedPart, num_kept: int, tail_s: float) -> DecodedPart:
+def ending_at(
+    part: DecodedPart, num_kept: int, tail_s: float, reason: ReadAgainReason = "unread_tail"
+) -> DecodedPart:
     """Return the part's first spans, with words that end by `tail_s`."""
     cut: list[Span] = []
     end_s = tail_s
@@ -193,7 +216,9 @@ def ending_at(part: DecodedPart, num_kept: int, tail_s: float) -> DecodedPart:
         cut.append(msgspec.structs.replace(span, words=words))
         end_s = words[0].start_s if words else end_s
     dropped = tuple(each for each in part.dropped if each.start_s < part.start_s + tail_s)
-    return msgspec.structs.replace(part, spans=tuple(cut[::-1]), tail_s=tail_s, dropped=dropped)
+    return msgspec.structs.replace(
+        part, spans=tuple(cut[::-1]), tail_s=tail_s, dropped=dropped, reason=reason
+    )
 
 
 def _spans(result: ChunkResult, num_read: int, timestamps: Timestamps) -> Iterator[Span]:

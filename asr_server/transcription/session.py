@@ -17,9 +17,9 @@ from asr_server.audio.recording import ChunkSource, DecodeSlice, Recording
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import Chunk, DecodingOptions, Samples, Transcript, TranscriptDelta
 from asr_server.dispatch.queue import RequestHandle
-from asr_server.transcription.chunk_progress import NOTHING_SENT, ChunkProgress, not_yet_sent
-from asr_server.transcription.chunk_reader import ChunkReader
 from asr_server.transcription.language_detector import LanguageDetector
+from asr_server.transcription.progress import NOTHING_SENT, ChunkProgress, not_yet_sent
+from asr_server.transcription.reading import ChunkReader
 from asr_server.transcription.stall_watch import StallWatch
 from asr_server.transcription.transcript import TranscriptBuilder
 
@@ -132,11 +132,11 @@ class TranscriptionSession:
             finished = decoded.finished
             chunks = [piece for piece in decoded.pieces if isinstance(piece, Chunk)]
             for chunk in chunks:
-                spoken = await self.reader.listen(chunk)
+                heard = await self.reader.hear(chunk)
                 # Waiting here while another chunk detects also keeps this side from decoding on.
                 language, progress = await self.language.next_language(), ChunkProgress()
                 self._pending.put_nowait(progress)
-                read = partial(self.reader.read, chunk, spoken, language, progress)
+                read = partial(self.reader.read, heard, language, progress)
                 if finished and chunk is chunks[-1]:
                     read_last = read
                 else:

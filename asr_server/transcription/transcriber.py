@@ -25,11 +25,11 @@ from asr_server.core import (
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.telemetry import unique_request_id
-from asr_server.transcription.chunk_reader import ChunkReader
 from asr_server.transcription.language import Languages
 from asr_server.transcription.language_detector import MAX_VOTES, LanguageDetector
 from asr_server.transcription.mixed_session import MixedSession, RequestSession
 from asr_server.transcription.prompt import boosted_keywords, prompt_tokens
+from asr_server.transcription.reading import ChunkReader
 from asr_server.transcription.session import Labeller, NextSlice, TranscriptionSession
 from asr_server.transcription.stall_watch import StallLimits, StallWatch
 from asr_server.transcription.tasks import task_group

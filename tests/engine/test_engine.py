@@ -117,7 +117,6 @@ EACH_OPTION: dict[str, Any] = {
     "max_new_tokens": 3,
     "token_logprobs": True,
     "is_last_part": True,
-    "segment_times": False,
 }
 
 

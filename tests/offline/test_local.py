@@ -33,7 +33,7 @@ def options(**job: Any) -> DecodingOptions:
 
 def test_without_a_word_the_language_is_detected_and_the_ladder_is_as_long_as_set() -> None:
     ladder = (0.0, 0.2, 0.4)
-    assert options() == DecodingOptions(early_results=True, segment_times=False, temperatures=ladder)
+    assert options() == DecodingOptions(early_results=True, temperatures=ladder)
 
 
 def test_a_temperature_is_the_only_one_tried() -> None:
@@ -60,11 +60,6 @@ def test_words_are_timed_where_a_result_needs_them() -> None:
     assert not options(formats=("vtt",), layout=SubtitleLayout(raw=True)).word_timestamps
     assert options(formats=("vtt",), layout=SubtitleLayout(max_words_per_line=3)).word_timestamps
     assert options(condition_on_previous_text=True).condition_on_previous_text
-
-
-def test_segments_are_timed_where_a_result_shows_them() -> None:
-    assert not options(formats=("json", "text")).segment_times
-    assert all(options(formats=("text", name)).segment_times for name in ("verbose_json", "srt", "tsv"))
 
 
 def test_a_model_of_one_language_does_not_translate() -> None:

@@ -205,7 +205,7 @@ def test_options_of_a_session_reach_the_decoder() -> None:
     assert (options.language, options.candidate_languages, options.keywords) == ("en", (), ("two",))
     assert options.prompt_tokens == tuple(model.transcriber.tokenizer.encode(" one"))
     assert options.temperatures == model.settings.temperatures
-    assert (options.segment_times, options.word_timestamps) == (False, False)
+    assert not options.word_timestamps
     assert not config.is_diarized
     candidates = updated(default_config("whisper-1"), transcription={"languages": ["de", "en"]})
     assert decoding_options(candidates, MODELS).candidate_languages == ("de", "en")
@@ -220,7 +220,7 @@ def test_a_diarized_session_needs_the_times_of_words() -> None:
     models = ModelRegistry([served(Settings(model_alias="*"))])
     config = default_config("gpt-4o-transcribe-diarize")
     options = decoding_options(config, models)
-    assert (config.is_diarized, options.segment_times, options.word_timestamps) == (True, True, True)
+    assert (config.is_diarized, options.word_timestamps) == (True, True)
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ async def test_a_turn_without_a_sound_is_read_at_once(app: RunningApp) -> None:
 
 
 async def test_an_interim_reading_is_of_the_growing_chunk_and_one_at_a_time(app: RunningApp) -> None:
-    hand = Hand(app, replace(PLAIN, word_timestamps=True, segment_times=True, token_logprobs=True))
+    hand = Hand(app, replace(PLAIN, word_timestamps=True, token_logprobs=True))
     hand.reader.push(noise(45.0))
     await until(lambda: hand.events and not app.dispatcher.num_chunks)
     hand.events.clear()
@@ -147,7 +147,6 @@ async def test_an_interim_reading_is_of_the_growing_chunk_and_one_at_a_time(app:
     hand.reader.read_interim()
     await until(lambda: app.replica.held)
     (submit,) = app.replica.held
-    assert (submit.options.word_timestamps, submit.options.segment_times) == (False, False)
     hand.reader.read_interim()
     assert hand.events == [InterimRead(ITEM)]
     app.replica.release(submit)
@@ -310,7 +309,7 @@ class Speakers:
 
 async def test_segments_of_all_chunks_get_their_speakers_and_empty_ones_are_left_out(app: RunningApp) -> None:
     speakers = Speakers()
-    hand = Hand(app, replace(PLAIN, segment_times=True), speakers)
+    hand = Hand(app, replace(PLAIN), speakers)
     hand.reader.push(noise(45.0))
     hand.reader.finish()
     *_, whole = await hand.ended()

@@ -1,20 +1,27 @@
-"""Parts whose segments a test makes up, over a sound that the voice detector knows."""
+"""What a model answers with word times, and a sound that the voice detector knows."""
 
 from __future__ import annotations
 
-from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, Samples
-from asr_server.transcription.segments import DecodedPart, Span
-from tests.noises import make_noise
-from tests.speech import say
+from collections.abc import Sequence
 
-COUGHS, TALK = make_noise("coughs", -20, 4.0, 1), say("31415926", "rms").samples
+import msgspec
+import numpy as np
+
+from asr_server.core import SAMPLE_RATE, ChunkResult
+from tests.support.fake_replica import say
+from tests.support.noises import make_noise
+from tests.support.speech import say as speak
+from tests.support.tokens import at, make_tokenizer
+
+COUGHS, TALK = make_noise("coughs", -20, 4.0, 1), speak("31415926", "rms").samples
 TALK_S = len(TALK) / SAMPLE_RATE
-LIKELY, UNLIKELY = -0.1, -1.0
+_TOKENIZER = make_tokenizer()
 
 
-def part_of(sound: Samples, *segments: tuple[float, float, float]) -> tuple[DecodedPart, Chunk]:
-    """Segments from start to end in seconds, each with the log-probability of its tokens."""
-    chunk = Chunk(0, 0, sound)
-    result = ChunkResult((1,), (0.0,), 0.0, 0.0, 1.0, 0.0, "en", "stop")
-    spans = tuple(Span(start_s, end_s, (1,), (logprob,)) for start_s, end_s, logprob in segments)
-    return DecodedPart(0.0, chunk.duration_s, result, spans, 1), chunk
+def timed(text: Sequence[int], start_s: float, end_s: float, duration_s: float) -> ChunkResult:
+    """One segment of the whole duration; its tokens share the time from `start_s` to `end_s`."""
+    edges_s = np.linspace(start_s, end_s, len(text) + 1).tolist()
+    result = say(at(_TOKENIZER, 0), *text, at(_TOKENIZER, duration_s))
+    return msgspec.structs.replace(
+        result, token_times_s=tuple(edges_s), token_peaks_s=tuple(edge_s + 0.01 for edge_s in edges_s[:-1])
+    )

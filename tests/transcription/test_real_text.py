@@ -24,7 +24,7 @@ from asr_server.core import SAMPLE_RATE, DecodingOptions, Samples, Transcript
 from asr_server.errors import AudioTooShort
 from asr_server.offline.local import LocalTranscriber, TranscribeJob
 from asr_server.transcription import boosted_keywords, prompt_tokens
-from asr_server.transcription.voice_check import LEAD_S
+from asr_server.transcription.judge import LEAD_S
 from benchmarks.engine_helpers import Checkpoint
 from benchmarks.engine_helpers import transcribe as transcribe_chunks
 from benchmarks.openai_whisper import transcribed_features

@@ -75,8 +75,7 @@ def test_a_segment_left_open_is_unread_from_the_last_closed_time() -> None:
     of = chunk(start_s=10.0, index=3)
     part = read(heard(t(0), *words("1"), t(2), t(2.5), *words("23")), of)
     assert times(part) == [(10.0, 12.0, " one")]
-    tail = segments.unread_tail(of, part)
-    assert tail is not None
+    [tail] = segments.unread(of, part)
     assert (tail.index, tail.start_s, tail.duration_s) == (3, 12.0, 18.0)
     np.testing.assert_array_equal(tail.samples, of.samples[2 * SAMPLE_RATE :])
 

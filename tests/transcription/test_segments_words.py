@@ -110,14 +110,13 @@ def test_a_segment_without_words_has_the_times_of_its_words() -> None:
 def test_a_tail_is_parted_in_two() -> None:
     whole = chunk()
     part = segments.decode_part(whole, say(t(0), *words("1"), t(2), t(2)), WORDS, TOKENIZER)
-    tail = segments.unread_tail(whole, part)
-    assert tail is not None
+    [tail] = segments.unread(whole, part)
     assert (tail.start_s, tail.duration_s, tail.index, tail.channel) == (12.0, 6.0, 3, 1)
-    first, second = segments.in_two(tail, 2.5)
+    first, second = segments.unread(whole, msgspec.structs.replace(part, split_s=2.5))
     assert (first.start_s, first.duration_s) == (12.0, 2.5)
     assert (second.start_s, second.duration_s) == (14.5, 3.5)
     assert np.array_equal(np.concatenate([first.samples, second.samples]), tail.samples)
-    assert segments.unread_tail(whole, msgspec.structs.replace(part, tail_s=None)) is None
+    assert segments.unread(whole, msgspec.structs.replace(part, tail_s=None)) == []
 
 
 def test_a_part_without_text_is_as_long_as_its_audio_and_its_spans_can_be_told() -> None:

@@ -20,7 +20,7 @@ from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import RequestStalled
 from asr_server.metrics import REGISTRY
 from asr_server.transcription import StallLimits, Transcriber
-from asr_server.transcription.chunk_progress import ChunkProgress
+from asr_server.transcription.progress import ChunkProgress
 from asr_server.transcription.stall_watch import MAX_STEPS_IN_FLIGHT, StallWatch
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import torch
+from asr_server.transcription.chunk_reader import MAX_PARTS
 
 from asr_server.checkpoint.tokenizer import MIN_TAIL_S, Tokenizer
 from asr_server.core import SAMPLE_RATE, Chunk, Samples
-from asr_server.transcription.chunk_reader import MAX_PARTS
 from asr_server.transcription.segments import FRAMES_PER_S
 from benchmarks.engine_helpers import Reference
 

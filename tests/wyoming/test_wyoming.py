@@ -95,7 +95,7 @@ async def test_audio_without_a_start_and_a_hint_of_names_is_transcribed() -> Non
         await client.write_event(event_of("audio-stop"))
         assert (await heard_by(client)).text == "zero"
         options = app.replica.submits[0].options
-        assert (options.keywords, options.segment_times) == (("two", "one"), False)
+        assert (options.keywords, options.early_results) == (("two", "one"), True)
 
 
 @pytest.mark.parametrize(

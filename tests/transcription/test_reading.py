@@ -11,10 +11,14 @@ import pytest
 
 from asr_server.channel.messages import Submit
 from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples
+from asr_server.metrics import REGISTRY
 from asr_server.transcription import Transcriber
-from asr_server.transcription.chunk_reader import MAX_PARTS
-from tests.fake_replica import noise, say, wav
-from tests.speech import say as speak
+from asr_server.transcription.reading import MAX_READINGS
+from tests.support.fake_replica import noise, say, wav
+from tests.support.speech import WORDS, silence
+from tests.support.speech import say as speak
+from tests.support.tokens import words
+from tests.transcription.parts import timed
 from tests.transcription.running_app import (
     ENGLISH,
     THREE_CHUNKS,
@@ -24,7 +28,6 @@ from tests.transcription.running_app import (
     t,
     two_channels,
 )
-from tests.vocabulary import words
 
 
 def one_or_two(submit: Submit) -> ChunkResult:
@@ -71,11 +74,13 @@ async def test_the_rest_of_a_chunk_is_asked_for_in_the_language_of_its_beginning
     assert [submit.options.language for submit in app.replica.submits] == asked
 
 
-async def test_the_parts_of_a_chunk_are_bounded(app: RunningApp) -> None:
+async def test_the_parts_of_a_chunk_are_bounded_and_the_last_one_has_no_tail(app: RunningApp) -> None:
     app.answer = lambda submit: say(t(0), *words("1"), t(0.5), t(0.5), *words("2"))
-    _, transcript = await app.transcribe(wav(noise(20)), ENGLISH)
-    assert len(app.replica.submits) == MAX_PARTS
-    assert transcript.text == " ".join(["one"] * MAX_PARTS) + " two"
+    _, transcript = await app.transcribe(wav(noise(20)), msgspec.structs.replace(ENGLISH, early_results=True))
+    assert transcript.text == " ".join(["one"] * MAX_READINGS) + " two"
+    asked = [submit.options for submit in app.replica.submits]
+    assert [each.is_last_part for each in asked] == [False] * (MAX_READINGS - 1) + [True]
+    assert [each.early_results for each in asked] == [True] * (MAX_READINGS - 1) + [False]
 
 
 async def test_a_limit_set_by_the_client_is_an_end(app: RunningApp) -> None:
@@ -258,14 +263,181 @@ async def test_a_chunk_read_in_one_piece_after_a_replica_was_lost_has_words(app:
     assert "".join(word.text for word in segment.words).strip() == segment.text.strip()
 
 
-async def test_words_are_aligned_where_they_or_the_times_of_segments_are_shown(app: RunningApp) -> None:
-    """A model's own times ignore pauses; unless voices are checked, they are as asked for."""
+@pytest.mark.parametrize("asked", [{}, {"word_timestamps": True}])
+async def test_every_answer_is_read_with_the_times_of_words_where_voices_are_checked(
+    app: RunningApp, asked: dict[str, bool]
+) -> None:
+    """So that text is the same in every format; words are shown where they were asked for."""
     unchecked = Transcriber(app.dispatcher, app.pool, TOKENIZER, check_voice=False)
-    asked = []
-    for transcriber in (app.transcriber, unchecked):
+    for transcriber, is_timed in ((app.transcriber, True), (unchecked, bool(asked))):
         app.transcriber = transcriber
-        for shown in ({"segment_times": True}, {"segment_times": False}, {"word_timestamps": True}):
-            _, transcript = await app.transcribe(wav(noise(2.0)), msgspec.structs.replace(ENGLISH, **shown))
-            asked.append(app.replica.submits[-1].options.word_timestamps)
-            assert any(segment.words for segment in transcript.segments) == ("word_timestamps" in shown)
-    assert asked == [True, False, True, False, False, True]
+        _, transcript = await app.transcribe(wav(noise(2.0)), msgspec.structs.replace(ENGLISH, **asked))
+        assert app.replica.submits[-1].options.word_timestamps == is_timed
+        assert any(segment.words for segment in transcript.segments) == bool(asked)
+
+
+# -- Speech inside a segment, with a model that reads the second sentence only -------------------------------
+
+FIRST, SECOND = "314159265358", "2718"
+STREAMED = msgspec.structs.replace(ENGLISH, early_results=True, streams=True)
+WITH_WORDS = msgspec.structs.replace(ENGLISH, word_timestamps=True)
+
+
+def two_sentences(pause_s: float) -> tuple[Samples, float]:
+    """Both, and where the second one begins."""
+    first, second = (speak(digits, "rms", gap_s=0.05, lead_s=0.0).samples for digits in (FIRST, SECOND))
+    before = np.concatenate([silence(0.3), first, silence(pause_s)])
+    return np.concatenate([before, second, silence(0.5)]), len(before) / SAMPLE_RATE
+
+
+def second_alone(second_s: float) -> Callable[[Submit], ChunkResult]:
+    """Read the second sentence, unless the first one stands alone."""
+
+    def answer(submit: Submit) -> ChunkResult:
+        duration_s = len(submit.samples) / SAMPLE_RATE
+        if submit.id.part == 1:
+            return timed(words(FIRST), 0.3, second_s - 1.0, duration_s)
+        start_s = second_s if submit.id.part == 0 else 0.3
+        return timed(words(SECOND), start_s, duration_s - 0.5, duration_s)
+
+    return answer
+
+
+def spelt(digits: str) -> str:
+    return " ".join(WORDS[int(digit)] for digit in digits)
+
+
+@pytest.mark.parametrize("pause_s", [0.6, 1.6])
+@pytest.mark.parametrize("options", [ENGLISH, STREAMED, WITH_WORDS])
+async def test_a_sentence_lost_before_a_pause_inside_a_segment_is_read_by_itself(
+    app: RunningApp, options: DecodingOptions, pause_s: float
+) -> None:
+    sound, second_s = two_sentences(pause_s)
+    app.answer = second_alone(second_s)
+    deltas, transcript = await app.transcribe(wav(sound), options)
+    assert transcript.text == "".join(delta.text for delta in deltas) == f"{spelt(FIRST)} {spelt(SECOND)}"
+    whole, first, second = (len(submit.samples) for submit in app.replica.submits)
+    assert whole - 3200 < first + second <= whole
+    assert first / SAMPLE_RATE == pytest.approx(second_s - pause_s / 2, abs=0.4), "parted within the pause"
+
+
+async def test_a_sentence_said_four_times_is_written_four_times(app: RunningApp) -> None:
+    """By a model that reads one of them a time, the first or the last."""
+    once = np.concatenate([speak(FIRST[:4], "rms", gap_s=0.05, lead_s=0.0).samples, silence(0.5)])
+    once_s = len(once) / SAMPLE_RATE
+    for is_last in (False, True):
+
+        def answer(submit: Submit, is_last: bool = is_last) -> ChunkResult:
+            duration_s = len(submit.samples) / SAMPLE_RATE
+            start_s = max(0.0, duration_s - once_s) if is_last else 0.2
+            return timed(words(FIRST[:4]), start_s, min(start_s + once_s - 0.5, duration_s), duration_s)
+
+        app.answer = answer
+        for options in (ENGLISH, STREAMED, WITH_WORDS):
+            _, transcript = await app.transcribe(wav(np.concatenate([once] * 4)), options)
+            assert transcript.text == " ".join([spelt(FIRST[:4])] * 4)
+
+
+async def test_what_a_model_leaves_out_again_and_again_is_given_up(app: RunningApp) -> None:
+    sound, _ = two_sentences(1.6)
+
+    def answer(submit: Submit) -> ChunkResult:
+        duration_s = len(submit.samples) / SAMPLE_RATE
+        return timed(words("2"), max(0.0, duration_s - 0.4), duration_s - 0.2, duration_s)
+
+    app.answer = answer
+    await app.transcribe(wav(np.concatenate([sound, silence(1.2), sound])), ENGLISH)
+    assert len(app.replica.submits) <= MAX_READINGS
+
+
+# -- Sentences that a model says again -----------------------------------------------------------------------
+
+REPEATED = say(t(0), *words("3141"), t(1.5), t(1.5))  # and leaves the rest unread
+AGAIN, OTHER = say(t(0), *words("3141"), t(1)), say(t(0), *words("2718"), t(1))
+PROMPTED = DecodingOptions(language="en", prompt_tokens=words("9"), early_results=True)
+
+
+def in_turn(app: RunningApp, *answers: ChunkResult) -> None:
+    """Answer the parts of one chunk so, without listening for voices."""
+    following = iter(answers)
+    app.answer = lambda submit: next(following)
+    app.transcriber = Transcriber(app.dispatcher, app.pool, TOKENIZER, check_voice=False)
+
+
+async def test_a_tail_that_repeats_its_prompt_is_read_without_it(app: RunningApp) -> None:
+    in_turn(app, REPEATED, AGAIN, OTHER)
+    _, transcript = await app.transcribe(wav(noise(4.0)), PROMPTED)
+    assert transcript.text == "three one four one two seven one eight"
+    prompts = [len(submit.options.prompt_tokens) for submit in app.replica.submits]
+    assert prompts == [1, 1 + len(REPEATED.tokens) - 1, 1]
+    assert [len(submit.samples) for submit in app.replica.submits] == [64_000, 40_000, 40_000]
+
+
+async def test_a_sentence_that_is_really_said_twice_is_written_twice(app: RunningApp) -> None:
+    in_turn(app, REPEATED, AGAIN, AGAIN)
+    _, transcript = await app.transcribe(wav(noise(4.0)), PROMPTED)
+    assert transcript.text == "three one four one three one four one"
+    in_turn(app, say(t(0), *words("1"), t(1.5), t(1.5)), say(t(0), *words("1"), t(1)))
+    _, transcript = await app.transcribe(wav(noise(4.0)), PROMPTED)
+    assert transcript.text == "one one", "short answers without another reading"
+
+
+async def test_a_repeated_prompt_is_read_again_in_a_language_of_its_own(app: RunningApp) -> None:
+    """The language of the file, which other parts have, does not change."""
+    in_turn(app, REPEATED, AGAIN, OTHER)
+    app.replica.probabilities_of = lambda submit: (
+        {"en": 0.9, "de": 0.1} if submit.id.part == 0 else {"de": 1.0}
+    )
+    _, transcript = await app.transcribe(wav(noise(4.0)), DecodingOptions(early_results=True))
+    assert [submit.options.language for submit in app.replica.submits] == [None, "en", None]
+    assert transcript.language == "english"
+
+
+# -- What is counted -----------------------------------------------------------------------------------------
+
+
+def counts() -> dict[str, float]:
+    names = "asr_chunks_read_again_total", "asr_segments_dropped_total"
+    return {
+        sample.labels["reason"]: sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name in names
+    }
+
+
+PAUSED = np.concatenate([speak("1").samples, silence(2.0), speak("2").samples])
+TWO = (t(0), *words("1"), t(1), t(1), *words("2"), t(2))
+
+
+@pytest.mark.parametrize(
+    ("answers", "sound", "reasons"),
+    [
+        ([say(t(0), *words("1"), t(4), t(4.5), *words("9")), AGAIN], noise(12), {"unread_tail": 1}),
+        ([REPEATED, AGAIN, AGAIN], noise(4), {"unread_tail": 1, "prompt_repeated": 1}),
+        (
+            [say(t(0.3), *words("1"), t(0.7)), say(t(0.3), *words("2"), t(0.7))],
+            PAUSED,
+            {"speech_passed_over": 1},
+        ),
+        ([say(t(0), *words("1"), t(2))], noise(4), {}),
+        ([say(*TWO, avg_logprob=-0.9)], noise(4), {"no_voice": 2}),
+        ([say(*TWO, avg_logprob=-2.0, no_speech_prob=0.9)], noise(4), {"judged_silence": 2}),
+    ],
+)
+async def test_why_audio_is_read_again_and_text_dropped_is_counted(
+    app: RunningApp, answers: list[ChunkResult], sound: Samples, reasons: dict[str, int]
+) -> None:
+    following, before = iter(answers), counts()
+    app.answer = lambda submit: next(following)
+    await app.transcribe(wav(sound))
+    after = counts()
+    assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == reasons
+
+
+async def test_a_second_reading_of_a_chunk_has_numbers_of_its_own(app: RunningApp) -> None:
+    """A replica knows a part by its number: none has that of a part that it may still hold."""
+    told = [{"de": 0.5, "en": 0.4, "zh": 0.1}, {"de": 0.02, "en": 0.97, "zh": 0.01}]
+    app.replica.probabilities_of = lambda submit: told[min(submit.id.chunk, 1)]
+    await app.transcribe(THREE_CHUNKS, DecodingOptions())
+    assert [submit.id.part for submit in app.replica.submits if submit.id.chunk == 0] == [0, 1000]

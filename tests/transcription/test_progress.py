@@ -30,10 +30,11 @@ from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.memory_file import MemoryFile
 from tests.speech import say as digits
 from tests.speech import silence
+from tests.transcription.parts import timed
 from tests.vocabulary import at, make_tokenizer, words
 
 TOKENIZER = make_tokenizer()
-STREAMED = DecodingOptions(language="en", segment_times=False, early_results=True, streams=True)
+STREAMED = DecodingOptions(language="en", early_results=True, streams=True)
 
 
 LENIENT = DecodingOptions(language="de", logprob_threshold=-9.0, compression_ratio_threshold=9.0)
@@ -280,18 +281,24 @@ async def test_what_the_voice_detector_may_doubt_waits_for_its_chunk(app: App) -
 
 async def test_doubtful_text_is_sent_early_where_somebody_surely_speaks(app: App) -> None:
     """A model may give all of a clean recording a no-speech probability above the bound of doubt."""
-    app.replica.early = say(t(0), *words("0"), t(3), finish_reason="length", no_speech_prob=0.5)
-    app.answers = [say(t(0), *words("0"), t(3), t(3), *words("1"), t(4.5), no_speech_prob=0.5)]
-    assert await app.texts(sound=digits("31415926").samples) == ["zero", " one"]
+    app.replica.early = say(t(0), *words("31415"), t(3), finish_reason="length", no_speech_prob=0.5)
+    sound = digits("31415926").samples
+    end_s = len(sound) / SAMPLE_RATE
+    app.answers = [say(t(0), *words("31415"), t(3), t(3), *words("926"), t(end_s), no_speech_prob=0.5)]
+    assert await app.texts(sound=sound) == ["three one four one five", " nine two six"]
 
 
 async def test_text_that_may_leave_out_a_sentence_waits_for_its_chunk(app: App) -> None:
     """Sent early it would stand, and what is missing before it could not be read again."""
     lost, pause, read = digits("314159", "rms", lead_s=0.1), silence(1.5), digits("2718", "rms", lead_s=0.1)
     sound = np.concatenate([lost.samples, pause, read.samples])
-    second = say(t(0), *words("2718"), t(len(sound) / SAMPLE_RATE))
+    first_s = len(lost.samples) / SAMPLE_RATE
+    second_s, duration_s = (len(lost.samples) + len(pause)) / SAMPLE_RATE, len(sound) / SAMPLE_RATE
+    second = timed(words("2718"), second_s, duration_s - 0.3, duration_s)
     app.replica.early = msgspec.structs.replace(second, finish_reason="length")
-    app.answers = [second, say(t(0), *words("314159"), t(4)), second]
+    app.answers = [second, timed(words("314159"), 0.1, first_s, first_s + 0.5)]
+    rest_s = 0.75 + len(read.samples) / SAMPLE_RATE
+    app.answers.append(timed(words("2718"), 0.75, rest_s, rest_s))
     texts = await app.texts(is_sent_early=False, sound=sound)
     assert texts == ["three one four one five nine two seven one eight"]
 

@@ -1,0 +1,122 @@
+"""Hear a chunk with the voice detector, once. All questions about its speech are asked of these frames.
+
+Beside noise, models miss or mistime words: they are not given seconds in which nobody may be speaking.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from asr_server.audio.voice import possible_and_certain_speech_s
+from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, Samples
+from asr_server.levels import Stretch, joined
+from asr_server.transcription.segments import between
+
+SURELY_S: Final = 0.5  # of certain speech: Whisper's own judgement counts no more
+# On both sides of a segment: what its times may be off. A faint beginning or a last consonant is no voice to
+# the detector.
+MARGIN_S: Final = 0.2
+MIN_SILENCE_S: Final = 0.4  # that parts words
+NO_SPEECH_S: Final = 3.0  # of sound in which nobody may be speaking, at least: it is not given to the model,
+KEPT_S: Final = 1.0  # but for this much beside speech
+LOUD: Final = 0.5  # of the level of the pieces: what lies between them may hide speech
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """Where somebody may be speaking in a chunk, and certainly is, on the file's clock.
+
+    Without stretches nobody listened: the checks are off.
+    """
+
+    pieces: Sequence[Chunk]  # to be read one after another
+    possible_s: Sequence[Stretch] = ()
+    certain_s: Sequence[Stretch] = ()
+    whole: Chunk | None = None  # where the pieces leave out much sound
+    is_checked: bool = False
+
+    @property
+    def uncut(self) -> Heard | None:
+        if self.whole is None:
+            return None
+        return Heard([self.whole], (), self.certain_s, is_checked=True)
+
+    def certain(self, start_s: float, end_s: float) -> list[Stretch]:
+        clipped = [(max(start_s, first_s), min(end_s, last_s)) for first_s, last_s in self.certain_s]
+        return [(first_s, last_s) for first_s, last_s in clipped if first_s < last_s]
+
+    def certainly_spoken_s(self, start_s: float, end_s: float) -> float:
+        return sum(last_s - first_s for first_s, last_s in self.certain(start_s, end_s))
+
+    def is_surely_speech(self, start_s: float, end_s: float) -> bool:
+        return self.certainly_spoken_s(start_s, end_s) >= SURELY_S
+
+    def pauses(self, start_s: float, end_s: float) -> list[Stretch]:
+        between_s = [(before[1], behind[0]) for before, behind in pairwise(self.possible_s)]
+        return [(last_s, next_s) for last_s, next_s in between_s if start_s <= last_s and next_s <= end_s]
+
+    def with_silences(self, result: ChunkResult, chunk: Chunk) -> ChunkResult:
+        """Add stretches in which nobody may speak to the pauses that part words, as loudness finds them."""
+        if not result.token_times_s or not self.possible_s:
+            return result
+        edges_s = [-math.inf, *chain(*self.possible_s), math.inf]
+        silences_s = [
+            (
+                max(0.0, start_s + MARGIN_S - chunk.start_s),
+                min(chunk.duration_s, end_s - MARGIN_S - chunk.start_s),
+            )
+            for start_s, end_s in zip(edges_s[::2], edges_s[1::2], strict=True)
+        ]
+        silences_s = [(start_s, end_s) for start_s, end_s in silences_s if end_s - start_s >= MIN_SILENCE_S]
+        return msgspec.structs.replace(result, pauses_s=tuple(joined([*result.pauses_s, *silences_s])))
+
+
+def hear(chunk: Chunk) -> Heard:
+    """Run the detector, and cut the chunk at long stretches without speech.
+
+    A chunk without any speech stays whole.
+    """
+    possible_s, certain_s = possible_and_certain_speech_s(chunk.samples)
+    pieces_s = _pieces_s(possible_s, chunk.duration_s) if possible_s else []
+    pieces = [between(chunk, start_s, end_s) for start_s, end_s in pieces_s] or [chunk]
+    is_loud = sum(len(piece.samples) for piece in pieces) < len(chunk.samples) and _is_loud(pieces, chunk)
+    possible_s, certain_s = (
+        [(chunk.start_s + start_s, chunk.start_s + end_s) for start_s, end_s in stretches_s]
+        for stretches_s in (possible_s, certain_s)
+    )
+    return Heard(pieces, possible_s, certain_s, chunk if is_loud else None, is_checked=True)
+
+
+def _pieces_s(speech_s: Sequence[Stretch], duration_s: float) -> list[Stretch]:
+    edges_s = [0.0]
+    spoken_to_s = 0.0
+    for start_s, end_s in [*speech_s, (duration_s, duration_s)]:
+        if start_s - spoken_to_s >= NO_SPEECH_S:
+            edges_s += [spoken_to_s + KEPT_S, start_s - KEPT_S]
+        spoken_to_s = end_s
+    if speech_s[0][0] >= NO_SPEECH_S:
+        del edges_s[:2]
+    if duration_s - speech_s[-1][1] >= NO_SPEECH_S:
+        del edges_s[-1]
+    else:
+        edges_s.append(duration_s)
+    return list(zip(edges_s[::2], edges_s[1::2], strict=True))
+
+
+def _is_loud(pieces: Sequence[Chunk], chunk: Chunk) -> bool:
+    """Return whether what the pieces leave out is nearly as loud as they are."""
+    is_left_out = np.ones(len(chunk.samples), bool)
+    for piece in pieces:
+        first = piece.start_sample - chunk.start_sample
+        is_left_out[first : first + len(piece.samples)] = False
+    return bool(np.std(chunk.samples[is_left_out]) >= LOUD * np.std(chunk.samples[~is_left_out]))
+
+
+def samples_around(start_s: float, end_s: float, chunk: Chunk) -> Samples:
+    first, end = (start_s - MARGIN_S) * SAMPLE_RATE, (end_s + MARGIN_S) * SAMPLE_RATE
+    return chunk.samples[max(0, round(first)) : round(end)]

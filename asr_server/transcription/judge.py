@@ -1,0 +1,288 @@
+"""Judge a part: which segments stand, which are dropped, and from where the audio is read again.
+
+Pure functions of the part and of what is known about its chunk. What a stream may send early is judged by the
+same rules, so nothing that was sent is taken back.
+
+Times of a model may be seconds too early, it invents text where nobody speaks, repeats sentences over another
+language or music, ends early after a pause, and loses sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import groupby
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from asr_server.audio.voice import SHORT_PAUSE_S, first_missed_s
+from asr_server.checkpoint.tokenizer import MIN_TAIL_S, Tokenizer
+from asr_server.core import Chunk, ChunkResult, Word
+from asr_server.levels import Stretch
+from asr_server.transcription.heard import SURELY_S, Heard
+from asr_server.transcription.segments import DecodedPart, Span, ending_at, on_frame_s, with_dropped
+from asr_server.transcription.words import num_letters
+
+DOUBTFUL_LOGPROB: Final = -0.6
+DOUBTFUL_NO_SPEECH: Final = 0.2
+SURE_LOGPROB: Final = -0.4  # what is invented for music is often one probable short sentence
+FULL_LETTERS_PER_S: Final = 5.0  # a reader says 11 to 17: text of less has lost the times of its words
+MIN_LETTERS: Final = 12  # people say shorter sentences twice ("Yes, yes.")
+MOST_LETTERS_PER_S: Final = 30.0  # nobody says more
+# Letters for a second of certain speech: a reader says 11 to 17, a speech of Kennedy's has 7.5. A segment
+# with fewer may have lost a sentence.
+FEWEST_LETTERS_PER_S: Final = 7.0
+# What one word of known time may fill: drawn out, or of many letters.
+SLOW_WORD_S: Final = 1.5
+SLOW_LETTERS_PER_S: Final = 5.0
+TOUCHING_S: Final = 0.1  # a word that reaches less far into a stretch is not of it
+LEAD_S: Final = 0.3  # before speech that was passed over
+MIN_ADVANCE_S: Final = 0.5  # from a chunk's start to where it is read again: the same audio has the same text
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What is known about a part beside its text."""
+
+    heard: Heard
+    tokenizer: Tokenizer
+    prompt: Collection[str] = ()  # letters of the sentences that it was read with
+    before: str = ""  # letters of the segment before the part
+    num_sent: int = 0  # leading segments that a client has already
+    voiceless: Collection[int] = ()  # doubtful segments in which the detector hears nobody
+    may_go_on: bool = True  # whether a tail can be read
+    may_complete: bool = True  # whether speech without words can be read again
+
+
+def judge(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart:
+    """Return the part with the segments that stand, its dropped ones, and where reading goes on.
+
+    Args:
+        chunk: the audio of the part.
+    """
+    cut = _until_repetition(part, known) if known.may_go_on else None
+    if cut is not None:
+        part = cut
+    voiced = _without_inventions(part, chunk, known)
+    voiced = with_dropped(voiced, part.spans, "no_voice", known.tokenizer)
+    kept = _without_echoes(voiced, known)
+    kept = with_dropped(kept, voiced.spans, "echo", known.tokenizer)
+    return until_left_out(kept, chunk, known)
+
+
+def until_left_out(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart:
+    """Return the part up to the first certain speech without text."""
+    if known.may_go_on:
+        part = _until_gap(part, chunk, known) or part
+    if known.may_complete:
+        part = _until_wordless(part, chunk, known) or part
+    return part
+
+
+def may_leave(early: DecodedPart, chunk: Chunk, known: Known) -> bool:
+    """Return whether closed segments of a part under way stand, whatever follows.
+
+    Their words have no times yet: one with less text than its speech fills waits for the end.
+    """
+    spans = early.spans if known.heard.is_checked else ()
+    voiceless = [number for number, span in enumerate(spans) if is_doubtful(span, early)]
+    known = msgspec.structs.replace(known, voiceless=voiceless, num_sent=0)
+    early = msgspec.structs.replace(early, tail_s=early.spans[-1].end_s if early.spans else 0.0)
+    is_kept = judge(early, chunk, known) == early
+    return is_kept and not (known.may_complete and _is_overlong(early, known))
+
+
+# -- Segments that repeat ------------------------------------------------------------------------------------
+
+
+@lru_cache(1024)
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text.casefold()))
+
+
+def letters_of(span: Span, tokenizer: Tokenizer) -> str:
+    return _letters(tokenizer.decode(span.tokens))
+
+
+def sentences_of(parts: Sequence[DecodedPart], tokenizer: Tokenizer) -> set[str]:
+    """Return the letters of segments that are long enough to be noticed when they are repeated."""
+    letters = {letters_of(span, tokenizer) for part in parts for span in part.spans}
+    return {text for text in letters if len(text) >= MIN_LETTERS}
+
+
+def _until_repetition(part: DecodedPart, known: Known) -> DecodedPart | None:
+    """Return the part up to the first segment that repeats its prompt; None if none does."""
+    for number in range(known.num_sent, len(part.spans)):
+        if letters_of(part.spans[number], known.tokenizer) in known.prompt:
+            tail_s = part.spans[number - 1].end_s if number else 0.0
+            has_tail = part.duration_s - tail_s >= MIN_TAIL_S
+            cut = ending_at(part, number, tail_s, "prompt_repeated")
+            return cut if has_tail else msgspec.structs.replace(cut, tail_s=None)
+    return None
+
+
+def _without_echoes(part: DecodedPart, known: Known) -> DecodedPart:
+    """Drop segments that equal the one before in too little certain speech."""
+    kept: list[Span] = []
+    before = known.before
+    for number, span in enumerate(part.spans):
+        letters = letters_of(span, known.tokenizer)
+        is_equal = letters == before and len(letters) >= MIN_LETTERS
+        if number < known.num_sent or not is_equal or _has_room(span, part, known.heard, len(letters)):
+            kept.append(span)
+        before = letters
+    return msgspec.structs.replace(part, spans=tuple(kept))
+
+
+def _has_room(span: Span, part: DecodedPart, heard: Heard, num_letters: int) -> bool:
+    spoken_s = heard.certainly_spoken_s(part.start_s + span.start_s, part.start_s + span.end_s)
+    return not heard.certain_s or spoken_s >= num_letters / MOST_LETTERS_PER_S
+
+
+# -- Segments where nobody speaks ----------------------------------------------------------------------------
+
+
+def is_doubtful(span: Span, part: DecodedPart) -> bool:
+    return _are_doubtful(span.logprobs, part.result)
+
+
+def _are_doubtful(logprobs: Sequence[float], result: ChunkResult) -> bool:
+    return float(np.mean(logprobs)) < DOUBTFUL_LOGPROB or result.no_speech_prob > DOUBTFUL_NO_SPEECH
+
+
+def is_trusted(result: ChunkResult, text: str, duration_s: float) -> bool:
+    """Return whether a text fills its time, and is beyond doubt or probable."""
+    if not result.logprobs or num_letters(text) < FULL_LETTERS_PER_S * duration_s:
+        return False
+    is_probable = float(np.mean(result.logprobs)) >= SURE_LOGPROB
+    return is_probable or not _are_doubtful(result.logprobs, result)
+
+
+def is_surely_spoken(span: Span, part: DecodedPart, heard: Heard) -> bool:
+    return heard.is_surely_speech(part.start_s + span.start_s, part.start_s + span.end_s)
+
+
+def _without_inventions(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart:
+    """Drop voiceless segments. If speech follows one, end the part before it: its time was too early."""
+    kept: list[Span] = []
+    for number, span in enumerate(part.spans):
+        is_voiceless = number in known.voiceless and not is_surely_spoken(span, part, known.heard)
+        if number < known.num_sent or not is_voiceless:
+            kept.append(span)
+            continue
+        tail_s = _next_speech_s(span, part, kept[-1].end_s if kept else 0.0, chunk, known)
+        if known.may_go_on and tail_s is not None:
+            kept_part = msgspec.structs.replace(part, spans=tuple(kept))
+            return ending_at(kept_part, len(kept), tail_s, "speech_passed_over")
+    return msgspec.structs.replace(part, spans=tuple(kept))
+
+
+def _next_speech_s(
+    span: Span, part: DecodedPart, kept_to_s: float, chunk: Chunk, known: Known
+) -> float | None:
+    behind_s = known.heard.certain(part.start_s + span.start_s, part.start_s + part.duration_s)
+    return _tail_before_s(behind_s[0][0] - part.start_s, kept_to_s, chunk) if behind_s else None
+
+
+def _tail_before_s(speech_s: float, kept_to_s: float, chunk: Chunk) -> float | None:
+    """Return the time shortly before `speech_s`, outside kept text; None near the part's start."""
+    tail_s = on_frame_s(max(kept_to_s, speech_s - LEAD_S), chunk)
+    return tail_s if tail_s >= MIN_ADVANCE_S else None
+
+
+# -- Speech without text -------------------------------------------------------------------------------------
+
+
+def _until_gap(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart | None:
+    """Return the part up to the first gap with missed speech; None if there is none.
+
+    Gaps behind sent segments are judged, the last up to the unread tail.
+    """
+    for number, (end_s, start_s) in enumerate(_gaps_s(part)):
+        certain_s = known.heard.certain(part.start_s + end_s, part.start_s + start_s)
+        from_s = first_missed_s([(a - part.start_s - end_s, b - part.start_s - end_s) for a, b in certain_s])
+        tail_s = None if from_s is None else _tail_before_s(end_s + from_s, end_s, chunk)
+        if number >= known.num_sent and tail_s is not None:
+            return ending_at(part, number, tail_s, "speech_passed_over")
+    return None
+
+
+def _gaps_s(part: DecodedPart) -> list[Stretch]:
+    ends_s = [0.0, *(span.end_s for span in part.spans)]
+    return list(zip(ends_s, [*(span.start_s for span in part.spans), part.read_to_s], strict=True))
+
+
+def _until_wordless(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart | None:
+    """Return the part up to certain speech without words; None if there is none.
+
+    It is read again up to the next pause, and then the rest: the same audio has the same text.
+    """
+    for first_s, last_s in _wordless_s(part, known):
+        num_kept = sum(_end_s(span) <= first_s + TOUCHING_S for span in part.spans)
+        if num_kept < known.num_sent:
+            continue
+        starts_s = [word.start_s for span in part.spans[num_kept:] for word in span.words]
+        from_s = min([first_s, *starts_s])
+        pauses_s = known.heard.pauses(part.start_s + last_s, part.start_s + part.duration_s)
+        long_s = [(a, b) for a, b in pauses_s if b - a >= SHORT_PAUSE_S]
+        if long_s:
+            return _cut(part, chunk, num_kept, from_s, sum(long_s[0]) / 2 - part.start_s)
+        if from_s - LEAD_S >= MIN_ADVANCE_S:
+            return _cut(part, chunk, num_kept, from_s)
+    return None
+
+
+def _wordless_s(part: DecodedPart, known: Known) -> Iterator[Stretch]:
+    words = [word for span in part.spans for word in span.words]
+    if not words:
+        return
+    sent_to_s = _end_s(part.spans[known.num_sent - 1]) if known.num_sent else 0.0
+    certain_s = [
+        (a - part.start_s, b - part.start_s)
+        for a, b in known.heard.certain(part.start_s + sent_to_s, part.start_s + part.read_to_s)
+    ]
+    for is_wordless, group in groupby(certain_s, partial(_is_wordless, words)):
+        run_s = list(group)
+        if is_wordless and max(last_s - first_s for first_s, last_s in run_s) >= SURELY_S:
+            yield run_s[0][0], run_s[-1][1]
+
+
+def _is_wordless(words: Sequence[Word], stretch_s: Stretch) -> bool:
+    filled_s = sum(_filled_s(word) for word in words if _reaches_into(word, stretch_s))
+    return filled_s == 0 or stretch_s[1] - stretch_s[0] - filled_s >= SURELY_S
+
+
+def _filled_s(word: Word) -> float:
+    return max(SLOW_WORD_S, num_letters(word.text) / SLOW_LETTERS_PER_S)
+
+
+def _reaches_into(word: Word, stretch_s: Stretch) -> bool:
+    overlap_s = min(word.end_s, stretch_s[1]) - max(word.start_s, stretch_s[0])
+    return overlap_s > min(TOUCHING_S, (word.end_s - word.start_s) / 2)
+
+
+def _is_overlong(part: DecodedPart, known: Known) -> bool:
+    """Return whether a segment holds more certain speech than its letters fill."""
+    return any(
+        known.heard.certainly_spoken_s(part.start_s + span.start_s, part.start_s + span.end_s)
+        - num_letters(known.tokenizer.decode(span.tokens)) / FEWEST_LETTERS_PER_S
+        >= SURELY_S
+        for span in part.spans
+    )
+
+
+def _end_s(span: Span) -> float:
+    return span.words[-1].end_s if span.words else span.end_s
+
+
+def _cut(
+    part: DecodedPart, chunk: Chunk, num_kept: int, from_s: float, split_s: float | None = None
+) -> DecodedPart:
+    """Return the part's first spans; the rest is read again from shortly before `from_s`."""
+    kept_to_s = _end_s(part.spans[num_kept - 1]) if num_kept else 0.0
+    tail_s = on_frame_s(max(kept_to_s, from_s - LEAD_S), chunk)
+    cut = ending_at(part, num_kept, tail_s, "speech_passed_over")
+    return msgspec.structs.replace(
+        cut, split_s=None if split_s is None else on_frame_s(split_s, chunk) - tail_s
+    )

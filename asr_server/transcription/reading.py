@@ -1,0 +1,287 @@
+"""Read one chunk to its end, stretch after stretch, in the detected language.
+
+A stretch is first a piece of the chunk, then what `judge` has read again: an unread tail, or speech without
+text. A stretch that repeats a sentence of its prompt is read again without it, and may detect its language.
+
+Pieces that lose text beside loud sound are read again as one: music deafens the detector more than the model.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Final, NamedTuple
+
+import msgspec
+
+from asr_server.audio.pool import PreprocessPool
+from asr_server.audio.voice import holds_speech
+from asr_server.checkpoint.tokenizer import Tokenizer
+from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions
+from asr_server.dispatch.queue import RequestHandle
+from asr_server.transcription.heard import Heard, hear, samples_around
+from asr_server.transcription.judge import (
+    Known,
+    is_doubtful,
+    is_surely_spoken,
+    is_trusted,
+    judge,
+    letters_of,
+    may_leave,
+    sentences_of,
+    until_left_out,
+)
+from asr_server.transcription.language_detector import LanguageDetector
+from asr_server.transcription.progress import ChunkProgress, EarlyResults
+from asr_server.transcription.prompt import PreviousText
+from asr_server.transcription.segments import (
+    DecodedPart,
+    decode_part,
+    ending_at,
+    part_without_text,
+    rest_of,
+    spans_of,
+    unread,
+    with_dropped,
+    with_times_of_words,
+    with_words_by_length,
+)
+from asr_server.transcription.stall_watch import StallWatch
+
+MAX_READINGS: Final = 8  # of one piece, tails and speech without text included
+MAX_COMPLETIONS: Final = 3  # of them for speech without text, each of less audio than the one before
+SECOND_READING: Final = 1000  # the number of its first part, above those of any first reading
+
+
+class _Stretch(NamedTuple):
+    chunk: Chunk
+    num_completions: int = 0  # readings before this one that left speech out
+
+
+@dataclass(eq=False)
+class ChunkReader:
+    """Read one request's chunks."""
+
+    handle: RequestHandle
+    tokenizer: Tokenizer
+    options: DecodingOptions
+    language: LanguageDetector
+    voice_pool: PreprocessPool | None  # threads that listen for voices; None: all text stands
+    watch: StallWatch
+    num_channels: int  # kept apart, each with its own previous text
+
+    def __post_init__(self) -> None:
+        self._shows_words = self.options.word_timestamps
+        if self.voice_pool is not None:  # speech without words is found, and no segment begins in a pause
+            self.options = msgspec.structs.replace(self.options, word_timestamps=True)
+        prompt = self.options.prompt_tokens
+        self._previous_texts = [PreviousText(prompt) for _ in range(self.num_channels)]
+
+    async def hear(self, chunk: Chunk) -> Heard:
+        """Find speech in the chunk; a client's limit on tokens keeps the chunk whole."""
+        if self.voice_pool is None:
+            return Heard([chunk])
+        with self.watch.waiting_for_pool():
+            heard = await self.voice_pool.run(hear, chunk)
+        if self.options.max_new_tokens is None:
+            return heard
+        return msgspec.structs.replace(heard, pieces=[chunk], whole=None)
+
+    async def read(self, heard: Heard, language: str | None, progress: ChunkProgress) -> None:
+        parts = await self._read(heard, language, progress)
+        progress.finish(parts if self._shows_words else [with_times_of_words(part) for part in parts])
+
+    async def _read(self, heard: Heard, language: str | None, progress: ChunkProgress) -> list[DecodedPart]:
+        if language is not None or self.language.is_per_chunk:
+            return await self._reading(heard, language, progress).run()
+        parts = await self._reading(heard, None, progress).run()
+        guess = self.language.guess if any(part.spans for part in parts) else None
+        self.language.on_decoded(guess)
+        progress.on_wait_for_others()
+        if guess is not None and (settled := await self.language.conclusion()) != guess:
+            self.handle.stats.on_read_again("language_outvoted")
+            parts = await self._reading(heard, settled, progress, SECOND_READING).run()
+        return parts
+
+    def _reading(
+        self, heard: Heard, language: str | None, progress: ChunkProgress, first_number: int = 0
+    ) -> _Reading:
+        previous_text = PreviousText(self.options.prompt_tokens)
+        if self.options.condition_on_previous_text:
+            previous_text = self._previous_texts[heard.pieces[0].channel]
+        return _Reading(self, heard, language, progress, previous_text, count(first_number))
+
+
+class _Reading:
+    """One reading of a chunk."""
+
+    def __init__(
+        self,
+        reader: ChunkReader,
+        heard: Heard,
+        language: str | None,
+        progress: ChunkProgress,
+        previous_text: PreviousText,
+        numbers: Iterator[int],
+    ) -> None:
+        self.parts: list[DecodedPart] = []
+        self.previous_text = previous_text
+        self._reader, self._tokenizer, self._stats = reader, reader.tokenizer, reader.handle.stats
+        self._heard, self._language, self._progress = heard, language, progress
+        self._prompt_before = previous_text.tokens
+        self._numbers = numbers  # of parts
+        self._is_alone = (
+            False  # the next stretch is read without the text before, which the last one repeated
+        )
+        self._doubted_from_s: float | None = None  # in the file: as one from there, the text was in doubt
+
+    async def run(self) -> list[DecodedPart]:
+        for piece in self._heard.pieces:
+            await self._read_piece(piece)
+            if await self._read_as_one():
+                break
+        return self.parts
+
+    async def _read_piece(self, piece: Chunk) -> None:
+        todo = deque([_Stretch(piece)])
+        num_left = MAX_READINGS
+        while todo:
+            stretch = todo.popleft()
+            num_left -= 1
+            part = await self._read_stretch(stretch, is_last=num_left <= len(todo))
+            self._add(part)
+            num_completions = stretch.num_completions + (part.reason == "speech_passed_over")
+            rest = unread(stretch.chunk, part)
+            todo.extendleft(_Stretch(chunk, num_completions) for chunk in reversed(rest))
+
+    async def _read_stretch(self, stretch: _Stretch, is_last: bool) -> DecodedPart:
+        chunk, options = stretch.chunk, self._options(is_last)
+        may_go_on = not is_last and options.max_new_tokens is None
+        may_complete = may_go_on and stretch.num_completions < MAX_COMPLETIONS
+        known = self._known(may_go_on, may_complete)
+        decoded = self._decode(chunk, await self._result(chunk, options, known), options)
+        num_sent = self._progress.num_spans(part=len(self.parts))
+        voiceless = await self._voiceless(decoded, chunk, num_sent)
+        return judge(decoded, chunk, msgspec.structs.replace(known, num_sent=num_sent, voiceless=voiceless))
+
+    def _options(self, is_last: bool) -> DecodingOptions:
+        own = self._reader.options
+        if not self._is_alone:
+            tokens = self.previous_text.tokens
+            own = msgspec.structs.replace(own, prompt_tokens=tokens, language=self._language)
+        if is_last:  # what is sent of it early could not be followed by another part
+            own = msgspec.structs.replace(own, early_results=False, is_last_part=True)
+        return own
+
+    def _known(self, may_go_on: bool, may_complete: bool) -> Known:
+        spans = [span for part in self.parts for span in part.spans]
+        return Known(
+            self._heard,
+            self._tokenizer,
+            prompt=set() if self._is_alone else sentences_of(self.parts, self._tokenizer),
+            before=letters_of(spans[-1], self._tokenizer) if spans else "",
+            may_go_on=may_go_on,
+            may_complete=may_complete and self._heard.is_checked,
+        )
+
+    async def _result(self, chunk: Chunk, options: DecodingOptions, known: Known) -> ChunkResult:
+        early_results, language = EarlyResults(self._tokenizer), self._reader.language
+
+        def on_early_result(result: ChunkResult) -> None:
+            decoded = decode_part(chunk, result, options, self._tokenizer)
+            if language.is_settled and may_leave(decoded, chunk, known) and early_results.add(result):
+                self._progress.report([*self.parts, decoded])
+
+        on_language = language.of_part if self._is_alone else language.on_probabilities
+        number, submit = next(self._numbers), self._reader.handle.submit
+        result = await submit(chunk, options, number, on_language, on_early_result)
+        self._language = options.language or result.language or language.guess
+        return self._heard.with_silences(early_results.keep(result, options), chunk)
+
+    def _decode(self, chunk: Chunk, result: ChunkResult, options: DecodingOptions) -> DecodedPart:
+        """Cut the result into segments, unless Whisper hears silence and the detector no speech."""
+        is_surely_speech = self._heard.is_surely_speech(chunk.start_s, chunk.start_s + chunk.duration_s)
+        if result.is_silence(options) and not is_surely_speech:
+            spans = spans_of(chunk, result, self._tokenizer)
+            return with_dropped(part_without_text(chunk, result), spans, "judged_silence", self._tokenizer)
+        part = decode_part(chunk, result, options, self._tokenizer, is_surely_speech)
+        if not options.word_timestamps or result.token_times_s:
+            return part
+        part = with_words_by_length(part, options, self._tokenizer)
+        self._stats.on_words_guessed(sum(len(span.words) for span in part.spans))
+        return part
+
+    async def _voiceless(self, part: DecodedPart, chunk: Chunk, num_sent: int) -> set[int]:
+        """Return the doubtful segments in which nobody is heard; all behind one are in doubt too."""
+        voiceless: set[int] = set()
+        pool = self._reader.voice_pool
+        for number, span in enumerate(part.spans):
+            is_in_doubt = number >= num_sent and (voiceless or is_doubtful(span, part))
+            if pool is None or not is_in_doubt or is_surely_spoken(span, part, self._heard):
+                continue
+            with self._reader.watch.waiting_for_pool():
+                if not await pool.run(holds_speech, samples_around(span.start_s, span.end_s, chunk)):
+                    voiceless.add(number)
+        return voiceless
+
+    def _add(self, part: DecodedPart) -> None:
+        self.parts.append(part)
+        self.previous_text.add(part)
+        self._is_alone = part.tail_s is not None and part.reason == "prompt_repeated"
+        if part.tail_s is not None:
+            self._stats.on_read_again(part.reason)
+        for dropped in part.dropped:
+            self._stats.on_segments_dropped(dropped.reason, 1)
+
+    # -- As one ----------------------------------------------------------------------------------------------
+
+    async def _read_as_one(self) -> bool:
+        """Read the rest of the chunk uncut if its pieces lost text. Return whether that text stands."""
+        heard = self._heard.uncut
+        if heard is None:
+            return False
+        sent, end_s = self._sent()
+        [chunk] = heard.pieces
+        rest = rest_of(chunk, max(0, round(end_s * SAMPLE_RATE) - chunk.start_sample))
+        if rest.start_s == self._doubted_from_s or not self._has_lost_text(rest):
+            return False
+        self._stats.on_read_again("uncut")
+        language = self._language or self._reader.language.code
+        previous_text = PreviousText(self._prompt_before)
+        again = _Reading(self._reader, heard, language, ChunkProgress(), previous_text, self._numbers)
+        again.parts = sent
+        for part in sent:
+            previous_text.add(part)
+        if not await again._read_trusted(rest):
+            self._doubted_from_s = rest.start_s
+            return False
+        self.parts, self.previous_text.tokens = again.parts, previous_text.tokens
+        return True
+
+    def _sent(self) -> tuple[list[DecodedPart], float]:
+        """Return the parts that a client may have, and their end in the file."""
+        sent = self._progress.parts
+        if not any(part.spans for part in sent):
+            return [], 0.0
+        *before, last = self.parts[: len(sent)]
+        spans = last.spans[: len(sent[-1].spans)]
+        end_s = spans[-1].end_s if spans else 0.0
+        return [*before, ending_at(last, len(spans), end_s)], last.start_s + end_s
+
+    def _has_lost_text(self, rest: Chunk) -> bool:
+        dropped = (each for part in self.parts for each in part.dropped if each.reason != "echo")
+        return any(rest.start_s <= each.start_s < rest.start_s + rest.duration_s for each in dropped)
+
+    async def _read_trusted(self, chunk: Chunk) -> bool:
+        """Return False if the text is in doubt."""
+        options, known = self._options(is_last=False), self._known(may_go_on=True, may_complete=True)
+        result = await self._result(chunk, options, known)
+        if not is_trusted(result, self._tokenizer.decode(result.tokens), chunk.duration_s):
+            return False
+        part = until_left_out(self._decode(chunk, result, options), chunk, known)
+        self._add(part)
+        for piece in unread(chunk, part):
+            await self._read_piece(piece)
+        return True
