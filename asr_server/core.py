@@ -156,14 +156,15 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     bytes: tuple[int, ...]
 
 
-DroppedReason = Literal["judged_silence", "no_voice", "echo"]
+DroppedReason = Literal["judged_silence", "no_voice", "echo", "same_channel"]
 
 
 class DroppedSegment(msgspec.Struct, frozen=True):
     start_s: float
     end_s: float
     text: str
-    reason: DroppedReason  # silence to the model itself; no voice to the detector; the sentence before again
+    # Silence to the model, no voice to the detector, the sentence before again, a copy that is not read.
+    reason: DroppedReason
 
 
 class TranscriptDelta(msgspec.Struct, frozen=True):

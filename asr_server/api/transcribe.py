@@ -31,7 +31,7 @@ from asr_server.core import Transcript
 from asr_server.errors import InvalidValue, Overloaded, ShuttingDown
 from asr_server.formats.render import render
 from asr_server.speakers.track import SpeakerTrack, reference_embeddings
-from asr_server.transcription import RequestSession
+from asr_server.transcription import TranscriptionSession
 
 STREAM_END: Final = b"data: [DONE]\n\n"
 
@@ -128,7 +128,7 @@ async def _rendered(transcript: Transcript, make: Callable[[], Made]) -> Made:
 @asynccontextmanager
 async def transcribing(
     state: AppState, form: Form, request: TranscriptionRequest, receive: Receive
-) -> AsyncIterator[RequestSession]:
+) -> AsyncIterator[TranscriptionSession]:
     stats = metrics.current_request_stats()
     with closing(form), stats.stage("transcription"):
         async with cancel_on_disconnect(receive), state.admission.acquire(stats.key), request.model.using():

@@ -135,7 +135,8 @@ class DroppedSegment(Body):
     text: str
     """As the model wrote it."""
     reason: DroppedReason
-    """`judged_silence` by the model itself; `no_voice` to the detector; `echo` of the sentence before."""
+    """`judged_silence` by the model itself; `no_voice` to the detector; `echo` of the sentence before;
+    `same_channel`: both channels are equal, so the second one is not read."""
 
 
 _LEFT_OUT = "text that the model wrote where nobody seems to speak, and that is left out"

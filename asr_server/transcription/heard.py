@@ -34,17 +34,17 @@ class Heard(msgspec.Struct, frozen=True):
     Without stretches nobody listened: the checks are off.
     """
 
-    pieces: Sequence[Chunk]  # to be read one after another
+    chunk: Chunk
+    pieces: Sequence[Chunk]  # of the chunk, to be read one after another
     possible_s: Sequence[Stretch] = ()
     certain_s: Sequence[Stretch] = ()
-    whole: Chunk | None = None  # where the pieces leave out much sound
+    is_loud_between: bool = False  # much sound is left out between the pieces
     is_checked: bool = False
+    is_copy: bool = False  # of the other channel, and therefore silent
 
     @property
-    def uncut(self) -> Heard | None:
-        if self.whole is None:
-            return None
-        return Heard([self.whole], (), self.certain_s, is_checked=True)
+    def uncut(self) -> Heard:
+        return Heard(self.chunk, [self.chunk], (), self.certain_s, is_checked=True)
 
     def certain(self, start_s: float, end_s: float) -> list[Stretch]:
         clipped = [(max(start_s, first_s), min(end_s, last_s)) for first_s, last_s in self.certain_s]
@@ -89,7 +89,7 @@ def hear(chunk: Chunk) -> Heard:
         [(chunk.start_s + start_s, chunk.start_s + end_s) for start_s, end_s in stretches_s]
         for stretches_s in (possible_s, certain_s)
     )
-    return Heard(pieces, possible_s, certain_s, chunk if is_loud else None, is_checked=True)
+    return Heard(chunk, pieces, possible_s, certain_s, is_loud, is_checked=True)
 
 
 def _pieces_s(speech_s: Sequence[Stretch], duration_s: float) -> list[Stretch]:

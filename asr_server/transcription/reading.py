@@ -21,7 +21,8 @@ from asr_server.audio.voice import holds_speech
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions
 from asr_server.dispatch.queue import RequestHandle
-from asr_server.transcription.heard import Heard, hear, samples_around
+from asr_server.transcription.channels import ClearChannels, SplitChannels
+from asr_server.transcription.heard import Heard, samples_around
 from asr_server.transcription.judge import (
     Known,
     is_doubtful,
@@ -70,24 +71,24 @@ class ChunkReader:
     language: LanguageDetector
     voice_pool: PreprocessPool | None  # threads that listen for voices; None: all text stands
     watch: StallWatch
-    num_channels: int  # kept apart, each with its own previous text
+    channels: ClearChannels | SplitChannels
 
     def __post_init__(self) -> None:
         self._shows_words = self.options.word_timestamps
         if self.voice_pool is not None:  # speech without words is found, and no segment begins in a pause
             self.options = msgspec.structs.replace(self.options, word_timestamps=True)
         prompt = self.options.prompt_tokens
-        self._previous_texts = [PreviousText(prompt) for _ in range(self.num_channels)]
+        self._previous_texts = [PreviousText(prompt), PreviousText(prompt)]  # of channels that are kept apart
 
     async def hear(self, chunk: Chunk) -> Heard:
         """Find speech in the chunk; a client's limit on tokens keeps the chunk whole."""
         if self.voice_pool is None:
-            return Heard([chunk])
+            return Heard(chunk, [chunk])
         with self.watch.waiting_for_pool():
-            heard = await self.voice_pool.run(hear, chunk)
-        if self.options.max_new_tokens is None:
+            heard = await self.channels.hear(chunk, self.voice_pool)
+        if self.options.max_new_tokens is None or not heard.pieces:
             return heard
-        return msgspec.structs.replace(heard, pieces=[chunk], whole=None)
+        return msgspec.structs.replace(heard, pieces=[heard.chunk], is_loud_between=False)
 
     async def read(self, heard: Heard, language: str | None, progress: ChunkProgress) -> None:
         parts = await self._read(heard, language, progress)
@@ -110,7 +111,7 @@ class ChunkReader:
     ) -> _Reading:
         previous_text = PreviousText(self.options.prompt_tokens)
         if self.options.condition_on_previous_text:
-            previous_text = self._previous_texts[heard.pieces[0].channel]
+            previous_text = self._previous_texts[heard.chunk.channel]
         return _Reading(self, heard, language, progress, previous_text, count(first_number))
 
 
@@ -239,11 +240,10 @@ class _Reading:
 
     async def _read_as_one(self) -> bool:
         """Read the rest of the chunk uncut if its pieces lost text. Return whether that text stands."""
-        heard = self._heard.uncut
-        if heard is None:
+        if not self._heard.is_loud_between:
             return False
+        chunk, heard = self._heard.chunk, self._heard.uncut
         sent, end_s = self._sent()
-        [chunk] = heard.pieces
         rest = rest_of(chunk, max(0, round(end_s * SAMPLE_RATE) - chunk.start_sample))
         if rest.start_s == self._doubted_from_s or not self._has_lost_text(rest):
             return False

@@ -59,6 +59,11 @@ class TranscriptionSession:
         self._has_sent_text = False
         self._counted_s = 0.0
 
+    def close(self) -> None:
+        self.handle.cancel()
+        self.source.close()
+        self.reader.channels.close()
+
     def start(self, group: asyncio.TaskGroup) -> None:
         self._run(group, self._produce_chunks(group))
         self.watch.start(group, self._running)
@@ -133,6 +138,8 @@ class TranscriptionSession:
             chunks = [piece for piece in decoded.pieces if isinstance(piece, Chunk)]
             for chunk in chunks:
                 heard = await self.reader.hear(chunk)
+                if heard.is_copy:
+                    self.builder.drop_copy(chunk)
                 # Waiting here while another chunk detects also keeps this side from decoding on.
                 language, progress = await self.language.next_language(), ChunkProgress()
                 self._pending.put_nowait(progress)

@@ -6,8 +6,7 @@ Runs on the event loop and computes nothing there. Knows no HTTP.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -25,9 +24,9 @@ from asr_server.core import (
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.telemetry import unique_request_id
+from asr_server.transcription.channels import ClearChannels, SplitChannels
 from asr_server.transcription.language import Languages
 from asr_server.transcription.language_detector import MAX_VOTES, LanguageDetector
-from asr_server.transcription.mixed_session import MixedSession, RequestSession
 from asr_server.transcription.prompt import boosted_keywords, prompt_tokens
 from asr_server.transcription.reading import ChunkReader
 from asr_server.transcription.session import Labeller, NextSlice, TranscriptionSession
@@ -96,11 +95,11 @@ class Transcriber:
         options: DecodingOptions,
         speakers: Sequence[str] = (),
         labeller: Labeller | None = None,
-    ) -> AsyncIterator[RequestSession]:
+    ) -> AsyncIterator[TranscriptionSession]:
         """Run a request while the block runs; leaving it cancels the rest and closes the recording.
 
         Args:
-            speakers: speakers of split channels; else empty.
+            speakers: speakers of split channels, which exclude a labeller; else empty.
             labeller: listens to the recording, which waits for it; labels the transcript; is closed.
 
         Raises, also inside the block: RequestError, EngineUnavailable, ChunkFailed.
@@ -111,18 +110,14 @@ class Transcriber:
                 await labeller.wait_for_room()
             return await self.pool.decode_slice(recording, room)
 
-        async with AsyncExitStack() as stack:
+        if labeller is not None:
+            recording.listener = labeller.push
+        try:
+            async with self._run(recording, next_slice, options, speakers, labeller) as session:
+                yield session
+        finally:
             if labeller is not None:
-                recording.listener = labeller.push
-                stack.callback(labeller.close)
-            running = self._run(recording, next_slice, options, speakers, labeller)
-            session = await stack.enter_async_context(running)
-
-            async def of_channel(alone: Recording) -> TranscriptionSession:
-                decode = partial(self.pool.decode_slice, alone)
-                return await stack.enter_async_context(self._run(alone, decode, options, (), labeller))
-
-            yield session if speakers else MixedSession(session, recording, of_channel)
+                labeller.close()
 
     async def transcribe_chunk(self, chunk: Chunk, options: DecodingOptions) -> TranscriptDelta:
         """Transcribe one chunk of live speech. Cancelled, it frees its slot.
@@ -153,8 +148,7 @@ class Transcriber:
                 finally:
                     session.stop()
         finally:
-            handle.cancel()
-            source.close()
+            session.close()
 
     def _session(
         self,
@@ -177,9 +171,9 @@ class Transcriber:
             per_chunk=options.multilingual,
         )
         voice_pool = self.pool if self.check_voice else None
-        num_channels = max(1, len(speakers))
+        channels = SplitChannels(source) if speakers else ClearChannels(source)
         watch = StallWatch(handle, self.pool, self._stall_limits)
-        reader = ChunkReader(handle, self.tokenizer, options, language, voice_pool, watch, num_channels)
+        reader = ChunkReader(handle, self.tokenizer, options, language, voice_pool, watch, channels)
         builder = TranscriptBuilder(self.tokenizer, source, options, language, speakers)
         return TranscriptionSession(
             handle, source, next_slice, options, language, reader, builder, watch, bool(speakers), labeller

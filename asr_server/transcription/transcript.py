@@ -15,6 +15,7 @@ from asr_server.audio.recording import ChunkSource, Recording
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import (
     POSITIONS_PER_S,
+    Chunk,
     DecodingOptions,
     DroppedSegment,
     Segment,
@@ -66,6 +67,11 @@ class TranscriptBuilder:
     def settle(self, until_s: float) -> TranscriptDelta:
         self._settled_s = until_s
         return self.delta([])
+
+    def drop_copy(self, chunk: Chunk) -> None:
+        """Note that a channel is the same as the other one, and was not read."""
+        end_s = chunk.start_s + chunk.duration_s
+        self._dropped.append(DroppedSegment(chunk.start_s, end_s, "", "same_channel"))
 
     def keep(self, delta: TranscriptDelta) -> None:
         self._deltas.append(delta)

@@ -23,6 +23,7 @@ TOKENIZER = make_tokenizer()
 SENTENCE, OTHER = words("3141"), words("2718")
 LIKELY, UNLIKELY = -0.1, -1.0
 START_S = 20.0  # of every part below, in its file
+CHUNK = Chunk(0, round(START_S * SAMPLE_RATE), silence(12.0))
 
 
 def t(time_s: float) -> int:
@@ -39,7 +40,7 @@ def part_of(*segments: tuple[float, float, float], duration_s: float = 12.0) -> 
 def known(*certain_s: Stretch, **other: Any) -> Known:
     """Certain speech by the clock of the part."""
     in_file_s = [(START_S + start_s, START_S + end_s) for start_s, end_s in certain_s]
-    return Known(Heard([], in_file_s, in_file_s, is_checked=True), TOKENIZER, **other)
+    return Known(Heard(CHUNK, [], in_file_s, in_file_s, is_checked=True), TOKENIZER, **other)
 
 
 # -- Doubt ---------------------------------------------------------------------------------------------------

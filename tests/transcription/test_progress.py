@@ -22,7 +22,7 @@ from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples, 
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.metrics import REGISTRY
-from asr_server.transcription import RequestSession, Transcriber
+from asr_server.transcription import Transcriber, TranscriptionSession
 from benchmarks.clips import make_clip
 from tests.checkpoints import fragmentary_directory
 from tests.embedded import embedded
@@ -141,7 +141,7 @@ class RealTranscriber:
         await self._dispatcher.stop()
         await asyncio.to_thread(self._pool.shutdown)
 
-    def run(self, clip: int, options: DecodingOptions) -> AbstractAsyncContextManager[RequestSession]:
+    def run(self, clip: int, options: DecodingOptions) -> AbstractAsyncContextManager[TranscriptionSession]:
         recording = Recording(MemoryFile(wav(make_clip(clip, 4.0))), self._limits)
         return self._transcriber.run(recording, options)
 

@@ -13,7 +13,6 @@ from asr_server.channel.messages import Submit
 from asr_server.core import Chunk, ChunkResult, DecodingOptions, TranscriptDelta
 from asr_server.errors import ChunkFailed
 from asr_server.metrics import REGISTRY
-from asr_server.transcription import RequestSession
 from asr_server.transcription.session import TranscriptionSession
 from tests.fake_replica import noise, say, wav
 from tests.memory_file import MemoryFile
@@ -203,7 +202,7 @@ async def test_a_channel_that_is_silent_does_not_hold_up_the_other(app: RunningA
         assert texts[-1] == "zero"
 
 
-async def _until_text(session: RequestSession) -> AsyncIterator[TranscriptDelta]:
+async def _until_text(session: TranscriptionSession) -> AsyncIterator[TranscriptDelta]:
     async for delta in session:
         yield delta
         if delta.text:
