@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import torch
-from asr_server.transcription.chunk_reader import MAX_PARTS
 
 from asr_server.checkpoint.tokenizer import MIN_TAIL_S, Tokenizer
 from asr_server.core import SAMPLE_RATE, Chunk, Samples
+from asr_server.transcription.reading import MAX_READINGS
 from asr_server.transcription.segments import FRAMES_PER_S
 from benchmarks.engine_helpers import Reference
 
@@ -28,12 +28,12 @@ def read_chunks(reference: Reference, tokenizer: Tokenizer, chunks: Sequence[Chu
     """Each chunk alone, then the tails that are left unread."""
     parts: Parts = {}
     unread = [_Unread(chunk.start_sample, chunk.samples) for chunk in chunks]
-    for part in range(MAX_PARTS):
+    for part in range(MAX_READINGS):
         tails: list[_Unread] = []
         for each, tokens in _read(unread, reference, language):
             closed, offset_s = _retrieve(reference, tokens, len(each.samples), tokenizer)
             rest = each.samples[round(offset_s * SAMPLE_RATE) :]
-            is_read = len(rest) < MIN_TAIL_S * SAMPLE_RATE or part == MAX_PARTS - 1
+            is_read = len(rest) < MIN_TAIL_S * SAMPLE_RATE or part == MAX_READINGS - 1
             kept = tokens if is_read else closed
             if len(kept) > 1 and min(kept[-2:]) >= tokenizer.specials.timestamp_begin:
                 kept = kept[:-1]  # it opens a segment without text

@@ -66,6 +66,7 @@ async def test_without_a_place_it_is_refused_as_by_http() -> None:
         await until(lambda: app.app.state.server.admission.num_waiting)
         (error,) = await answers_to(port, wire("audio-chunk", SECOND, **FORMAT))
         assert error.data["code"] == "server_overloaded"
+        await until(lambda: app.replica.held)
         app.replica.holding = False
         app.replica.release(app.replica.held[0])
         assert [(await reply).status_code for reply in (first, second)] == [200, 200]
