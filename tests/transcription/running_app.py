@@ -54,5 +54,6 @@ def two_channels(*spans: tuple[int, int, int]) -> bytes:
     """75 s of silence, but for noise from a second to another in a channel."""
     samples = np.zeros((75 * 16_000, 2), np.float32)
     for channel, start_s, end_s in spans:
-        samples[start_s * 16_000 : end_s * 16_000, channel] = noise(end_s - start_s)
+        sound = noise(end_s - start_s)
+        samples[start_s * 16_000 : end_s * 16_000, channel] = -sound[::-1] if channel else sound
     return wav(samples)

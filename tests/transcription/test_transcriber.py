@@ -7,7 +7,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from asr_server.audio.recording import Cancelled, Recording
@@ -16,7 +15,6 @@ from asr_server.errors import InvalidAudio
 from asr_server.transcription import Transcriber
 from tests.fake_replica import noise, say, wav
 from tests.memory_file import MemoryFile
-from tests.speech import say as speak
 from tests.transcription.running_app import ENGLISH, THREE_CHUNKS, TOKENIZER, RunningApp, two_channels, until
 from tests.vocabulary import make_tokenizer, words
 
@@ -106,16 +104,6 @@ async def test_doubtful_text_over_noise_is_dropped_unless_no_voice_is_looked_for
         app.transcriber.check_voice = checks_voice
         assert (await app.transcribe(wav(noise(3))))[1].text == text
     assert Transcriber(app.dispatcher, app.pool, TOKENIZER).check_voice
-
-
-async def test_split_channels_without_text_are_not_read_again(app: RunningApp) -> None:
-    app.answer = lambda submit: say()
-    speech = speak("1234").samples
-    sound = np.stack([speech, speech / 2], axis=1)
-    for speakers, num_requests in ((("ann", "bob"), 1), ((), 3)):
-        app.replica.submits.clear()
-        await app.transcribe(wav(sound), speakers=speakers)
-        assert len({submit.id.request_id for submit in app.replica.submits}) == num_requests
 
 
 async def test_a_chunk_of_live_speech_goes_before_files(
