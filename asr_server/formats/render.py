@@ -55,9 +55,9 @@ def render(transcript: Transcript, response_format: FileFormat, options: RenderO
         case "text":
             return transcript.text
         case "srt":
-            return srt(transcript.segments, options.layout)
+            return srt(transcript.segments, options.layout, transcript.duration_s)
         case "vtt":
-            return vtt(transcript.segments, options.layout)
+            return vtt(transcript.segments, options.layout, transcript.duration_s)
         case "tsv":
             return tsv(transcript.segments)
 

@@ -65,14 +65,18 @@ class Cue(NamedTuple):
     speaker: str | None = None
 
 
-def cues(segments: Sequence[Segment], layout: SubtitleLayout, is_labelled: bool = False) -> list[Cue]:
+def cues(
+    segments: Sequence[Segment], layout: SubtitleLayout, is_labelled: bool = False, end_s: float = inf
+) -> list[Cue]:
     """Return cues by start, each of one speaker.
 
     Args:
         is_labelled: reserve room for the speaker's label.
+        end_s: end of the recording, beyond which no cue is lengthened to be read.
     """
+    end_s = max([end_s, *(segment.end_s for segment in segments)])
     made = (
-        cue._replace(speaker=speaker)
+        cue._replace(end_s=min(cue.end_s, end_s), speaker=speaker)
         for speaker, of_speaker in groupby(segments, key=lambda segment: segment.speaker)
         for cue in _cues(list(of_speaker), layout, len(speaker) + 2.0 if speaker and is_labelled else 0.0)
     )
@@ -164,17 +168,17 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def srt(segments: Sequence[Segment], layout: SubtitleLayout = READABLE_LAYOUT) -> str:
+def srt(segments: Sequence[Segment], layout: SubtitleLayout = READABLE_LAYOUT, end_s: float = inf) -> str:
     return "".join(
         f"{number}\n{_clock(cue.start_s, ',')} --> {_clock(cue.end_s, ',')}\n{_labelled(cue)}\n\n"
-        for number, cue in enumerate(cues(segments, layout, is_labelled=True), start=1)
+        for number, cue in enumerate(cues(segments, layout, is_labelled=True, end_s=end_s), start=1)
     )
 
 
-def vtt(segments: Sequence[Segment], layout: SubtitleLayout = READABLE_LAYOUT) -> str:
+def vtt(segments: Sequence[Segment], layout: SubtitleLayout = READABLE_LAYOUT, end_s: float = inf) -> str:
     blocks = (
         f"{_clock(cue.start_s, '.')} --> {_clock(cue.end_s, '.')}\n{_voiced(cue)}\n\n"
-        for cue in cues(segments, layout)
+        for cue in cues(segments, layout, end_s=end_s)
     )
     return "WEBVTT\n\n" + "".join(blocks)
 

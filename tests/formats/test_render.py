@@ -149,3 +149,12 @@ def test_what_openai_has_not_is_there_only_where_there_is_something_to_tell() ->
 
 def test_a_table_is_whispers() -> None:
     assert render(transcript(segment(0, 0.5, 2.0, " one")), "tsv") == "start\tend\ttext\n500\t2000\tone\n"
+
+
+def test_no_cue_is_shown_beyond_the_end_of_the_recording() -> None:
+    """A short word at the very end would be shown for a second."""
+    last = msgspec.structs.replace(segment(0, 3.6, 3.9, " Yes."), words=(Word(" Yes.", 3.6, 3.9),))
+    ended = msgspec.structs.replace(ONE, segments=(last,), duration_s=4.0)
+    assert "00:00:03,600 --> 00:00:04,000" in render(ended, "srt")
+    assert "00:00:03.600 --> 00:00:04.000" in render(ended, "vtt")
+    assert "00:00:03,600 --> 00:00:04,600" in srt([last])
