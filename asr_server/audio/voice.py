@@ -38,6 +38,7 @@ MAX_FRAMES: Final = 128  # in a call: 4 s, quicker than 2 s and than 8
 HYSTERESIS: Final = 0.15
 # Whether a stretch of sound holds speech (`holds_speech`).
 LIKELY: Final = 0.9
+SPELLED: Final = 0.5  # of one letter, as people spell a name: coughs and barks have 0.47 at most
 MIN_SPEECH_FRAMES: Final = 4  # 128 ms
 PHASES: Final = (0, FRAME // 3, 2 * FRAME // 3)
 # Where somebody certainly speaks (`certain_speech_s`), and begins to behind a pause (`next_speech_s`).
@@ -122,7 +123,7 @@ def speech_probabilities(samples: Samples) -> Probabilities:
     return np.concatenate([detector.push(samples), detector.finish()])
 
 
-def holds_speech(samples: Samples) -> bool:
+def holds_speech(samples: Samples, likely: float = LIKELY) -> bool:
     """Return whether somebody probably speaks; doubtful text without speech is dropped.
 
     Short sounds depend on where frames begin: unless certain at once, take the mean of three phases.
@@ -131,7 +132,7 @@ def holds_speech(samples: Samples) -> bool:
     heard = _sustained_probability(samples, first)
     if heard >= CERTAIN:
         return True
-    return fmean([heard, *(_sustained_probability(samples, phase) for phase in others)]) >= LIKELY
+    return fmean([heard, *(_sustained_probability(samples, phase) for phase in others)]) >= likely
 
 
 def _sustained_probability(samples: Samples, phase: int) -> float:

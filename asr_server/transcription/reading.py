@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from asr_server.audio.pool import PreprocessPool
-from asr_server.audio.voice import holds_speech
+from asr_server.audio.voice import LIKELY, SPELLED, holds_speech
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions
 from asr_server.dispatch.queue import RequestHandle
@@ -50,6 +50,7 @@ from asr_server.transcription.segments import (
     with_words_by_length,
 )
 from asr_server.transcription.stall_watch import StallWatch
+from asr_server.transcription.words import num_letters
 
 MAX_READINGS: Final = 8  # of one piece, tails and speech without text included
 MAX_COMPLETIONS: Final = 3  # of them for speech without text, each of less audio than the one before
@@ -222,8 +223,9 @@ class _Reading:
             is_in_doubt = number >= num_sent and (voiceless or is_doubtful(span, part))
             if pool is None or not is_in_doubt or is_surely_spoken(span, part, self._heard):
                 continue
+            likely = SPELLED if num_letters(self._tokenizer.decode(span.tokens)) == 1 else LIKELY
             with self._reader.watch.waiting_for_pool():
-                if not await pool.run(holds_speech, samples_around(span.start_s, span.end_s, chunk)):
+                if not await pool.run(holds_speech, samples_around(span.start_s, span.end_s, chunk), likely):
                     voiceless.add(number)
         return voiceless
 

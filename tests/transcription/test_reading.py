@@ -17,7 +17,7 @@ from asr_server.transcription.reading import MAX_READINGS
 from tests.support.fake_replica import noise, say, wav
 from tests.support.speech import WORDS, silence
 from tests.support.speech import say as speak
-from tests.support.tokens import words
+from tests.support.tokens import spell, words
 from tests.transcription.parts import timed
 from tests.transcription.running_app import (
     ENGLISH,
@@ -441,3 +441,14 @@ async def test_a_second_reading_of_a_chunk_has_numbers_of_its_own(app: RunningAp
     app.replica.probabilities_of = lambda submit: told[min(submit.id.chunk, 1)]
     await app.transcribe(THREE_CHUNKS, DecodingOptions())
     assert [submit.id.part for submit in app.replica.submits if submit.id.chunk == 0] == [0, 1000]
+
+
+@pytest.mark.parametrize(("text", "is_kept"), [(" a", True), (" five", False)])
+async def test_a_spelled_letter_needs_less_of_a_voice_than_a_word(
+    app: RunningApp, text: str, is_kept: bool
+) -> None:
+    """Letters last a tenth of a second, in which the detector is not yet certain."""
+    letter = speak("31415926", "rms").samples[27_200 : 27_200 + 1920]
+    app.answer = lambda submit: say(t(0.9), *spell(text), t(1.2), avg_logprob=-0.9)
+    _, transcript = await app.transcribe(wav(np.concatenate([silence(1.0), letter, silence(1.0)])), ENGLISH)
+    assert transcript.text == (text.strip() if is_kept else "")
