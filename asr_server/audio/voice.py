@@ -41,11 +41,11 @@ LIKELY: Final = 0.9
 SPELLED: Final = 0.5  # of one letter, as people spell a name: coughs and barks have 0.47 at most
 MIN_SPEECH_FRAMES: Final = 4  # 128 ms
 PHASES: Final = (0, FRAME // 3, 2 * FRAME // 3)
-# Where somebody certainly speaks (`certain_speech_s`), and begins to behind a pause (`next_speech_s`).
+# Where somebody certainly speaks (`certain_speech_s`), and begins to behind a pause (`first_missed_s`).
 POSSIBLE: Final = 0.4  # of every frame
 CERTAIN: Final = 0.9
 MIN_CERTAIN_FRAMES: Final = 5  # 160 ms
-PAUSE_S: Final = 31 * FRAME_S  # what comes sooner may have been heard, and got a time that is too early
+PAUSE_S: Final = 31 * FRAME_S  # what comes sooner may have got a text with a time that is too early
 SHORT_PAUSE_S: Final = 0.3  # behind which a text is read again that has more speech behind it than
 MISSED_S: Final = 4.0  # so much, which no time is off by
 # What the detector gets of samples that stand alone.
@@ -155,15 +155,6 @@ def _stretches_s(probabilities: Probabilities, threshold: float, min_frames: int
         for first, end in runs(is_speech(probabilities, POSSIBLE)).tolist()
         if (probabilities[first:end] >= threshold).sum() >= min_frames
     ]
-
-
-def next_speech_s(samples: Samples, min_pause_s: float = PAUSE_S) -> float | None:
-    return _behind_pause_s(certain_speech_s(samples), min_pause_s)
-
-
-def missed_speech_s(samples: Samples) -> float | None:
-    """Return when speech certainly begins that the text before `samples` misses, or None."""
-    return first_missed_s(certain_speech_s(samples))
 
 
 def first_missed_s(speech_s: Sequence[Stretch]) -> float | None:

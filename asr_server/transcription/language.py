@@ -12,129 +12,35 @@ ENGLISH: Final = "en"
 AUTO: Final = "auto"  # as many clients write "detect it"
 UNKNOWN_NAME: Final = "unknown"  # nothing was said and nothing was given; a string, as clients require
 
-# Code of Whisper's <|xx|> token: lower-case English name.
-NAMES: Final[Mapping[str, str]] = {
-    "af": "afrikaans",
-    "am": "amharic",
-    "ar": "arabic",
-    "as": "assamese",
-    "az": "azerbaijani",
-    "ba": "bashkir",
-    "be": "belarusian",
-    "bg": "bulgarian",
-    "bn": "bengali",
-    "bo": "tibetan",
-    "br": "breton",
-    "bs": "bosnian",
-    "ca": "catalan",
-    "cs": "czech",
-    "cy": "welsh",
-    "da": "danish",
-    "de": "german",
-    "el": "greek",
-    "en": "english",
-    "es": "spanish",
-    "et": "estonian",
-    "eu": "basque",
-    "fa": "persian",
-    "fi": "finnish",
-    "fo": "faroese",
-    "fr": "french",
-    "gl": "galician",
-    "gu": "gujarati",
-    "ha": "hausa",
-    "haw": "hawaiian",
-    "he": "hebrew",
-    "hi": "hindi",
-    "hr": "croatian",
-    "ht": "haitian creole",
-    "hu": "hungarian",
-    "hy": "armenian",
-    "id": "indonesian",
-    "is": "icelandic",
-    "it": "italian",
-    "ja": "japanese",
-    "jw": "javanese",
-    "ka": "georgian",
-    "kk": "kazakh",
-    "km": "khmer",
-    "kn": "kannada",
-    "ko": "korean",
-    "la": "latin",
-    "lb": "luxembourgish",
-    "ln": "lingala",
-    "lo": "lao",
-    "lt": "lithuanian",
-    "lv": "latvian",
-    "mg": "malagasy",
-    "mi": "maori",
-    "mk": "macedonian",
-    "ml": "malayalam",
-    "mn": "mongolian",
-    "mr": "marathi",
-    "ms": "malay",
-    "mt": "maltese",
-    "my": "myanmar",
-    "ne": "nepali",
-    "nl": "dutch",
-    "nn": "nynorsk",
-    "no": "norwegian",
-    "oc": "occitan",
-    "pa": "punjabi",
-    "pl": "polish",
-    "ps": "pashto",
-    "pt": "portuguese",
-    "ro": "romanian",
-    "ru": "russian",
-    "sa": "sanskrit",
-    "sd": "sindhi",
-    "si": "sinhala",
-    "sk": "slovak",
-    "sl": "slovenian",
-    "sn": "shona",
-    "so": "somali",
-    "sq": "albanian",
-    "sr": "serbian",
-    "su": "sundanese",
-    "sv": "swedish",
-    "sw": "swahili",
-    "ta": "tamil",
-    "te": "telugu",
-    "tg": "tajik",
-    "th": "thai",
-    "tk": "turkmen",
-    "tl": "tagalog",
-    "tr": "turkish",
-    "tt": "tatar",
-    "uk": "ukrainian",
-    "ur": "urdu",
-    "uz": "uzbek",
-    "vi": "vietnamese",
-    "yi": "yiddish",
-    "yo": "yoruba",
-    "yue": "cantonese",
-    "zh": "chinese",
-}
 
-_OTHER_NAMES: Final[Mapping[str, str]] = {
-    "bangla": "bn",
-    "burmese": "my",
-    "castilian": "es",
-    "farsi": "fa",
-    "filipino": "tl",
-    "flemish": "nl",
-    "haitian": "ht",
-    "letzeburgesch": "lb",
-    "mandarin": "zh",
-    "moldavian": "ro",
-    "moldovan": "ro",
-    "panjabi": "pa",
-    "pushto": "ps",
-    "sinhalese": "si",
-    "valencian": "ca",
-}
+def _pairs(table: str) -> dict[str, str]:
+    return dict(entry.split(" ", 1) for entry in table.split("|"))
 
-_CODES: Final[Mapping[str, str]] = {name: code for code, name in NAMES.items()} | dict(_OTHER_NAMES)
+
+# Code of Whisper's <|xx|> token and lower-case English name.
+NAMES: Final[Mapping[str, str]] = _pairs(
+    "af afrikaans|am amharic|ar arabic|as assamese|az azerbaijani|ba bashkir|be belarusian|"
+    "bg bulgarian|bn bengali|bo tibetan|br breton|bs bosnian|ca catalan|cs czech|cy welsh|"
+    "da danish|de german|el greek|en english|es spanish|et estonian|eu basque|fa persian|"
+    "fi finnish|fo faroese|fr french|gl galician|gu gujarati|ha hausa|haw hawaiian|he hebrew|"
+    "hi hindi|hr croatian|ht haitian creole|hu hungarian|hy armenian|id indonesian|is icelandic|"
+    "it italian|ja japanese|jw javanese|ka georgian|kk kazakh|km khmer|kn kannada|ko korean|"
+    "la latin|lb luxembourgish|ln lingala|lo lao|lt lithuanian|lv latvian|mg malagasy|mi maori|"
+    "mk macedonian|ml malayalam|mn mongolian|mr marathi|ms malay|mt maltese|my myanmar|ne nepali|"
+    "nl dutch|nn nynorsk|no norwegian|oc occitan|pa punjabi|pl polish|ps pashto|pt portuguese|"
+    "ro romanian|ru russian|sa sanskrit|sd sindhi|si sinhala|sk slovak|sl slovenian|sn shona|"
+    "so somali|sq albanian|sr serbian|su sundanese|sv swedish|sw swahili|ta tamil|te telugu|"
+    "tg tajik|th thai|tk turkmen|tl tagalog|tr turkish|tt tatar|uk ukrainian|ur urdu|uz uzbek|"
+    "vi vietnamese|yi yiddish|yo yoruba|yue cantonese|zh chinese"
+)
+_OTHER_NAMES: Final = (
+    "bn bangla|my burmese|es castilian|fa farsi|tl filipino|nl flemish|ht haitian|"
+    "lb letzeburgesch|zh mandarin|ro moldavian|ro moldovan|pa panjabi|ps pushto|si sinhalese|"
+    "ca valencian"
+)
+_CODES: Final = {name: code for code, name in NAMES.items()} | {
+    name: code for code, name in (entry.split(" ", 1) for entry in _OTHER_NAMES.split("|"))
+}
 
 # Written without spaces between words, so that chunks are joined without one.
 UNSPACED: Final = frozenset({"bo", "ja", "km", "lo", "my", "th", "yue", "zh"})

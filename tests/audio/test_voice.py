@@ -28,8 +28,6 @@ from asr_server.audio.voice import (
     holds_speech,
     is_speech,
     load_onnx,
-    missed_speech_s,
-    next_speech_s,
     possible_and_certain_speech_s,
     speech_probabilities,
 )
@@ -125,30 +123,29 @@ def test_speech_behind_a_pause_is_found_where_it_begins(voice: str) -> None:
     spoken = say("7", voice, lead_s=2.0)
     for sound in (spoken.samples, np.concatenate([say("4", voice, lead_s=0.1).samples, spoken.samples])):
         begins_s = spoken.times[0][0] + (len(sound) - len(spoken.samples)) / SAMPLE_RATE
-        assert next_speech_s(sound) == pytest.approx(begins_s, abs=0.15)
+        assert first_missed_s(certain_speech_s(sound)) == pytest.approx(begins_s, abs=0.15)
 
 
 def test_what_comes_within_a_second_is_not_behind_a_pause() -> None:
-    assert next_speech_s(say("74", lead_s=0.6).samples) is None
+    assert first_missed_s(certain_speech_s(say("74", lead_s=0.6).samples)) is None
 
 
 def test_much_speech_behind_a_text_is_missed_even_if_no_pause_is_long() -> None:
     said = [say("74", lead_s=0.6).samples for _ in range(6)]
-    assert next_speech_s(np.concatenate(said)) is None
-    assert missed_speech_s(np.concatenate(said)) == pytest.approx(0.6, abs=0.15)
-    assert missed_speech_s(np.concatenate(said[:2])) is None, "a time may be off by that"
+    assert first_missed_s(certain_speech_s(np.concatenate(said))) == pytest.approx(0.6, abs=0.15)
+    assert first_missed_s(certain_speech_s(np.concatenate(said[:2]))) is None, "a time may be off by that"
 
 
 @pytest.mark.parametrize("pause_s", [0.7, 2.0])
 def test_much_speech_is_missed_from_its_beginning_whatever_pause_comes_later(pause_s: float) -> None:
     talk = [say("70", lead_s=0.0, gap_s=0.0).samples for _ in range(7)]
     later = say("74", lead_s=pause_s).samples
-    assert missed_speech_s(np.concatenate([*talk, later])) == pytest.approx(0.0, abs=0.3)
+    assert first_missed_s(certain_speech_s(np.concatenate([*talk, later]))) == pytest.approx(0.0, abs=0.3)
 
 
 @pytest.mark.parametrize("kind", ["silence", "hum", "white", "pink", "tones", "music", "coughs"])
 def test_no_noise_is_certain_to_be_speech(kind: str) -> None:
-    assert [next_speech_s(make_noise(kind, -30, 10.0, seed)) for seed in range(3)] == [None] * 3
+    assert [certain_speech_s(make_noise(kind, -30, 10.0, seed)) for seed in range(3)] == [[]] * 3
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from asr_server.channel.messages import Submit
 from asr_server.core import Chunk, ChunkResult, DecodingOptions, TranscriptDelta
 from asr_server.errors import ChunkFailed
 from asr_server.metrics import REGISTRY
-from asr_server.transcription.session import TranscriptionSession
+from asr_server.transcription.request import TranscriptionSession
 from tests.fake_replica import noise, say, wav
 from tests.memory_file import MemoryFile
 from tests.transcription.running_app import (

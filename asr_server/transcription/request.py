@@ -1,0 +1,315 @@
+"""Take requests from audio to text: chunks go out as they are cut, text returns in file order.
+
+Runs in tasks on the event loop, which it never blocks, over the shared preprocess pool and dispatcher. Knows
+no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from asr_server.audio.pool import PreprocessPool
+from asr_server.audio.recording import ChunkSource, DecodeSlice, Recording
+from asr_server.checkpoint.tokenizer import Tokenizer
+from asr_server.core import (
+    TEMPERATURE_LADDER,
+    Chunk,
+    DecodingOptions,
+    Samples,
+    Transcript,
+    TranscriptDelta,
+    temperatures_for,
+)
+from asr_server.dispatch.dispatcher import Dispatcher
+from asr_server.dispatch.queue import RequestHandle
+from asr_server.telemetry import unique_request_id
+from asr_server.transcription.channels import ClearChannels, SplitChannels
+from asr_server.transcription.language import Languages
+from asr_server.transcription.language_detector import MAX_VOTES, LanguageDetector
+from asr_server.transcription.progress import NOTHING_SENT, ChunkProgress, not_yet_sent
+from asr_server.transcription.prompt import boosted_keywords, prompt_tokens
+from asr_server.transcription.reading import ChunkReader
+from asr_server.transcription.stall_watch import StallLimits, StallWatch
+from asr_server.transcription.tasks import task_group
+from asr_server.transcription.transcript import TranscriptBuilder
+
+
+class Labeller(Protocol):
+    """Listen to a recording's samples, and label its transcript, as by who speaks."""
+
+    def push(self, samples: Samples) -> None: ...
+
+    async def wait_for_room(self) -> None: ...
+
+    async def label(self, transcript: Transcript, tokenizer: Tokenizer) -> Transcript: ...
+
+    def close(self) -> None: ...
+
+
+class Transcriber:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        pool: PreprocessPool,
+        tokenizer: Tokenizer,
+        check_voice: bool = True,
+        stall_limits: StallLimits | None = None,
+        temperatures: tuple[float, ...] = TEMPERATURE_LADDER,
+    ) -> None:
+        specials = tokenizer.specials
+        self.tokenizer = tokenizer
+        self.languages = Languages(specials.languages if specials.is_multilingual else ())
+        self.can_translate = self.languages.only is None and specials.translate is not None
+        self.pool = pool
+        self.check_voice = check_voice
+        self.dispatcher, self.stall_limits = dispatcher, stall_limits or StallLimits()
+        self._temperatures = temperatures
+
+    def options(
+        self,
+        *,
+        language: str | None = None,
+        languages: Sequence[str] = (),
+        params: tuple[str, str] = ("language", "languages[]"),
+        multilingual: bool = False,
+        prompt: str = "",
+        keywords: Iterable[str] = (),
+        temperature: float = 0.0,
+        **own: Any,
+    ) -> DecodingOptions:
+        """Make the options of a request, live turn or file from what its client asks for.
+
+        Args:
+            languages: candidates; several mean a recording in several languages.
+            params: the client's field names for `language` and `languages`.
+            own: fields of `DecodingOptions`.
+
+        Raises InvalidValue for an unknown language.
+        """
+        code, candidates = self.languages.choice(language, languages, params)
+        return DecodingOptions(
+            language=code,
+            candidate_languages=candidates,
+            multilingual=multilingual or len(candidates) > 1,
+            prompt_tokens=prompt_tokens(self.tokenizer, prompt),
+            keywords=boosted_keywords(list(keywords)),
+            temperatures=temperatures_for(temperature, self._temperatures),
+            early_results=True,
+            **own,
+        )
+
+    @asynccontextmanager
+    async def run(
+        self,
+        recording: Recording,
+        options: DecodingOptions,
+        speakers: Sequence[str] = (),
+        labeller: Labeller | None = None,
+    ) -> AsyncIterator[TranscriptionSession]:
+        """Run a request while the block runs; leaving it cancels the rest and closes the recording.
+
+        Args:
+            speakers: speakers of split channels, which exclude a labeller; else empty.
+            labeller: listens to the recording, which waits for it; labels the transcript; is closed.
+
+        Raises, also inside the block: RequestError, EngineUnavailable, ChunkFailed.
+        """
+        async with self._session(recording, options, speakers, labeller) as session:
+            yield session
+
+    async def transcribe_chunk(self, chunk: Chunk, options: DecodingOptions) -> TranscriptDelta:
+        """Transcribe one chunk of live speech. Cancelled, it frees its slot.
+
+        Raises: EngineUnavailable, ChunkFailed.
+        """
+        async with self._session(ChunkSource(chunk), options, is_live=True) as session:
+            return await session.only_delta()
+
+    @asynccontextmanager
+    async def _session(
+        self,
+        source: Recording | ChunkSource,
+        options: DecodingOptions,
+        speakers: Sequence[str] = (),
+        labeller: Labeller | None = None,
+        is_live: bool = False,
+    ) -> AsyncIterator[TranscriptionSession]:
+        handle = self.dispatcher.open(unique_request_id(), is_live)
+        session = TranscriptionSession(self, handle, source, options, speakers, labeller)
+        try:
+            async with task_group() as group:
+                session.start(group)
+                try:
+                    yield session
+                finally:
+                    session.stop()
+        finally:
+            session.close()
+
+
+class TranscriptionSession:
+    """One request under way."""
+
+    def __init__(
+        self,
+        transcriber: Transcriber,
+        handle: RequestHandle,
+        source: Recording | ChunkSource,
+        options: DecodingOptions,
+        speakers: Sequence[str],
+        labeller: Labeller | None,
+    ) -> None:
+        tokenizer, pool = transcriber.tokenizer, transcriber.pool
+        # Segments leave before their chunk is decoded, but where those of several channels wait for their
+        # order, or where a limit on tokens has all text kept, because no unread tail is read again.
+        if speakers or options.max_new_tokens is not None:
+            options = msgspec.structs.replace(options, early_results=False)
+        self.handle, self._source, self._options = handle, source, options
+        self._tokenizer, self._pool, self._labeller = tokenizer, pool, labeller
+        self._channels = SplitChannels(source) if speakers else ClearChannels(source)
+        if labeller is not None and isinstance(source, Recording):
+            source.listener = labeller.push
+        self._language = LanguageDetector(
+            options.language or transcriber.languages.only,
+            options.candidate_languages,
+            # The text of one chunk is the prompt of the next: none can wait for a later one's vote.
+            max_votes=1 if options.condition_on_previous_text else MAX_VOTES,
+            per_chunk=options.multilingual,
+        )
+        self._watch = StallWatch(handle, pool, transcriber.stall_limits)
+        voice_pool = pool if transcriber.check_voice else None
+        self._reader = ChunkReader(
+            handle, tokenizer, options, self._language, voice_pool, self._watch, self._channels
+        )
+        self._builder = TranscriptBuilder(tokenizer, source, options, self._language, speakers)
+        # What to wait for, in the order of the file. A number: all before these seconds has been sent.
+        self._pending: asyncio.Queue[ChunkProgress | float | None] = asyncio.Queue()
+        self._running: set[asyncio.Task[None]] = set()
+        self._started_at = time.monotonic()
+        self._has_sent_text = False
+        self._counted_s = 0.0
+
+    def close(self) -> None:
+        self.handle.cancel()
+        self._source.close()
+        self._channels.close()
+        if self._labeller is not None:
+            self._labeller.close()
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        self._run(group, self._produce_chunks(group))
+        self._watch.start(group, self._running)
+
+    def stop(self) -> None:
+        self._watch.stop()
+        for task in self._running:
+            task.cancel()
+
+    def _run(self, group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
+        task = group.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def __aiter__(self) -> AsyncIterator[TranscriptDelta]:
+        """Yield each chunk's or segment's text in file order, once all before it is final.
+
+        With split channels, text waits until every channel is read as far.
+        """
+        async for delta in self._all_deltas():
+            self._builder.keep(delta)
+            if delta.text and not self._has_sent_text:
+                self._has_sent_text = True
+                self.handle.stats.on_first_text(time.monotonic() - self._started_at)
+            self._count_audio(delta.end_s, delta.language)
+            yield delta
+        self._count_audio(self._source.duration_s, self._language.code)
+
+    async def only_delta(self) -> TranscriptDelta:
+        """Return the delta of a one-chunk source, not counted in the metrics."""
+        progress = await self._pending.get()
+        assert isinstance(progress, ChunkProgress)
+        return self._builder.delta(await progress.result())
+
+    def _count_audio(self, until_s: float, language: str | None) -> None:
+        self.handle.stats.on_audio(max(0.0, until_s - self._counted_s), language)
+        self._counted_s = max(self._counted_s, until_s)
+
+    async def _all_deltas(self) -> AsyncIterator[TranscriptDelta]:
+        while (pending := await self._pending.get()) is not None:
+            if isinstance(pending, float):
+                yield self._builder.settle(pending)
+                continue
+            sent = NOTHING_SENT
+            while not await pending.is_finished():
+                whole = self._builder.early_delta(pending.parts)
+                yield not_yet_sent(sent, whole)
+                sent = whole
+            yield not_yet_sent(sent, self._builder.delta(await pending.result()))
+
+    @property
+    def language_probability(self) -> float | None:
+        return self._language.probability
+
+    async def transcript(self) -> Transcript:
+        """Return all text, after the last delta, with its labels."""
+        transcript = self._builder.transcript()
+        if self._labeller is None:
+            return transcript
+        return await self._labeller.label(transcript, self._tokenizer)
+
+    # -- Chunks out --
+
+    async def _produce_chunks(self, group: asyncio.TaskGroup) -> None:
+        read_last: Callable[[], Awaitable[None]] = _nothing
+        finished = False
+        while not finished:
+            room = await self.handle.wait_for_capacity()
+            with self._watch.waiting_for_pool():
+                decoded = await self._next_slice(room)
+            finished = decoded.finished
+            chunks = [piece for piece in decoded.pieces if isinstance(piece, Chunk)]
+            for chunk in chunks:
+                heard = await self._reader.hear(chunk)
+                if heard.is_copy:
+                    self._builder.drop_copy(chunk)
+                # Waiting here while another chunk detects also keeps this side from decoding on.
+                language, progress = await self._language.next_language(), ChunkProgress()
+                self._pending.put_nowait(progress)
+                read = partial(self._reader.read, heard, language, progress)
+                if finished and chunk is chunks[-1]:
+                    read_last = read
+                else:
+                    self._run(group, read())
+                    await self._until_next_may_go(chunk, progress)
+            if isinstance(self._channels, SplitChannels):
+                self._pending.put_nowait(math.inf if finished else self._source.settled_s)
+        self._language.on_all_sent()
+        self._pending.put_nowait(None)
+        await read_last()
+
+    async def _next_slice(self, room: int) -> DecodeSlice:
+        if isinstance(self._source, ChunkSource):
+            return await self._source.next_slice(room)
+        if self._labeller is not None:
+            await self._labeller.wait_for_room()
+        return await self._pool.decode_slice(self._source, room)
+
+    async def _until_next_may_go(self, chunk: Chunk, progress: ChunkProgress) -> None:
+        if self._options.condition_on_previous_text:
+            await progress.result()  # its text is part of the next one's prompt
+        elif self._options.streams and chunk.index == 0:
+            await progress.first_text()  # which encoding more would hold up
+        else:
+            await asyncio.sleep(0)  # the chunk is in the queue by then: before the next one, and counted
+
+
+async def _nothing() -> None:
+    pass
