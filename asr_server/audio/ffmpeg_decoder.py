@@ -46,7 +46,7 @@ RESTART_S = 1.0  # time stamps that go back by more, to the file's start, begin 
 # A transport stream's clock jumps where it wraps, or where recordings are joined. FFmpeg's own limit.
 MAX_CLOCK_JUMP_S = 10.0
 _HOPS_PER_S = 50
-_MAX_SHORTENED = 6  # a sixth of a block
+_PAUSE_RATIO = 300.0  # of a block's loudest power to a pause: 25 dB
 _TAGS = (b"ID3", b"TAG", b"APE")  # between MP3s that were joined
 _MAX_PAUSE_BYTES = 6  # AMR's frames without speech, which FFmpeg cannot decode (3GPP TS 26.101 and 26.201)
 _OGG_BEGINS = b"OggS\0\2"  # a page that begins a stream
@@ -243,17 +243,21 @@ class FfmpegDecoder:
             num_left -= len(block)
 
     def _in_time(self, block: Block) -> Block:
-        """Leave out the quietest 20 ms of a block where time stamps run behind the samples."""
-        hop = self.sample_rate // _HOPS_PER_S
-        num_hops = len(block) // hop
-        num_left_out = min(num_hops // _MAX_SHORTENED, int(self._time_line.surplus_s * _HOPS_PER_S))
-        if not num_left_out:
+        """Leave out the quietest 20 ms of a block where time stamps run behind the samples.
+
+        These are pauses, or at most a sixth of the block.
+        """
+        if self._time_line.surplus_s < 1 / _HOPS_PER_S:
             return block
+        hop = self.sample_rate // _HOPS_PER_S
+        hops, rest = np.split(block, [len(block) // hop * hop])
+        hops = hops.reshape(-1, hop, self.num_channels)
+        powers = np.square(hops).mean(axis=(1, 2))
+        num_quiet = np.count_nonzero(powers < powers.max(initial=0.0) / _PAUSE_RATIO)
+        num_left_out = min(max(num_quiet, len(hops) // 6), int(self._time_line.surplus_s * _HOPS_PER_S))
         self._time_line.surplus_s -= num_left_out / _HOPS_PER_S
-        hops = block[: num_hops * hop].reshape(num_hops, hop, -1)
-        quietest = np.argsort(np.square(hops).mean(axis=(1, 2)))[:num_left_out]
-        kept = np.delete(hops, quietest, axis=0).reshape(-1, self.num_channels)
-        return np.concatenate([kept, block[num_hops * hop :]])
+        kept = np.delete(hops, np.argsort(powers)[:num_left_out], axis=0)
+        return np.concatenate([kept.reshape(-1, self.num_channels), rest])
 
 
 def end_of_joined(fd: int, start: int) -> int:

@@ -11,11 +11,9 @@ from av.stream import Disposition
 
 from asr_server.audio.ffmpeg_decoder import FfmpegDecoder
 from asr_server.audio.limits import AudioLimits
-from asr_server.audio.recording import Recording
 from asr_server.audio.tracks import TrackChoice
-from asr_server.core import Chunk
-from asr_server.errors import AudioTooLong, NoSuchTrack, NotStereo
-from tests.audio.audio_files import Frames, Sound, opened, slices, voice, write_ffmpeg, write_film
+from asr_server.errors import AudioTooLong, NoSuchTrack
+from tests.audio.audio_files import Frames, Sound, opened, voice, write_ffmpeg, write_film
 from tests.audio.test_decoders import all_of
 
 
@@ -282,34 +280,3 @@ def test_a_track_without_packets_is_passed_over(tmp_path: Path, container: str, 
     decoder = FfmpegDecoder(opened(write_film(tmp_path / "a", container, sounds)))
     assert pitch(all_of(decoder)) == pytest.approx(500, abs=2)
     assert not decoder.truncated
-
-
-def channels_of(path: Path, choice: TrackChoice) -> tuple[list[float], Recording]:
-    """The strongest frequency in each channel's chunks."""
-    recording = Recording(path, AudioLimits(), split_channels=True, choice=choice)
-    chunks = [piece for piece in slices(recording) if isinstance(piece, Chunk)]
-    pitches = {chunk.channel: pitch(np.repeat(chunk.samples, 3)[:, None]) for chunk in chunks}
-    return [pitches[channel] for channel in sorted(pitches)], recording
-
-
-def test_the_two_tracks_of_a_call_are_two_channels(tmp_path: Path) -> None:
-    sounds = [Sound(tone(500, 3.0)), Sound(tone(700, 2.0), start_s=0.5)]
-    path = write_film(tmp_path / "a.mkv", "matroska", sounds)
-    pitches, recording = channels_of(path, TrackChoice())
-    assert pitches == pytest.approx([500, 700], abs=3)
-    assert [track.number for track in recording.tracks_read] == [1, 2]
-    assert recording.duration_s == pytest.approx(3.0, abs=0.05)
-
-
-def test_any_two_tracks_can_be_named_as_channels(tmp_path: Path) -> None:
-    sounds = [Sound(tone(frequency, num_channels=2)) for frequency in (400, 500, 600)]
-    path = write_film(tmp_path / "a.mkv", "matroska", sounds)
-    pitches, recording = channels_of(path, TrackChoice((3, 1)))
-    assert pitches == pytest.approx([600, 400], abs=3)
-    assert [track.number for track in recording.tracks_read] == [3, 1]
-
-
-def test_three_tracks_are_no_two_channels(tmp_path: Path) -> None:
-    path = write_film(tmp_path / "a.mkv", "matroska", [Sound(tone(400))] * 3)
-    with pytest.raises(NotStereo):
-        channels_of(path, TrackChoice())
