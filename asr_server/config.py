@@ -116,9 +116,6 @@ class Settings:
         ge=0,
         le=LOWEST_PRIORITY,
     )
-    pin_cores: Literal["auto", "on", "off"] = _setting(
-        "auto", "a share of the cores for each replica alone; auto: where several share a GPU"
-    )
     tensor_parallel_size: int = _setting(
         1, "GPUs, or processes on the CPU, that share out each replica's weights and slots", ge=1
     )

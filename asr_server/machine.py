@@ -9,6 +9,7 @@ import ipaddress
 import math
 import os
 import resource
+import signal
 import socket
 import sys
 import threading
@@ -20,6 +21,8 @@ from typing import Any, Final, TypeVar
 MAX_OPEN_FILES: Final = 65_536
 _ROOT: Final = Path("/")
 _CGROUPS: Final = "sys/fs/cgroup"
+_MODEST_BYTES: Final = 4 << 30  # a guess where the system does not say
+GIB: Final = 1 << 30
 _MPS_PIPES: Final = "/tmp/nvidia-mps"  # nosec B108 # NVIDIA's place; only looked at
 
 VNNI_FLAGS: Final = {"avx512_vnni", "avx_vnni"}  # sums of 8-bit products in 32 bits, by `cpu_flags`
@@ -40,23 +43,6 @@ def available_cores(root: Path = _ROOT) -> int:
 def default_preprocess_workers() -> int:
     cores = available_cores()
     return max(min(cores, 2), min(cores // 4, 4))
-
-
-def cores_of(index: int, count: int) -> tuple[int, ...]:
-    """Return one process's own cores; none if processes outnumber them.
-
-    All cores of the affinity mask are dealt out: groups limited by quotas would crowd the first ones.
-    """
-    cores = sorted(_affinity_mask())
-    share = len(cores) // count
-    return tuple(cores[index * share : (index + 1) * share])
-
-
-def pin_to(cores: tuple[int, ...]) -> None:
-    if cores and hasattr(os, "sched_setaffinity"):
-        for thread in _own_threads():
-            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-                os.sched_setaffinity(thread, cores)
 
 
 def lower_priority(niceness: int) -> None:
@@ -144,12 +130,29 @@ def cpu_flags() -> set[str]:
     return {flag for line in lines if line.lower().startswith(("flags", "features")) for flag in line.split()}
 
 
+def memory_limit_bytes(root: Path = _ROOT) -> int:
+    """Return the machine's memory, or the least limit of a control group."""
+    return min([_meminfo(root).get("MemTotal", _MODEST_BYTES), *dict(_memory_groups(root)).values()])
+
+
 def free_memory_bytes(root: Path = _ROOT) -> int:
-    fields = dict(line.split(":") for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
-    if "MemAvailable" not in fields:
-        return 4 << 30  # no Linux: a modest guess
-    available = int(fields["MemAvailable"].split()[0]) << 10
-    return max(0, min([available, *_memory_left(root)]))
+    left = [limit - _used_bytes(folder) for folder, limit in _memory_groups(root)]
+    return max(0, min([_meminfo(root).get("MemAvailable", _MODEST_BYTES), *left]))
+
+
+def exit_reason(status: int) -> str:
+    """Say how a child process ended, with its limit and its need where memory has probably run out."""
+    if status >= 0:
+        return f"exited with status {status}"
+    if -status != signal.SIGKILL:
+        return f"was ended by {signal.Signals(-status).name}"
+    unit = 1 if sys.platform == "darwin" else 1 << 10
+    most_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
+    return (
+        "was killed, probably because memory ran out: "
+        f"{memory_limit_bytes() / GIB:.1f} GiB is the limit, and the largest process that ended had "
+        f"{most_bytes / GIB:.1f} GiB; raise the limit, or take a smaller model, --max-slots or --replicas"
+    )
 
 
 def visible_gpus() -> list[str]:
@@ -225,53 +228,39 @@ def _affinity_mask() -> set[int]:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    for folder in _control_groups(root, "cpu"):
-        quota, period = _quota_and_period(folder)
-        if quota.isdigit() and period.isdigit() and int(period):
+    for folder in _control_groups(root):
+        quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
+        if quota.isdigit() and period.isdigit():
             yield int(quota) / int(period)
 
 
-def _memory_left(root: Path) -> Iterator[int]:
-    """Yield the bytes left under each limit; cached files count as free."""
-    for folder in _control_groups(root, "memory"):
-        for limit_file, used_file in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit, used = _read(folder / limit_file).strip(), _read(folder / used_file).strip()
-            if limit.isdigit() and used.isdigit():
-                yield int(limit) - int(used) + _cached_bytes(folder)
+def _meminfo(root: Path) -> dict[str, int]:
+    """Return the fields of /proc/meminfo in bytes; none elsewhere than on Linux."""
+    fields = (line.partition(":") for line in _read(root / "proc/meminfo").splitlines())
+    return {name: int(value.split()[0]) << 10 for name, _, value in fields}
 
 
-def _cached_bytes(folder: Path) -> int:
+def _memory_groups(root: Path) -> Iterator[tuple[Path, int]]:
+    for folder in _control_groups(root):
+        limit = _read(folder / "memory.max").strip()
+        if limit.isdigit():
+            yield folder, int(limit)
+
+
+def _used_bytes(folder: Path) -> int:
+    """Return what cannot be taken back: cached files can."""
     fields = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
-    return int(fields.get("total_inactive_file") or fields.get("inactive_file") or 0)
+    return int(_read(folder / "memory.current")) - int(fields.get("inactive_file", 0))
 
 
-def _control_groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield each control group upwards: all limits hold."""
+def _control_groups(root: Path) -> Iterator[Path]:
+    """Yield each control group (version 2) upwards: all limits hold."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        if not controllers:  # version 2 has one hierarchy
-            yield from _upwards(root / _CGROUPS, path)
-        elif controller in controllers.split(","):
-            yield from _upwards(root / _CGROUPS / controllers, path)
-            yield from _upwards(root / _CGROUPS / controller, path)
-
-
-def _upwards(hierarchy: Path, path: str) -> Iterator[Path]:
-    group = hierarchy / path.lstrip("/")
-    for folder in (group, *group.parents):
-        yield folder
-        if folder == hierarchy:
-            break
-
-
-def _quota_and_period(folder: Path) -> tuple[str, str]:
-    quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
-    if quota:
-        return quota, period
-    return _read(folder / "cpu.cfs_quota_us").strip(), _read(folder / "cpu.cfs_period_us").strip()
+        if not controllers:
+            hierarchy = root / _CGROUPS
+            group = hierarchy / path.lstrip("/")
+            yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(hierarchy))
 
 
 def _read(path: Path) -> str:

@@ -279,5 +279,4 @@ class ReplicaSpec(ChildSpec, frozen=True):
     address: Address
     settings: Settings
     num_on_device: int = 1  # replicas that share this one's device
-    cores: tuple[int, ...] = ()  # that this one is kept to; none: all
     computes_on_cpu: bool = False

@@ -21,7 +21,7 @@ from asr_server.channel.messages import Command, Drain, Event
 from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineClient, remove_abandoned_folders
 from asr_server.config import Settings
 from asr_server.dispatch.supervisor import ReplicaGone
-from asr_server.machine import cores_of, visible_gpus
+from asr_server.machine import exit_reason, visible_gpus
 from asr_server.process import child_environment
 
 MAX_EVENTS = 32  # handled in one round of the event loop
@@ -84,7 +84,6 @@ class MultiprocessExecutor:
     module = "asr_server.replica.main"
 
     def __init__(self, settings: Settings) -> None:
-        # Threads are told to replicas, because one that is pinned sees its own cores alone.
         self._settings = replace(
             settings,
             api_key="",
@@ -125,7 +124,6 @@ class MultiprocessExecutor:
             client.address,
             self._settings,
             self.num_on_device(index),
-            self.cores_of(index),
             computes_on_cpu=not self._devices,
         )
         with contextlib.suppress(OSError, RuntimeError):  # it has ended: its exit status says more
@@ -136,15 +134,6 @@ class MultiprocessExecutor:
         if not self._devices:
             return {}
         return {"CUDA_VISIBLE_DEVICES": ",".join(self._devices[index % len(self._devices)])}
-
-    def cores_of(self, index: int) -> tuple[int, ...]:
-        """Return the replica's cores; none means all.
-
-        On a GPU, each replica waits for its host thread, which should not wait for another's.
-        """
-        share_gpu = bool(self._devices) and self.num_on_device(index) > 1
-        pinned = share_gpu if self._settings.pin_cores == "auto" else self._settings.pin_cores == "on"
-        return cores_of(index, self._settings.replicas) if pinned else ()
 
     def num_on_device(self, index: int) -> int:
         num_devices = max(1, len(self._devices))
@@ -160,7 +149,7 @@ class ProcessReplica(RemoteReplica):
         self._process = process
 
     def _exit_message(self) -> str:
-        return f"{self.name} (pid {self.pid}) exited with status {self._process.returncode}"
+        return f"{self.name} (pid {self.pid}) {exit_reason(self._process.returncode or 0)}"
 
     async def close(self, drain_s: float = 0.0) -> None:
         await self._drain(drain_s)

@@ -21,7 +21,7 @@ from asr_server.channel.tcp import TcpEngineServer
 from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineServer
 from asr_server.checkpoint.find import resolve_checkpoint
 from asr_server.errors import CheckpointError
-from asr_server.machine import freeze_gc, gc_paused, lower_priority, never_interrupt_others, pin_to
+from asr_server.machine import freeze_gc, gc_paused, lower_priority, never_interrupt_others
 from asr_server.process import be_killed_with_the_parent, end_with_the_parent, leave_stopping_to_the_parent
 from asr_server.replica.loop import CannotStart, load_engine, run
 from asr_server.replica.ranks import Ranks
@@ -61,7 +61,6 @@ def main() -> None:
     leave_stopping_to_the_parent()
     be_killed_with_the_parent()
     spec = ReplicaSpec.from_line(sys.stdin.buffer.readline())
-    pin_to(spec.cores)
     if spec.computes_on_cpu:  # it uses every core, and the API process must get one at once
         lower_priority(spec.settings.replica_niceness)
         never_interrupt_others()

@@ -23,7 +23,7 @@ from setproctitle import setproctitle
 from asr_server.channel.messages import FROZEN_AFTER_S, HEARTBEAT_S, SILENT_STARTUP_LIMIT_S
 from asr_server.channel.zeromq import ChildSpec
 from asr_server.config import Settings
-from asr_server.machine import freeze_gc, gc_paused
+from asr_server.machine import exit_reason, freeze_gc, gc_paused
 from asr_server.process import (
     be_killed_with_the_parent,
     child_environment,
@@ -109,6 +109,7 @@ class _Rank:
             stdout=subprocess.PIPE,
             env=child_environment() | _device_of(rank),
             pass_fds=(store_fd, read_fd, theirs.fileno()),
+            start_new_session=True,  # Ctrl-C is the server's business
         )
         os.close(read_fd)
         self.operations: BinaryIO = os.fdopen(write_fd, "wb")
@@ -131,7 +132,7 @@ class _Rank:
             if select.select([pipe], [], [], TICK_S)[0]:
                 beats = os.read(pipe, 4096)
                 if not beats:
-                    return f"exited with status {self.process.wait()}"
+                    return exit_reason(self.process.wait())
                 silent_s, limit_s = 0.0, FROZEN_AFTER_S if READY in beats else limit_s
         return f"has been silent for {silent_s:.0f} s"
 

@@ -71,6 +71,7 @@ async def release_memory_when_idle(is_idle: Callable[[], bool]) -> None:
         await asyncio.sleep(LOOK_EVERY_S)
         if is_idle() and resident_bytes() > least_bytes + WORTH_BYTES:
             await asyncio.to_thread(trim, 0)  # some milliseconds
+            least_bytes = resident_bytes()  # what stays is in use
         least_bytes = min(least_bytes, resident_bytes())
 
 

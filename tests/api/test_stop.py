@@ -64,6 +64,7 @@ async def test_a_stop_lets_all_in_flight_finish(stop: Callable[[int, int], None]
         assert "draining: 8 requests in flight have 100 s to finish" in server.written()
         assert "no request is left" in server.written()
         assert "exited with status" not in server.written()
+        assert "was killed" not in server.written()
         assert "Traceback" not in server.written()
         assert not [member for member in family[1:] if psutil.pid_exists(member.pid)]
 

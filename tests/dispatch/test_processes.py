@@ -1,6 +1,7 @@
 """What only replicas in processes of their own have: titles, signals, a parent that may be killed."""
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -9,28 +10,24 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import pytest_asyncio
 
-from asr_server.config import Settings
+from asr_server.dispatch import processes
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.processes import MultiprocessExecutor, ProcessReplica
 from tests.dispatch.test_executors import IN_MODULE, OPTIONS, chunk, heard, running, until_ready
-from tests.embedded import embedded
 from tests.speech import say
+from tests.support.embedded import embedded
 
 NICENESS = 3
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair() -> AsyncIterator[Dispatcher]:
-    """Two replicas with cores of their own, where there are as many."""
-    pin_cores = "on" if len(os.sched_getaffinity(0)) > 1 else "off"
-    settings: dict[str, Any] = {"replica_niceness": NICENESS, "pin_cores": pin_cores}
-    async with running("multiprocess", replicas=2, **settings) as dispatcher:
+    async with running("multiprocess", replicas=2, replica_niceness=NICENESS) as dispatcher:
         yield dispatcher
 
 
@@ -61,28 +58,11 @@ async def test_a_replica_leaves_stopping_to_the_server(pair: Dispatcher) -> None
 
 
 @IN_MODULE
-async def test_pinned_replicas_run_on_cores_of_their_own_and_give_way_to_others_with_all_threads(
-    pair: Dispatcher,
-) -> None:
-    mask = os.sched_getaffinity(0)
-    if len(mask) < 2:
-        pytest.skip("needs two cores")
-    said = [say(digits) for digits in ("17", "28")]
-    results = await asyncio.gather(
-        *(pair.open(spoken.digits).submit(chunk(spoken), OPTIONS) for spoken in said)
-    )
-    assert [heard(result) for result in results] == [spoken.digits for spoken in said]
-    threads = [[thread.id for thread in replica_process(pair, index).threads()] for index in range(2)]
-    cores = [{frozenset(os.sched_getaffinity(thread)) for thread in each} for each in threads]
-    niceness = {os.getpriority(os.PRIO_PROCESS, thread) for each in threads for thread in each}
+async def test_replicas_give_way_to_other_processes_with_all_their_threads(pair: Dispatcher) -> None:
+    threads = [thread.id for index in range(2) for thread in replica_process(pair, index).threads()]
+    niceness = {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
     assert niceness == {min(19, os.getpriority(os.PRIO_PROCESS, os.getpid()) + NICENESS)}
-    schedulers = {os.sched_getscheduler(thread) for each in threads for thread in each}
-    assert schedulers == {os.SCHED_BATCH}
-    assert [len(each) for each in cores] == [1, 1], "all threads of a replica share its cores"
-    (first,), (second,) = cores
-    assert len(first) == len(second) == len(mask) // 2
-    assert not first & second
-    assert first | second <= mask
+    assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_BATCH}
 
 
 @IN_MODULE
@@ -123,14 +103,55 @@ async def test_replicas_go_away_when_their_parent_is_killed_while_starting_and_t
     assert not list(tmp_path.glob("asr-*"))
 
 
-@pytest.mark.trial
-async def test_a_checkpoint_that_is_none_is_given_up(tmp_path: Path) -> None:
-    """`tests/server/test_run.py` gives up a replica that cannot import torch, which is sooner."""
-    (tmp_path / "config.json").write_text("{}")
-    dispatcher = Dispatcher(Settings(model=str(tmp_path)))
-    await dispatcher.start()
-    async with asyncio.timeout(100):
-        while not dispatcher.supervisor.given_up:
-            await asyncio.sleep(0.05)
-    assert not dispatcher.ready
-    await dispatcher.stop()
+DESCRIPTORS_OF_A_CLIENT = 10  # at least
+
+
+async def test_no_key_is_in_the_arguments_or_the_environment_of_a_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
+    replica = await MultiprocessExecutor(embedded(api_key="s3cret")).launch(0)
+    process = psutil.Process(replica.pid)
+    shown = process.cmdline() + list(process.environ().values())
+    await replica.close()
+    assert not [text for text in shown if "s3cret" in text]
+    assert not [text for text in shown if '"device"' in text]
+
+
+@pytest.mark.parametrize("num_rounds", range(4))
+async def test_a_replica_that_is_closed_just_as_it_ends_keeps_no_descriptor(num_rounds: int) -> None:
+    replica = await MultiprocessExecutor(embedded()).launch(0)
+    process = psutil.Process()
+    before = process.num_fds()
+    replica._process.kill()
+    while replica._process.returncode is None:
+        await asyncio.sleep(0)
+    for _ in range(num_rounds):  # of the loop; in one of them it has ended and nobody was told
+        await asyncio.sleep(0)
+    await replica.close()
+    assert process.num_fds() < before - DESCRIPTORS_OF_A_CLIENT
+
+
+async def test_a_process_that_cannot_be_started_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = psutil.Process()
+    executor = MultiprocessExecutor(embedded())
+    before = process.num_fds()
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(FileNotFoundError):
+        await executor.launch(0)
+    assert process.num_fds() == before
+
+
+async def test_a_process_that_cannot_be_killed_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a call of a device's driver."""
+    monkeypatch.setattr(processes, "KILL_LIMIT_S", 0.01)
+    replica = await MultiprocessExecutor(embedded()).launch(0)
+    kill = replica._process.kill
+    monkeypatch.setattr(replica._process, "kill", lambda: None)
+    with caplog.at_level(logging.ERROR):
+        await replica.close()
+    assert caplog.messages == [f"replica 0 (pid {replica.pid}) does not end although it was killed"]
+    kill()
+    await replica._end

@@ -1,13 +1,28 @@
+import asyncio
 import logging
 import re
+from types import SimpleNamespace
 
+import httpx
 import pytest
 
+from asr_server.api.models import ModelRegistry
+from asr_server.api.served_model import ServedModel
+from asr_server.audio.pool import PreprocessPool
+from asr_server.checkpoint.files import AudioWindow
+from asr_server.config import MIB
+from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import StartImpossible
+from asr_server.server import app as module
+from asr_server.server.app import create_app, create_metrics_app
 from asr_server.telemetry import TextFormatter
-from tests.api.raw_client import RawClient
-from tests.api.running_app import RunningApp, error_of, run_app
-from tests.embedded import embedded
+from tests.api.running_app import RunningApp, error_of, number_of_the_chunk, run_app
+from tests.support.clock import loop_clock
+from tests.support.embedded import embedded
+from tests.support.fake_replica import FakeReplica
+from tests.support.raw_client import RawClient
+from tests.support.tokens import make_tokenizer
+from tests.support.until import until
 
 PATHS_OF_V1 = [
     "/v1/activity",
@@ -145,19 +160,6 @@ async def test_models_are_listed_under_every_name_they_answer_to() -> None:
         assert "--model-alias" in str(error_of(missing)["message"])
 
 
-async def test_a_model_is_described() -> None:
-    async with run_app(languages=("en", "de")) as app:
-        own, alias, *_ = (await app.client.get("/v1/models")).json()["data"]
-        assert (
-            own["description"]
-            == "a Whisper model that hears English digits only, about 1 in 20 of them wrongly"
-        )
-        assert alias["description"].startswith("another name of whisper-digits: ")
-        assert (alias["root"], alias["languages"]) == ("whisper-digits", ["de", "en"])
-        assert alias["tasks"] == ["transcribe", "translate"]
-        assert alias["max_upload_bytes"] == 1 << 30
-
-
 async def test_origins_are_allowed_when_they_are_named() -> None:
     async with run_app(embedded(cors_origins="https://a.example")) as app:
         reply = await app.client.get("/nowhere", headers={"origin": "https://a.example"})
@@ -212,8 +214,118 @@ async def test_the_page_of_the_api_loads_nothing_from_other_hosts() -> None:
             assert len(reply.content) > 1000
 
 
-async def test_the_temperature_ladder_ends_where_the_setting_says() -> None:
-    async with run_app(embedded(max_fallbacks=1)) as app:
-        await app.post()
-        await app.post(temperature="0.5")
-    assert [submit.options.temperatures for submit in app.replica.submits] == [(0.0, 0.2), (0.5,)]
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        *(("GET", path, 200) for path in ("/", "/docs", "/metrics", "/v1/activity", "/load")),
+        *(("GET", path, 200) for path in ("/health", "/health/", "/v1/activity", "/v1/models/")),
+        *(("GET", path, 404) for path in ("/redoc", "/static", "/v1", "/nowhere/", "/static-offline-docs")),
+        *(("POST", path, 400) for path in ("/asr", "/inference", "/v1/audio/transcriptions/")),
+        ("POST", "/openai/deployments/whisper-1/audio/transcriptions", 400),
+        ("POST", "/v1/realtime/client_secrets", 200),
+        ("GET", "/v1/realtime", 426),
+        ("POST", "/v1/models/whisper-1/load", 403),
+    ],
+)
+async def test_each_part_answers_and_nothing_else(
+    app: RunningApp, method: str, path: str, status: int
+) -> None:
+    assert (await app.client.request(method, path)).status_code == status
+
+
+async def test_the_figures_have_a_port_of_their_own_where_one_is_set() -> None:
+    async with run_app(embedded(metrics_port=0)) as app:
+        assert (await app.client.get("/metrics")).status_code == 404
+        metrics = create_metrics_app(app.app.state.server, app.app.state.server.settings)
+        transport = httpx.ASGITransport(metrics)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            paths = (
+                "/metrics",
+                "/health",
+                "/ready",
+                "/health/",
+                "/openapi.json",
+                "/docs",
+                "/redoc",
+                "/v1/models",
+            )
+            statuses = {path: (await client.get(path)).status_code for path in paths}
+            assert set((await client.get("/docs")).json()["error"]) == {"message", "type", "param", "code"}
+    assert list(statuses.values()) == [200] * 4 + [404] * 4
+
+
+async def test_names_of_other_machines_are_refused_on_a_server_for_this_one_alone() -> None:
+    for values, status in (({}, 421), ({"api_key": "right"}, 200), ({"host": "0.0.0.0"}, 200)):
+        async with run_app(embedded(**values)) as app:
+            reply = await app.client.get("/health", headers={"host": "evil.example"})
+            assert (reply.status_code == 200) == (status == 200), values
+
+
+async def test_everything_that_was_started_ends_with_the_server() -> None:
+    before = asyncio.all_tasks()
+    async with run_app(embedded()) as app:
+        assert await app.still_works()
+        assert {task.get_name() for task in asyncio.all_tasks()} >= {"unload idle models"}
+    await until(lambda: {task for task in asyncio.all_tasks() - before if not task.done()} == set())
+    with pytest.raises(RuntimeError):
+        await app.pool.run(len, b"")
+
+
+async def test_the_port_of_the_figures_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    async with run_app(embedded(metrics_port=0)):
+        line = capsys.readouterr().out
+    assert re.fullmatch(r"metrics on http://127\.0\.0\.1:\d+/metrics\n", line)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+async def test_a_server_that_shares_its_port_listens_once_its_models_are_ready(shares: bool) -> None:
+    settings, replica, may_launch = (
+        embedded(reuse_port=shares),
+        FakeReplica(number_of_the_chunk),
+        asyncio.Event(),
+    )
+    replica.before_launch = may_launch.wait
+    dispatcher, pool = Dispatcher(settings, replica), PreprocessPool(1)
+    model = ServedModel(settings, dispatcher, pool, make_tokenizer(), AudioWindow())
+    app = create_app(settings, ModelRegistry([model]), pool)
+    lifespan = app.router.lifespan_context(app)
+    opening = asyncio.create_task(lifespan.__aenter__())
+    if shares:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not opening.done()
+        may_launch.set()
+    await opening
+    assert dispatcher.ready == shares
+    may_launch.set()
+    await lifespan.__aexit__(None, None, None)
+
+
+async def test_memory_that_grew_is_given_back_while_idle_and_what_stays_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Libraries that load keep their memory: an idle server must not ask for it again for ever."""
+    resident, trims = 100 * MIB, list[int]()
+
+    def trim(_: int) -> None:
+        trims.append(resident)
+
+    monkeypatch.setattr(module, "resident_bytes", lambda: resident)
+    monkeypatch.setattr("asr_server.server.app.ctypes.CDLL", lambda _: SimpleNamespace(malloc_trim=trim))
+    is_idle = False
+    with loop_clock() as clock:
+        watching = asyncio.create_task(module.release_memory_when_idle(lambda: is_idle))
+        for grown, idle, num_trims in [
+            (104 * MIB, True, 0),
+            (150 * MIB, False, 0),
+            (150 * MIB, True, 1),  # for good, as it turns out
+            (150 * MIB, True, 1),
+            (154 * MIB, True, 1),
+            (160 * MIB, True, 2),
+        ]:
+            resident, is_idle = grown, idle
+            await clock.advance(2.0)
+            await until(lambda n=num_trims: len(trims) >= n, pause_s=0)  # type: ignore[misc]
+            await clock.advance(0.0)
+            assert len(trims) == num_trims
+        watching.cancel()
