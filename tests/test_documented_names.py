@@ -342,7 +342,7 @@ def test_the_files_on_the_way_of_a_request_are_counted_right() -> None:
 def test_clients_were_tried_in_the_versions_that_the_tests_install() -> None:
     packages = ("tests/node/package.json", "tests/clients/vercel/package.json")
     texts = [(ROOT / name).read_text() for name in ("constraints.txt", *packages)]
-    texts += [path.read_text() for path in (ROOT / "tests" / "clients").glob("*.txt")]
+    texts += [path.read_text() for path in (ROOT / "tests/clients").glob("*.txt")]
     for client, told, *_ in rows_of(DOCS / "clients.md", "client"):
         version = re.findall(r"\d+\.\d+\.\d+", told)
         if version:

@@ -20,7 +20,7 @@ from tests.speech import say
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-NODE_MODULES = ROOT / "tests" / "node" / "node_modules"
+NODE_MODULES = ROOT / "tests/node/node_modules"
 LIMIT_MS = 60_000
 SPOKEN = say("314", gap_s=0.3)
 DIGITS = re.compile("(two|seven|one)( (two|seven|one)){2}")

@@ -16,7 +16,7 @@ STAMPS = ("serve", "test", "trial")
 NOTE_CALL = '#!/bin/sh\necho "environment: $*"\n'
 OTHER_SCRIPTS = (
     *("tools/install.sh", "tests/install-browser.sh"),
-    *(f"tests/{folder}/install.sh" for folder in ("node", "clients", "deploy")),
+    *("tests/node/install.sh", "tests/clients/install.sh", "tests/deploy/install.sh"),
 )
 
 
