@@ -91,20 +91,6 @@ async def test_deltas_joined_are_the_text_whatever_the_ladder_rejects(
 
 
 @pytest.mark.slow
-async def test_where_nothing_is_rejected_early_results_change_nothing() -> None:
-    texts = []
-    async with RealTranscriber() as transcriber:
-        for early_results in (False, True):
-            options = msgspec.structs.replace(LENIENT, early_results=early_results)
-            async with transcriber.run(3, options) as session:
-                num_deltas = len([delta async for delta in session])
-                texts.append(((await session.transcript()).segments, num_deltas))
-    (whole, num_chunks), (early, num_deltas) = texts
-    assert early == whole
-    assert num_deltas > num_chunks
-
-
-@pytest.mark.slow
 async def test_a_request_that_streams_says_what_one_that_does_not_says_whatever_the_ladder_rejects() -> None:
     async with RealTranscriber() as transcriber:
         for threshold in (-4.9, -4.3):
@@ -212,11 +198,6 @@ async def test_a_closed_segment_is_sent_while_its_chunk_is_being_read(app: App) 
     assert await app.texts() == ["zero", " one"]
 
 
-async def test_the_audio_of_a_segment_counts_with_its_delta(app: App) -> None:
-    await app.texts()
-    assert app.num_audio_tokens == [50, 50]
-
-
 async def test_what_another_replica_reads_differently_takes_nothing_back(app: App) -> None:
     differently = say(t(0), *words("77"), t(2))
     rest = say(t(0), *words("5"), t(1))
@@ -252,27 +233,6 @@ async def test_the_words_of_what_was_sent_have_the_times_of_the_result_that_is_j
     assert num_guessed() == num_before
     (word,) = app.segments[0].words
     assert (word.text, word.start_s, word.end_s) == (" zero", 0.2, 0.7)
-
-
-async def test_the_words_of_what_another_replica_reads_differently_share_their_segments_time(
-    app: App,
-) -> None:
-    assert app.replica.early is not None
-    app.replica.early = say(t(0), *words("04"), t(0.9), finish_reason="length")
-    app.answers = [say(t(0), *words("77"), t(2)), say()]
-    num_before = num_guessed()
-    assert await app.texts(options=WITH_WORDS) == ["zero four", ""]
-    assert num_guessed() - num_before == 2
-    (segment,) = app.segments
-    assert [word.text for word in segment.words] == [" zero", " four"]
-    assert [word.start_s for word in segment.words] == pytest.approx([0.0, 0.45])
-    assert segment.words[-1].end_s == pytest.approx(segment.end_s)
-
-
-async def test_what_the_voice_detector_doubts_as_a_whole_takes_nothing_back(app: App) -> None:
-    doubtful = say(t(0), *words("0"), t(1), t(1), *words("1"), t(2), avg_logprob=-0.8)
-    app.answers = [doubtful, say()]
-    assert await app.texts() == ["zero", ""]
 
 
 async def test_what_the_voice_detector_may_doubt_waits_for_its_chunk(app: App) -> None:
@@ -343,11 +303,3 @@ async def test_the_first_text_is_not_held_up_by_the_encoding_of_more(app: App) -
         async with asyncio.timeout(60):
             while len(app.replica.submits) < 2:
                 await asyncio.sleep(0.001)
-
-
-async def test_where_the_client_limits_the_tokens_nothing_is_asked_for_early(app: App) -> None:
-    """There would be no second part to read the rest in."""
-    async with app.transcriber.run(
-        Recording(MemoryFile(wav(noise(2.0)))), msgspec.structs.replace(STREAMED, max_new_tokens=50)
-    ):
-        assert not (await app.next_submit()).options.early_results

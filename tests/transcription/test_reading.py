@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import msgspec
@@ -98,14 +97,6 @@ async def test_a_chunk_that_was_outvoted_is_read_again_in_the_files_language(app
     assert sorted(asked, key=str) == sorted([(0, None), (1, None), (0, "en"), (2, "en")], key=str)
     assert {delta.language for delta in deltas} == {"en"}
     assert (transcript.text, transcript.languages) == ("zero one two", ("en",))
-
-
-async def test_a_stream_in_an_unsure_language_is_read_to_its_end(app: RunningApp) -> None:
-    """The first chunk waits for the others' votes, and they wait for its text no longer."""
-    app.replica.probabilities_of = lambda submit: {"de": 0.4, "en": 0.6}
-    async with asyncio.timeout(30):
-        _, transcript = await app.transcribe(THREE_CHUNKS, DecodingOptions(streams=True))
-    assert transcript.text == "zero one two"
 
 
 @pytest.mark.parametrize(
@@ -208,14 +199,6 @@ async def test_speech_that_is_passed_over_behind_a_pause_is_read_again(app: Runn
 async def test_neither_noise_nor_what_comes_at_once_is_read_again(app: RunningApp, rest: Samples) -> None:
     app.answer = one_or_two
     _, transcript = await app.transcribe(wav(np.concatenate([speak("1").samples, rest])), ENGLISH)
-    assert transcript.text == "one"
-
-
-async def test_where_a_client_limits_the_tokens_nothing_is_read_again(app: RunningApp) -> None:
-    first, pause, second = speak("1").samples, np.zeros(2 * SAMPLE_RATE, np.float32), speak("2").samples
-    app.answer = one_or_two
-    options = msgspec.structs.replace(ENGLISH, max_new_tokens=10)
-    _, transcript = await app.transcribe(wav(np.concatenate([first, pause, second])), options)
     assert transcript.text == "one"
 
 

@@ -10,7 +10,7 @@ from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Dr
 from asr_server.transcription import segments
 from asr_server.transcription.segments import DecodedPart, Span
 from tests.fake_replica import say
-from tests.vocabulary import at, make_tokenizer, spell, words
+from tests.vocabulary import at, make_tokenizer, words
 
 TOKENIZER = make_tokenizer()
 WORDS = DecodingOptions(language="en", word_timestamps=True)
@@ -60,29 +60,6 @@ def test_each_segment_has_its_words_and_the_last_ends_with_what_was_read() -> No
     assert part.spans[0].words[-1].end_s == 1.0, "the pause lies behind what was read"
 
 
-@pytest.mark.parametrize(
-    ("language", "found", "task", "is_spaced"),
-    [
-        *(("en", None, "transcribe", True), ("zh", None, "transcribe", False)),
-        *((None, "zh", "transcribe", False), ("en", "ja", "transcribe", False)),
-        *(("zh", "zh", "translate", True), (None, None, "transcribe", True)),
-    ],
-)
-def test_words_are_parted_by_spaces_as_the_language_of_the_text_is(
-    language: str | None, found: str | None, task: str, is_spaced: bool
-) -> None:
-    options = DecodingOptions(language=language, task=task)  # type: ignore[arg-type]
-    result = msgspec.structs.replace(timed(*spell("你好"), every_s=0.2), language=found)
-    assert segments.is_spaced(options, result) == is_spaced
-    (span,) = segments.decode_part(chunk(), result, options, TOKENIZER).spans
-    assert [word.text for word in span.words] == (["你好"] if is_spaced else ["你", "好"])
-    guessed = segments.decode_part(
-        chunk(), msgspec.structs.replace(result, token_times_s=()), options, TOKENIZER
-    )
-    (span,) = segments.with_words_by_length(guessed, options, TOKENIZER).spans
-    assert [word.text for word in span.words] == (["你好"] if is_spaced else ["你", "好"])
-
-
 def test_without_alignment_words_share_their_segment_by_letters() -> None:
     result = say(t(1), *words("13"), t(5), t(6), t(6.5), *words("2"), t(7))
     part = segments.with_words_by_length(
@@ -119,15 +96,6 @@ def test_a_tail_is_parted_in_two() -> None:
     assert segments.unread(whole, msgspec.structs.replace(part, tail_s=None)) == []
 
 
-def test_a_part_without_text_is_as_long_as_its_audio_and_its_spans_can_be_told() -> None:
-    result = say(t(0), *words("1"), t(2), t(3), *words("2"), t(5))
-    part = segments.part_without_text(chunk(), result)
-    assert (part.start_s, part.duration_s, part.spans, part.num_read) == (10.0, 8.0, (), 0)
-    assert (part.channel, part.tail_s, part.dropped, part.split_s) == (1, None, (), None)
-    spans = segments.spans_of(chunk(), result, TOKENIZER)
-    assert [(span.start_s, span.end_s) for span in spans] == [(0.0, 2.0), (3.0, 5.0)]
-
-
 def test_what_lies_behind_the_end_of_a_part_is_not_lost() -> None:
     spans = Span(0.0, 2.0, words("1"), ()), Span(2.0, 3.0, words("2"), ()), Span(4.0, 5.0, words("3"), ())
     part = DecodedPart(10.0, 4.0, say(), spans[:1], 3)
@@ -136,10 +104,3 @@ def test_what_lies_behind_the_end_of_a_part_is_not_lost() -> None:
     cut = msgspec.structs.replace(part, dropped=lost)
     assert segments.ending_at(cut, 1, 2.0).dropped == ()
     assert segments.ending_at(cut, 1, 2.5).dropped == lost
-
-
-def test_silence_has_text_where_somebody_surely_speaks() -> None:
-    result = say(*words("1"), avg_logprob=-2.0, no_speech_prob=0.9)
-    assert segments.decode_part(chunk(), result, WORDS, TOKENIZER).spans == ()
-    part = segments.decode_part(chunk(), result, WORDS, TOKENIZER, is_surely_speech=True)
-    assert [span.tokens for span in part.spans] == [words("1")]

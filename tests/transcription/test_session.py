@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -48,21 +47,6 @@ async def test_the_first_delta_does_not_wait_for_the_second(app: RunningApp) -> 
         app.replica.release(app.replica.held[0])
         assert (await anext(deltas)).text == "zero"
         await until(lambda: len(app.replica.held) == 2)
-
-
-async def test_how_long_the_first_text_took_is_counted_once(app: RunningApp) -> None:
-    def num_counted() -> float:
-        return REGISTRY.get_sample_value("asr_time_to_first_text_seconds_count") or 0.0
-
-    def first_text_s() -> float:
-        return REGISTRY.get_sample_value("asr_time_to_first_text_seconds_sum") or 0.0
-
-    before, before_s, started_at_s = num_counted(), first_text_s(), time.monotonic()
-    async with app.transcriber.run(Recording(MemoryFile(THREE_CHUNKS)), ENGLISH) as session:
-        assert num_counted() == before
-        assert len([delta async for delta in session]) == 3
-    assert num_counted() == before + 1
-    assert 0 < first_text_s() - before_s <= time.monotonic() - started_at_s
 
 
 async def test_the_audio_is_counted_as_far_as_it_is_read_and_once(app: RunningApp) -> None:
@@ -181,14 +165,6 @@ async def test_conditioned_on_previous_text_each_chunk_knows_what_was_said_befor
     assert transcript.text == "zero one two"
     prompts = [submit.options.prompt_tokens for submit in app.replica.submits]
     assert prompts == [words("99"), words("990"), words("9901")]
-
-
-async def test_a_failure_ends_a_conditioned_request_too(app: RunningApp) -> None:
-    app.answer = lambda submit: (
-        RuntimeError("broken") if submit.id.chunk == 1 else number_of_the_chunk(submit)
-    )
-    with pytest.raises(ChunkFailed):
-        await app.transcribe(THREE_CHUNKS, DecodingOptions(language="en", condition_on_previous_text=True))
 
 
 async def test_a_channel_that_is_silent_does_not_hold_up_the_other(app: RunningApp) -> None:

@@ -48,35 +48,6 @@ async def test_an_error_of_the_block_ends_the_tasks_and_is_raised_by_itself() ->
     assert ended == ["task"]
 
 
-async def test_a_block_that_is_cancelled_cancels_its_tasks() -> None:
-    ended: list[str] = []
-
-    async def block() -> None:
-        async with task_group() as group:
-            await group.create_task(forever(ended))
-
-    task = asyncio.create_task(block())
-    for _ in range(2):  # the block begins, then its task
-        await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert ended == ["task"]
-
-
-async def test_a_block_waits_for_its_tasks() -> None:
-    done: list[int] = []
-
-    async def note(number: int) -> None:
-        await asyncio.sleep(0)
-        done.append(number)
-
-    async with task_group() as group:
-        for number in range(3):
-            group.create_task(note(number))
-    assert done == [0, 1, 2]
-
-
 def test_the_first_error_is_found_in_groups_of_groups() -> None:
     first, second = LookupError("first"), ValueError("second")
     inner = BaseExceptionGroup("inner", [first, second])

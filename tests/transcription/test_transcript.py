@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import logging
-import math
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from asr_server.audio.recording import ChunkSource
 from asr_server.channel.messages import Submit
-from asr_server.core import Chunk, ChunkResult, DecodingOptions, DroppedSegment
-from asr_server.transcription.language_detector import LanguageDetector
-from asr_server.transcription.segments import DecodedPart, Span
-from asr_server.transcription.transcript import TranscriptBuilder
+from asr_server.core import ChunkResult, DecodingOptions
 from tests.fake_replica import noise, say, wav
 from tests.transcription.running_app import (
     ENGLISH,
     THREE_CHUNKS,
-    TOKENIZER,
     RunningApp,
     number_of_the_chunk,
     t,
@@ -122,88 +115,3 @@ async def test_channels_kept_apart_have_languages_of_their_own(app: RunningApp) 
     assert (transcript.text, transcript.languages) == ("one你好吗你好吗", ("en", "zh"))
     assert transcript.language == "chinese"
     assert [*dict.fromkeys(delta.language for delta in deltas if delta.text)] == ["en", "zh"]
-
-
-# -- By itself, on parts made up -----------------------------------------------------------------------------
-
-
-def builder_of(
-    *speakers: str, language: LanguageDetector | None = None, options: DecodingOptions = ENGLISH
-) -> TranscriptBuilder:
-    source = ChunkSource(Chunk(0, 0, np.zeros(60 * 16_000, np.float32)))
-    return TranscriptBuilder(TOKENIZER, source, options, language or LanguageDetector("en"), speakers)
-
-
-def part(
-    start_s: float, *spans: tuple[float, float, str], duration_s: float = 10.0, channel: int = 0, **more: Any
-) -> DecodedPart:
-    """Segments from start to end in seconds, each with its digits."""
-    result = msgspec.structs.replace(say(*words("1")), language=more.pop("language", None))
-    made = tuple(Span(a, b, words(digits), (-0.5,) * len(digits)) for a, b, digits in spans)
-    num_read = sum(len(span.tokens) for span in made)
-    return DecodedPart(start_s, duration_s, result, made, num_read, channel=channel, **more)
-
-
-def test_a_delta_counts_the_audio_and_the_tokens_of_its_parts() -> None:
-    builder = builder_of()
-    parts = [part(30.0, (0, 2, "12"), duration_s=0.1 + 0.2), part(30.3, (0, 2, "3"), duration_s=4.01)]
-    delta = builder.delta(parts)
-    assert (delta.text, delta.language) == ("one two three", "en")
-    assert delta.end_s == pytest.approx(34.31)
-    assert (delta.num_audio_tokens, delta.num_text_tokens) == (216, 3)
-    assert builder.delta(parts[:1]).num_audio_tokens == 15, "a rounding error is no position"
-    assert [entry.token for entry in delta.logprobs] == [" one", " two", " three"]
-    empty = builder.delta([])
-    assert (empty.text, empty.num_audio_tokens, empty.num_text_tokens, empty.end_s) == ("", 0, 0, 60.0)
-
-
-def test_an_early_delta_has_the_text_so_far_and_no_segment() -> None:
-    builder = builder_of()
-    builder.delta([part(0.0, (0, 2, "1"))])
-    early = builder.early_delta(
-        [part(10.0, (0, 2, "2"), duration_s=5.0), part(15.0, (0, 7, "3"), duration_s=4.0)]
-    )
-    assert (early.text, early.segments) == (" two three", ())
-    assert (early.num_audio_tokens, early.num_text_tokens, early.end_s) == (450, 2, 15.0)
-    assert len(early.logprobs) == 2
-    assert builder.delta([part(10.0, (0, 2, "4"))]).text == " four", "nothing of it is kept"
-
-
-def test_segments_of_channels_wait_for_all_that_begin_before() -> None:
-    builder = builder_of("ann", "bob")
-    first = builder.delta([part(0.0, (1, 2, "1"), (5, 6, "3"))])
-    assert (first.text, first.end_s) == ("", 0.0)
-    assert builder.delta([part(0.0, (3, 4, "2"), (8, 9, "4"), channel=1)]).segments == ()
-    settled = builder.settle(5.0)
-    assert [(each.speaker, each.start_s) for each in settled.segments] == [("ann", 1.0), ("bob", 3.0)]
-    assert (settled.text, settled.end_s) == ("one two", 5.0)
-    rest = builder.settle(math.inf)
-    assert [(each.speaker, each.id) for each in rest.segments] == [("ann", 2), ("bob", 3)]
-    assert rest.end_s == 60.0
-
-
-def test_a_transcript_is_all_of_its_deltas_in_the_language_of_most_letters() -> None:
-    detector = LanguageDetector(None, per_chunk=True)
-    builder = builder_of(language=detector)
-    dropped = DroppedSegment(1.0, 2.0, " hm", "echo")
-    for made in (
-        part(0.0, (0, 2, "1"), (2, 4, "2"), language="de", dropped=(dropped,)),
-        part(10.0, (0, 4, "777"), language="en"),
-        part(20.0, (0, 2, "1"), language="de"),
-        part(30.0, language="zh"),
-    ):
-        builder.keep(builder.delta([made]))
-    transcript = builder.transcript()
-    assert transcript.text == "one two seven seven seven one"
-    assert (transcript.language, transcript.languages) == ("english", ("de", "en"))
-    assert (transcript.num_audio_tokens, transcript.num_text_tokens) == (2000, 6)
-    assert [each.id for each in transcript.segments] == [0, 1, 2, 3]
-    assert (len(transcript.logprobs), transcript.dropped) == (6, (dropped,))
-    assert (transcript.duration_s, transcript.is_cut_short, transcript.tracks) == (60.0, False, ())
-
-
-def test_a_translation_is_english_and_what_has_no_language_unknown() -> None:
-    translated = msgspec.structs.replace(ENGLISH, task="translate")
-    assert builder_of(options=translated, language=LanguageDetector("de")).transcript().language == "english"
-    assert builder_of(language=LanguageDetector(None)).transcript().language == "unknown"
-    assert builder_of(language=LanguageDetector("de")).transcript().language == "german"

@@ -8,11 +8,8 @@ import pytest
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Samples, Segment, Word
 from asr_server.transcription.segments import decode_part, segments_of
 from asr_server.transcription.word_times import (
-    LEAD_PER_LETTER_S,
-    LEAD_S,
     MAX_WORD_S,
     MIN_WORD_S,
-    PEAK_OFF_S,
     AlignedWord,
     edges_by_letters,
     leave_out_pauses,
@@ -141,142 +138,6 @@ def test_attention_leaves_a_word_of_more_letters_sooner(text: str, later_s: floa
     assert before.end_s == behind.start_s == pytest.approx(0.9 + later_s)
 
 
-LATER = word(2.0, 3.0, 2.5)
-
-
-@pytest.mark.parametrize(
-    ("first", "pauses_s", "times_s"),
-    [
-        (word(0, 2, 0.25), [(0.5, 1.0)], (0, 2)),
-        (word(0, 2, 0.25), [(0.5, 1.0625)], (0, 0.5)),
-        (word(0, 2, 0.5), [(0.25, 0.5 + PEAK_OFF_S)], (0.5 + PEAK_OFF_S, 2)),
-        (word(0, 2, 0.5), [(0.25, 0.5625)], (0, 2)),
-        (word(0, 0.875, 0.625), [(0.15, 0.1875)], (0.1875, 0.875)),
-        (word(0, 0.875, 0.625), [(0.1525, 0.1875)], (0, 0.875)),
-        (word(0, 0.875, 0.625), [(0.21, 0.31)], (0.31, 0.875)),
-        (word(0, 0.875, 0.625), [(0.21, 0.305)], (0, 0.875)),
-        (word(0, 0.875, 0.625), [(0.5, 0.53125)], (0.53125, 0.875)),
-        (word(0, 0.875, 0.625), [(0.46875, 0.5)], (0, 0.875)),
-        (word(0, 0.9, 0.88), [(0.25, 0.9 - MIN_WORD_S)], (0.9 - MIN_WORD_S, 0.9)),
-        (word(0, 0.9, 0.88), [(0.25, 0.89)], (0, 0.9)),
-        (word(0, 2, 0.25, 1.0), [(0.75, 1.25)], (0, 2)),
-        (word(0, 2, 0.25, 1.0), [(0.5, 1.5)], (0, 0.5)),
-        (word(0, 2, 0.25, 1.03125), [(0.5, 1.5)], (0, 2)),
-        (word(0, 2, 1.0), [(0.5, 1.5)], (0, 0.5)),
-        (word(0, 2, 1.03125), [(0.5, 1.5)], (1.5, 2)),
-        (word(0, 1, 0.25), [(0.75, 1.0)], (0, 0.75)),
-        (word(0, 1, 0.25), [(0.75, 0.9375)], (0, 1)),
-        (word(0, 1, 0.01), [(MIN_WORD_S, 1.0)], (0, MIN_WORD_S)),
-        (word(0, 1, 0.005), [(0.01, 0.9375)], (0, 1)),
-        (word(0.5, 2, 1.0), [(0.5, 0.75)], (0.75, 2)),
-    ],
-)
-def test_which_pauses_end_or_begin_a_word_to_the_limit(
-    first: AlignedWord, pauses_s: list[Times], times_s: Times
-) -> None:
-    assert timed([first], pauses_s, first.end_s) == [times_s]
-
-
-@pytest.mark.parametrize(
-    ("pauses_s", "end_s"),
-    [
-        ([(1.0, 1.25)], 1.0),
-        ([(1.0625, 1.25)], 0.5),
-        ([(0.75, 0.875)], 0.75),
-        ([(0.75, 0.8125)], 0.5),
-        ([(0.75, 0.8125), (0.9375, 1.25)], 0.9375),
-        ([(0.375, 0.4375), (0.75, 1.25)], 0.75),
-        ([(0.3125, 0.5), (0.75, 1.25)], 0.3125),
-    ],
-)
-def test_how_far_a_word_goes_on_to_the_limit(pauses_s: list[Times], end_s: float) -> None:
-    assert timed([word(0, 0.5, 0.25), LATER], pauses_s, 3.0) == [(0, end_s), (2.0, 3.0)]
-
-
-def test_a_word_goes_on_to_no_pause_that_begins_where_the_text_ends() -> None:
-    assert timed([word(1.0, 2.75, 1.5)], [(3.0, 3.5)], 3.0) == [(1.0, 2.75)]
-    assert timed([word(1.0, 2.75, 1.5)], [(2.9375, 3.5)], 3.0) == [(1.0, 2.9375)]
-
-
-def test_a_click_and_the_pause_behind_it_to_the_limit() -> None:
-    def first(*pauses_s: Times) -> Times:
-        return timed([word(0, 1.5, 0.03), word(1.5, 2.0, 1.75)], list(pauses_s), 2.0)[0]
-
-    assert first((0.03125, 1.03125)) == (1.03125, 1.5)
-    assert first((0.03125, 1.0)) == (0, 0.03125)
-    assert first((0.06, 1.25)) == (1.25, 1.5)
-    assert first((0.0625, 1.25)) == (0, 0.0625)
-    within = [word(0, 1.0, 0.25), word(1.0, 3.0, 1.03)]
-    assert timed(within, [(0.5, 1.0625), (1.09375, 2.5)], 3.0) == [(0, 0.5), (2.5, 3.0)]
-    assert timed(within, [(0.5, 1.0), (1.03125, 2.5)], 3.0)[1] == (1.0, 1.03125), (
-        "behind a short one it is none"
-    )
-
-
-def test_words_in_a_long_pause_to_the_limit() -> None:
-    pause = (0.5, 1.5)
-
-    def moved(*words: AlignedWord, pause_s: Times = pause) -> list[Times]:
-        return timed(list(words), [pause_s], words[-1].end_s)
-
-    said = word(0, 0.5, 0.25)
-    assert moved(said, word(0.5, 1.25, 1.0), word(1.25, 2.0, 1.75))[1:] == [(1.5, 1.75), (1.75, 2.0)]
-    assert moved(said, word(0.5, 1.5, 1.25), word(1.5, 2.0, 1.75))[1:] == [(1.5, 1.75), (1.75, 2.0)]
-    assert moved(word(0, 0.75, 0.25), word(0.75, 2.0, 1.75)) == [(0, 0.5), (1.5, 2.0)]
-    ended = word(0.5, 1.25, 0.75)._replace(text=" word.")
-    kept = moved(said, ended, word(1.25, 2.0, 1.75))
-    assert kept[2] == (1.5, 2.0), "a clause's end stays before the pause"
-    first = word(0.25, 0.5, 0.375)._replace(text=" word.")
-    silence = moved(first, word(0.5, 2.0, 1.75), pause_s=(0.0, 1.5))
-    assert silence == [(1.5, pytest.approx(1.75, abs=0.03)), (pytest.approx(1.75, abs=0.03), 2.0)]
-    late = moved(said, word(0.5, 1.25, 1.0), word(1.25, 1.53125, 1.515625))
-    assert late[1][0] < 1.5, "there is no room for both behind it"
-    just = moved(said, word(0.5, 1.25, 1.0), word(1.25, 1.55, 1.53125))
-    assert just[1][0] == 1.5, "two positions are enough for two"
-
-
-@pytest.mark.parametrize(("sound_s", "is_other"), [(2.0, False), (2.0625, True)])
-def test_speech_of_more_than_two_seconds_before_a_pause_is_another(sound_s: float, is_other: bool) -> None:
-    pauses_s = [(0.0, 0.5), (0.5 + sound_s, 4.0)]
-    (start_s, _), _ = timed([word(0.5, 3.75, 0.75), word(3.75, 5.0, 4.25)], pauses_s, 5.0)
-    assert (start_s == 4.0) == is_other
-    for end_s, has_room in ((4.03125, False), (4.05, True)):
-        (start_s, _), _ = timed([word(0.5, 3.75, 0.75), word(3.75, end_s, 4.015625)], pauses_s, 5.0)
-        assert (start_s == 4.0) == (is_other and has_room), "two positions are enough for two"
-
-
-def test_speech_of_seconds_on_both_sides_of_a_pause_is_not_the_next_words() -> None:
-    aligned = [word(0.5, 6.0, 0.75), word(6.0, 7.0, 6.5)]
-    assert timed(aligned, [(0.0, 0.5), (3.0, 3.6)], 7.0) == [(0.5, 1.75), (6.0, 7.0)]
-
-
-def test_of_two_short_sounds_beside_other_speech_a_word_is_the_one_it_attends_to() -> None:
-    pauses_s = [(1.0, 1.5625), (2.0, 3.0)]
-    assert timed([word(0, 6, 1.75)], pauses_s, 6.0) == [(1.5625, 2.0)]
-    assert timed([word(0, 6, 0.5)], pauses_s, 6.0) == [(0, 1.0)]
-    assert timed([word(0, 6, 2.25)], pauses_s, 6.0) == [(1.5625, 2.0)]
-
-
-def test_two_words_without_length_keep_their_times() -> None:
-    hurried = [word(0.02 * n, 0.02 * (n + 1), 0.02 * n) for n in range(2)]
-    assert timed([*hurried, word(0.04, 0.5, 0.25)], [], 0.5) == [(0, 0.02), (0.02, 0.04), (0.04, 0.5)]
-    three = [word(1 + 0.02 * n, 1 + 0.02 * (n + 1), 1 + 0.02 * n) for n in range(3)]
-    before, behind = word(0, 0.75, 0.5), word(1.5, 2.0, 1.75)
-    apart = timed([before, *three, behind], [], 2.0)
-    assert (apart[0], apart[-1]) == ((0, 0.75), (1.5, 2.0)), "a neighbour that they do not touch"
-
-
-@pytest.mark.parametrize(("gap_s", "is_shared"), [(0.0625, True), (0.09, True), (0.11, False)])
-def test_hurried_words_share_the_time_of_a_neighbour_less_than_a_tenth_away(
-    gap_s: float, is_shared: bool
-) -> None:
-    hurried = [word(1 + 0.02 * n, 1 + 0.02 * (n + 1), 1 + 0.02 * n) for n in range(3)]
-    behind = word(1.06 + gap_s, 2.0, 1.75)
-    assert (timed([word(0, 0.75, 0.5), *hurried, behind], [], 2.0)[1][1] > 1.1) == is_shared
-    before = word(0, 1 - gap_s, 0.5)
-    assert (timed([before, *hurried, word(1.5, 2.0, 1.75)], [], 2.0)[3][0] < 0.9) == is_shared
-
-
 def test_words_share_a_time_by_their_letters() -> None:
     assert edges_by_letters([" a", " bcd", " "], 1.0, 3.5) == [(1.0, 1.5), (1.5, 3.0), (3.0, 3.5)]
     assert edges_by_letters([], 1.0, 2.0) == []
@@ -291,22 +152,6 @@ def test_the_last_words_end_where_it_is_read_again() -> None:
         Word(" b", 0.75 - MIN_WORD_S, 0.75),
     )
     assert words_until(said[:1], 0.01) == (Word(" a", 0.0, 0.01),)
-
-
-def test_an_edge_moves_by_half_of_a_short_word_and_only_where_words_touch() -> None:
-    def edges(*times_s: Times) -> list[Times]:
-        words = [Word(" a", *each) for each in times_s]
-        return [(each.start_s, each.end_s) for each in without_lead(words)]
-
-    lead_s = LEAD_S + LEAD_PER_LETTER_S
-    half = pytest.approx(1.015)
-    assert edges((0.25, 1.0), (1.0, 1.05)) == [(0.25, half), (half, 1.05)]
-    assert edges((0.25, 1.0), (1.0, 2.0)) == [(0.25, 1.0 + lead_s), (1.0 + lead_s, 2.0)]
-    assert edges((0.25, 1.0), (1.0, 1.0 + MIN_WORD_S)) == [(0.25, 1.0), (1.0, 1.0 + MIN_WORD_S)]
-    assert edges((0.25, 1.0), (1.015625, 2.0))[0] == (0.25, 1.015625 + lead_s)
-    assert edges((0.25, 1.0), (1.03125, 2.0)) == [(0.25, 1.0), (1.03125, 2.0)]
-    assert edges((0.5, 1.0), (1.0, 2.0))[0][1] > 1.0, "half a second of silence is a short pause"
-    assert edges((0.5625, 1.0), (1.0, 2.0))[0] == (0.5625, 1.0)
 
 
 def test_without_a_pause_the_alignment_holds() -> None:
