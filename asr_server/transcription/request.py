@@ -194,6 +194,7 @@ class TranscriptionSession:
         self._pending: asyncio.Queue[ChunkProgress | float | None] = asyncio.Queue()
         self._running: set[asyncio.Task[None]] = set()
         self._started_at = time.monotonic()
+        self._watching: asyncio.Task[None]
         self._has_sent_text = False
         self._counted_s = 0.0
 
@@ -206,10 +207,10 @@ class TranscriptionSession:
 
     def start(self, group: asyncio.TaskGroup) -> None:
         self._run(group, self._produce_chunks(group))
-        self._watch.start(group, self._running)
+        self._watching = group.create_task(self._watch.run(self._running))
 
     def stop(self) -> None:
-        self._watch.stop()
+        self._watching.cancel()
         for task in self._running:
             task.cancel()
 

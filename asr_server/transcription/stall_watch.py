@@ -49,8 +49,6 @@ class StallWatch:
 
     def __init__(self, handle: RequestHandle, pool: PreprocessPool, limits: StallLimits) -> None:
         self._handle, self._pool, self._limits = handle, pool, limits
-        self._tick_s = min(TICK_S, limits.request_s / 4)
-        self._watching: asyncio.TimerHandle | asyncio.Task[None]
         self._num_in_pool = 0
         self._seen: tuple[int, ...] = ()  # what had moved at the last tick
         self._still_s = 0.0  # since something moved
@@ -63,45 +61,36 @@ class StallWatch:
         finally:
             self._num_in_pool -= 1
 
-    def start(self, group: asyncio.TaskGroup, tasks: Collection[asyncio.Task[Any]]) -> None:
-        """Watch until `stop`, in a task that raises RequestStalled; short requests need none.
+    async def run(self, tasks: Collection[asyncio.Task[Any]]) -> None:
+        """Watch until cancelled. Raises RequestStalled.
 
         Args:
             tasks: the request's own. Once done, only the client can hold it up.
         """
-
-        def begin() -> None:
-            self._watching = group.create_task(self._run(tasks))
-
-        self._watching = asyncio.get_running_loop().call_later(self._tick_s, begin)
-
-    def stop(self) -> None:
-        self._watching.cancel()
-
-    async def _run(self, tasks: Collection[asyncio.Task[Any]]) -> None:
+        tick_s = min(TICK_S, self._limits.request_s / 4)
         while True:
-            if not all(task.done() for task in tasks):
-                self._on_tick(self._tick_s)
-            await asyncio.sleep(self._tick_s)
+            await asyncio.sleep(tick_s)
+            if not all(task.done() for task in tasks) and (reason := self._stall(tick_s)):
+                metrics.requests_stalled.inc()
+                logger.error("the request is ended: %s", reason)
+                raise RequestStalled(f"The request came to a standstill and was ended: {reason}.")
 
-    def _on_tick(self, tick_s: float) -> None:
+    def _stall(self, tick_s: float) -> str:
+        """Return why the request stands still, or nothing."""
         handle, num_finished = self._handle, self._pool.stats.finished if self._num_in_pool else 0
         seen = (handle.num_moves, num_finished, self._num_in_pool)
         if seen != self._seen or handle.num_waiting:
             self._seen, self._still_s = seen, 0.0
-            return
+            return ""
         self._still_s += tick_s
         if handle.num_in_flight:
             num_steps = handle.steps_in_flight()
-            if num_steps > MAX_STEPS_IN_FLIGHT:
-                self._end(f"a replica has taken {num_steps} steps without finishing its chunk")
-        elif self._num_in_pool:
-            if self._still_s >= self._limits.pool_s:
-                self._end(f"the threads that decode have finished nothing for {self._still_s:.0f} s")
-        elif self._still_s >= self._limits.request_s:
-            self._end(f"nothing of it has moved for {self._still_s:.0f} s")
-
-    def _end(self, reason: str) -> None:
-        metrics.requests_stalled.inc()
-        logger.error("the request is ended: %s", reason)
-        raise RequestStalled(f"The request came to a standstill and was ended: {reason}.")
+            is_over = num_steps > MAX_STEPS_IN_FLIGHT
+            return f"a replica has taken {num_steps} steps without finishing its chunk" if is_over else ""
+        if self._num_in_pool:
+            is_over = self._still_s >= self._limits.pool_s
+            return (
+                f"the threads that decode have finished nothing for {self._still_s:.0f} s" if is_over else ""
+            )
+        is_over = self._still_s >= self._limits.request_s
+        return f"nothing of it has moved for {self._still_s:.0f} s" if is_over else ""
