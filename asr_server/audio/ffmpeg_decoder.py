@@ -41,12 +41,18 @@ MAX_PLANES = 8  # of more, PyAV's frames show only the first ones
 MISSING_S = 0.5  # shorter than the container says by more than this: cut short
 MAX_BOXES = 10_000  # looked at for another file behind an MP4; a fragment has two
 MAX_JOINED = 1000
+MAX_DAMAGED = 100  # places at which a demuxer gives up and may go on
 MIN_GAP_S = 0.1  # encoder delays and rounded time stamps are smaller
 RESTART_S = 1.0  # time stamps that go back by more, to the file's start, begin anew: streams joined together
 # A transport stream's clock jumps where it wraps, or where recordings are joined. FFmpeg's own limit.
 MAX_CLOCK_JUMP_S = 10.0
 _HOPS_PER_S = 50
 _PAUSE_RATIO = 300.0  # of a block's loudest power to a pause: 25 dB
+_SEARCHING = (
+    "ogg",
+    "matroska,webm",
+)  # demuxers that pass over damage; nobody fills up their files with zeros
+_END_BYTES = 64
 _TAGS = (b"ID3", b"TAG", b"APE")  # between MP3s that were joined
 _MAX_PAUSE_BYTES = 6  # AMR's frames without speech, which FFmpeg cannot decode (3GPP TS 26.101 and 26.201)
 _OGG_BEGINS = b"OggS\0\2"  # a page that begins a stream
@@ -58,7 +64,7 @@ _DAMAGE = (av.error.FFmpegError, OSError, ValueError)  # how PyAV reports it
 
 
 class _DemuxerErrors(logging.Handler):
-    """Note that FFmpeg reports damage: its demuxers search for the next packet without an error."""
+    """Note which demuxers report damage."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -152,7 +158,7 @@ class FfmpegDecoder:
         """Yield the blocks of the file, and of those that are joined to it."""
         for _ in range(MAX_JOINED):
             yield from self._gather()
-            self.truncated = self.truncated or self._falls_short()
+            self.truncated = self.truncated or self._is_damaged() or self._falls_short()
             if self._end >= os.fstat(self._fd).st_size:
                 return
             self._container.close()
@@ -165,20 +171,18 @@ class FfmpegDecoder:
         self.truncated = True
 
     def _decode(self) -> Iterator[Iterable[Any]]:
-        packets = self._container.demux(*self._watched_streams())
-        while True:
+        streams = self._watched_streams()
+        for _ in range(MAX_DAMAGED):
             try:
-                packet = next(packets, None)
+                for packet in self._container.demux(*streams):
+                    if packet.stream_index == self._stream.index:
+                        yield self._frames(packet)
+                    elif packet.pts is not None:
+                        end = (packet.pts + (packet.duration or 0)) * packet.time_base
+                        self._others_end_s = max(self._others_end_s, float(end))
+                return
             except _DAMAGE:
                 self.truncated = True
-                return
-            if packet is None:
-                return
-            if packet.stream_index == self._stream.index:
-                yield self._frames(packet)
-            elif packet.pts is not None:
-                end = (packet.pts + (packet.duration or 0)) * packet.time_base
-                self._others_end_s = max(self._others_end_s, float(end))
 
     def _frames(self, packet: Any) -> Iterator[Any]:
         try:
@@ -191,6 +195,12 @@ class FfmpegDecoder:
     def _watched_streams(self) -> list[Any]:
         """Return the other streams if the file states only its total length: they may be longer."""
         return [self._stream] if self._track_s() is not None else list(self._container.streams)
+
+    def _is_damaged(self) -> bool:
+        """Return whether the demuxer met what it could not read."""
+        has_lost_end = not any(os.pread(self._fd, _END_BYTES, self._end - _END_BYTES))
+        name = self._container.format.name
+        return name in _SEARCHING and (has_lost_end or f"libav.{name}" in demuxer_errors.sources)
 
     def _falls_short(self) -> bool:
         """Return whether a container holds less than it states; raw streams only guess."""
@@ -235,7 +245,6 @@ class FfmpegDecoder:
     def _silence(self, duration_s: float) -> Iterator[Block]:
         """Raise AudioTooLong before any silence if time stamps exceed the limit."""
         self._limits.check_decoded(0, self._time_line.end_s - self._time_line.start_s)
-        self.truncated = self.truncated or f"libav.{self._container.format.name}" in demuxer_errors.sources
         num_left = round(duration_s * self.sample_rate)
         block = np.zeros((min(num_left, int(GROUP_S * self.sample_rate)), self.num_channels), np.float32)
         while num_left > 0:
