@@ -1,7 +1,7 @@
 """Who speaks: the diarization error rate of conversations joined from recordings of people who are known.
 
     python -m benchmarks.speakers [--quick] [--seed 2] [--voices tuned|others|mixed|prompts] [--told]
-        [--against senko] [--check-against pyannote.metrics] [--json FILE] [--plot FILE]
+        [--against senko] [--json FILE]
 
 Each conversation has turns of 1 to 15 s and pauses of 0.1 to 3 s between them. The people are two Dutch
 actors (fillets-ng-data-nl), a reader of LibriVox, and the voices of flite and piper; the sets differ in how
@@ -24,7 +24,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -38,7 +37,7 @@ from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.speakers.clustering import SpeakerCount
 from asr_server.speakers.labels import SpeakerOfTime, Turn
 from asr_server.speakers.track import SpeakerTrack, reference_embeddings
-from benchmarks.reporting import benchmark_parser, pyplot, write_json
+from benchmarks.reporting import benchmark_parser, write_json
 from benchmarks.speech.conversations import (
     KINDS,
     PHONE_KINDS,
@@ -187,25 +186,6 @@ def senko() -> Callable[[Samples], list[Turn]]:
     return find
 
 
-def pyannote_rate(conversation: Conversation, found: Sequence[Turn]) -> float:
-    """The diarization error rate as the package pyannote.metrics counts it."""
-    from pyannote.core import Annotation, Segment, Timeline  # type: ignore[import-not-found]
-    from pyannote.metrics.diarization import (  # type: ignore[import-not-found]
-        DiarizationErrorRate,
-    )
-
-    def annotation(turns: Sequence[Turn]) -> Any:
-        spoken = Annotation()
-        for number, turn in enumerate(turns):
-            spoken[Segment(turn.start_s, turn.end_s), number] = turn.speaker
-        return spoken
-
-    duration_s = len(conversation.samples) / SAMPLE_RATE + 1
-    count = DiarizationErrorRate(collar=0.0, skip_overlap=False)
-    heard = Timeline([Segment(0, duration_s)])
-    return float(count(annotation(conversation.turns), annotation(found), uem=heard))
-
-
 def summary(
     kind: Kind, system: str, found: Sequence[Errors], work_s: float, audio_s: float
 ) -> dict[str, Any]:
@@ -245,39 +225,14 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     Console(width=140).print(table)
 
 
-def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    figure, axes = pyplot().subplots(figsize=(9, 5))
-    systems = sorted({row["system"] for row in rows})
-    sets = list(dict.fromkeys(row["set"] for row in rows))
-    for number, system in enumerate(systems):
-        of_system = {row["set"]: row for row in rows if row["system"] == system}
-        bottom = np.zeros(len(sets))
-        for part, shade in (("confused", 1.0), ("missed", 0.6), ("invented", 0.3)):
-            values = np.array([100 * of_system[name][part] for name in sets])
-            places = np.arange(len(sets)) + 0.4 * number
-            axes.barh(
-                places, values, 0.35, left=bottom, color=f"C{number}", alpha=shade, label=f"{system}: {part}"
-            )
-            bottom += values
-    axes.set_yticks(np.arange(len(sets)) + 0.2 * (len(systems) - 1), sets)
-    axes.invert_yaxis()
-    axes.set_xlabel("diarization error rate, % of the time spoken")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path)
-
-
 def main() -> None:
-    parser = benchmark_parser(__doc__, plots=True)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="two conversations of each set")
     parser.add_argument("--conversations", type=int, default=10, help="of each set")
     parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--against", choices=("senko",), help="another system on the same files")
     parser.add_argument("--voices", choices=("tuned", "others", "mixed", "prompts"), default="tuned")
     parser.add_argument("--told", action="store_true", help="ours once more, with the number of people")
-    parser.add_argument(
-        "--check-against", choices=("pyannote.metrics",), help="count again (pip install pyannote.metrics)"
-    )
     options = parser.parse_args()
     systems: dict[str, Callable[[Conversation], list[Turn]]] = {"asr-server": lambda each: ours(each.samples)}
     if options.told:
@@ -285,7 +240,7 @@ def main() -> None:
     if options.against:
         find = senko()
         systems["senko"] = lambda each: find(each.samples)
-    rows, gaps, losses = [], list[float](), list[float]()
+    rows, losses = [], list[float]()
     number = 2 if options.quick else options.conversations
     for kind in {"mixed": SHORT_KINDS, "prompts": PHONE_KINDS}.get(options.voices, KINDS):
         talks = conversations(kind, 1000 * options.seed, number, options.voices)
@@ -298,9 +253,6 @@ def main() -> None:
             scored = [errors(each, turns) for each, turns in zip(talks, found, strict=True)]
             rates[system] = [each.rate for each in scored]
             rows.append(summary(kind, system, scored, work_s, audio_s))
-            if options.check_against:
-                theirs = [pyannote_rate(each, turns) for each, turns in zip(talks, found, strict=True)]
-                gaps += [abs(rate - each.rate) for rate, each in zip(theirs, scored, strict=True)]
         if options.told:
             pairs = zip(rates["asr-server"], rates["with num_speakers"], strict=True)
             losses += [with_number - without for without, with_number in pairs]
@@ -313,11 +265,7 @@ def main() -> None:
         )
     if options.voices == "mixed":
         show_interjections(options.seed, number)
-    if gaps:
-        print(f"pyannote.metrics: {len(gaps)} conversations, at most {100 * max(gaps):.3f} points away")
     write_json(options.json, rows)
-    if options.plot:
-        plot(rows, options.plot)
 
 
 if __name__ == "__main__":
