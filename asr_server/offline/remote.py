@@ -204,7 +204,6 @@ class Turns:
 CONNECT_LIMIT_S: Final = 20.0
 SILENCE_LIMIT_S: Final = 600.0  # without a byte from the server, as OpenAI's clients wait
 MAX_EVENT_BYTES: Final = 1 << 28  # a transcript with every word of twelve hours has some 10 MB
-LOST: Final = (httpx2.NetworkError, httpx2.ConnectTimeout, httpx2.RemoteProtocolError)
 
 
 @dataclass(frozen=True)
@@ -298,13 +297,13 @@ class RemoteTranscriber:
                     "POST", self._path, data=fields, files={"file": ("recording", file)}
                 ) as response:
                     return transcript_from(await _last_event(response, on_progress), self._task)
-            except LOST as error:
-                raise TryAgain(lost_connection(error)) from error
-            except httpx2.ReadTimeout:
-                raise ChunkFailed(f"the server has sent nothing for {SILENCE_LIMIT_S:.0f} s") from None
             except (httpx2.SSEError, ValueError, LookupError, TypeError) as error:
                 url = self._client.base_url.join(self._path)
                 raise ChunkFailed(f"{url} is not answered as an asr-server does: {error!r}") from error
+            except httpx2.ReadTimeout:
+                raise ChunkFailed(f"the server has sent nothing for {SILENCE_LIMIT_S:.0f} s") from None
+            except httpx2.TransportError as error:
+                raise TryAgain(lost_connection(error)) from error
 
 
 def _checked_url(server: RemoteServer) -> httpx2.URL:
