@@ -120,48 +120,39 @@ async def test_what_the_sender_must_mend_is_not_sent_again() -> None:
             assert len(client.times) == 1
 
 
-async def test_new_clients_take_no_turn_of_one_that_comes_back() -> None:
+@asynccontextmanager
+async def full_app() -> AsyncIterator[RunningApp]:
+    """A server whose one place is taken, as is its line; both are freed at the end."""
     async with app_with(max_concurrent_requests=1) as app:
-        admission = app.app.state.server.admission
         app.replica.holding = True
-        first = asyncio.create_task(app.post())
-        await until(lambda: app.replica.held)
-        returning = asyncio.create_task(Attempts(app, max_retries=1).transcribe())
-        await until(lambda: admission.num_rejected)
-        while admission.num_open < 2:  # the second one waits in line
-            with pytest.raises(openai.RateLimitError):
-                await Attempts(app, max_retries=0).transcribe()
-        app.replica.holding = False
-        app.replica.release(app.replica.held[0])
-        assert (await first).status_code == 200
-        assert await returning == "zero"
+        inside = [asyncio.create_task(app.post()) for _ in range(2)]
+        await until(lambda: app.replica.held and app.app.state.server.admission.num_open == 2)
+        yield app
+        free(app)
+        assert [(await each).status_code for each in inside] == [200, 200]
+
+
+def free(app: RunningApp) -> None:
+    app.replica.holding = False
+    for submit in list(app.replica.held):
+        app.replica.release(submit)
 
 
 async def test_a_429_is_sent_again_when_the_server_said() -> None:
-    async with app_with(max_concurrent_requests=1) as app:
-        app.replica.holding = True
-        first = asyncio.create_task(app.post())
-        await until(lambda: app.replica.held)
+    async with full_app() as app:
         client = Attempts(app, max_retries=2)
         asking = asyncio.create_task(client.transcribe())
         await until(lambda: app.app.state.server.admission.num_rejected)
-        app.replica.holding = False
-        app.replica.release(app.replica.held[0])
-        assert (await first).status_code == 200
+        free(app)
         assert await asking == "zero"
     first_at, second_at = client.times
-    assert second_at - first_at >= 0.9  # this limiter's first turn is a second away
+    assert second_at - first_at >= 0.9  # a second, at least
 
 
 async def test_a_server_that_stays_full_is_a_rate_limit_error() -> None:
-    async with app_with(max_concurrent_requests=1) as app:
-        app.replica.holding = True
-        first = asyncio.create_task(app.post())
-        await until(lambda: app.replica.held)
+    async with full_app() as app:
         with pytest.raises(openai.RateLimitError) as caught:
             await Attempts(app, max_retries=0).transcribe()
-        app.replica.release(app.replica.held[0])
-        await first
     assert (caught.value.status_code, caught.value.code) == (429, "server_overloaded")
     assert 1 <= int(caught.value.response.headers["retry-after"]) <= 120
 
