@@ -61,20 +61,3 @@ def test_usage_runs_along_on_segments_too(channels: str) -> None:
     events = [parse(line + b"\n\n") for line in (sent + writer.done(transcript)).split(b"\n\n") if line]
     assert {event["type"] for event in events} > {"transcript.text.segment"}
     assert all(event["usage"] == events[0]["usage"] for event in events)
-
-
-@pytest.mark.parametrize(
-    ("response_format", "channels", "kinds"),
-    [
-        ("json", "split", ["transcript.text.delta"]),
-        ("diarized_json", "mix", ["transcript.text.delta"]),
-        ("diarized_json", "split", ["transcript.text.delta", "transcript.text.segment"]),
-    ],
-)
-def test_segments_come_along_where_two_channels_are_two_speakers_of_a_diarized_answer(
-    response_format: str, channels: str, kinds: list[str]
-) -> None:
-    writer = EventWriter(FIELDS.model_copy(update={"response_format": response_format, "channels": channels}))
-    segment = msgspec.structs.replace(ONE.segments[0], speaker="A")
-    sent = writer.delta(msgspec.structs.replace(delta("one"), segments=(segment,)))
-    assert [parse(line + b"\n\n")["type"] for line in sent.split(b"\n\n") if line] == kinds
