@@ -127,7 +127,7 @@ def made(kind: type[Any]) -> Exception:
 
 
 def test_every_path_of_http_that_is_named_is_answered(server: Server) -> None:
-    described = server.get("/openapi.json").json()["paths"]
+    described = [path.replace("{name}", "NAME") for path in server.get("/openapi.json").json()["paths"]]
     others = {
         "/asr",
         "/detect-language",
@@ -136,7 +136,6 @@ def test_every_path_of_http_that_is_named_is_answered(server: Server) -> None:
         "/openapi.json",
         "/v1/realtime",
         "/v1",
-        "/v1/models/NAME",
         "/static-offline-docs",
     }
     for page in PAGES:
