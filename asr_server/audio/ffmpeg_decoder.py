@@ -20,6 +20,7 @@ import numpy as np
 from av.stream import Disposition
 
 from asr_server.audio.decoder import Block, CannotOpen, id3_size
+from asr_server.audio.ffmpeg_frames import Adapter, TimeLine, to_block
 from asr_server.audio.limits import AudioLimits, invalid_audio
 from asr_server.audio.tracks import DEFAULT_TRACK, TrackChoice, ranked
 from asr_server.core import Track
@@ -30,28 +31,12 @@ CONTAINERS = (
     "aac,ac3,aiff,alac,amr,amrnb,amrwb,ape,asf,au,avi,caf,dss,dts,eac3,flac,flv,gsm,loas,matroska,mov,mp3,mp4,"
     "mpeg,mpegts,mxf,nistsphere,nut,ogg,oma,opus,rm,rso,sln,sox,spdif,tak,tta,voc,w64,wav,webm,wv"
 )
-# Demuxers whose time stamps are the file's own. Others count bytes, which is wrong once the rate changes.
-_CLOCKED = (
-    *("amr", "asf", "flac", "flv", "matroska,webm", "mov,mp4,m4a,3gp,3g2,mj2"),
-    *("mxf", "nut", "ogg", "rm"),
-)
-_TRANSPORTS = ("mpeg", "mpegts")
 GROUP_S = 1.0
-MAX_PLANES = 8  # of more, PyAV's frames show only the first ones
 MISSING_S = 0.5  # shorter than the container says by more than this: cut short
 MAX_BOXES = 10_000  # looked at for another file behind an MP4; a fragment has two
 MAX_JOINED = 1000
 MAX_DAMAGED = 100  # places at which a demuxer gives up and may go on
-MIN_GAP_S = 0.1  # encoder delays and rounded time stamps are smaller
-RESTART_S = 1.0  # time stamps that go back by more, to the file's start, begin anew: streams joined together
-# A transport stream's clock jumps where it wraps, or where recordings are joined. FFmpeg's own limit.
-MAX_CLOCK_JUMP_S = 10.0
-_HOPS_PER_S = 50
-_PAUSE_RATIO = 300.0  # of a block's loudest power to a pause: 25 dB
-_SEARCHING = (
-    "ogg",
-    "matroska,webm",
-)  # demuxers that pass over damage; nobody fills up their files with zeros
+_SEARCHING = ("ogg", "matroska,webm")  # demuxers that pass over damage without an error
 _END_BYTES = 64
 _TAGS = (b"ID3", b"TAG", b"APE")  # between MP3s that were joined
 _MAX_PAUSE_BYTES = 6  # AMR's frames without speech, which FFmpeg cannot decode (3GPP TS 26.101 and 26.201)
@@ -59,7 +44,6 @@ _OGG_BEGINS = b"OggS\0\2"  # a page that begins a stream
 _FLAC_BEGINS = (b"fLaC\0\0\0\x22", b"fLaC\x80\0\0\x22")
 _SCANNED_BYTES = 1 << 20
 _EXTRA = Disposition.comment | Disposition.visual_impaired
-_FULL_SCALES = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63, "flt": 1.0, "dbl": 1.0}
 _DAMAGE = (av.error.FFmpegError, OSError, ValueError)  # how PyAV reports it
 
 
@@ -104,7 +88,7 @@ class FfmpegDecoder:
         self.is_float = first.format.name.startswith(("flt", "dbl"))
         lead_s = self._time_line.lead_s
         self.duration_s: float | None = self._container_s() if stated_s is None else lead_s + stated_s
-        self._adapter = _Adapter(first)
+        self._adapter = Adapter(first)
         self._blocks = self._read()
 
     def read(self) -> Block:
@@ -150,7 +134,7 @@ class FfmpegDecoder:
         for frames in self._packets:
             for first in frames:
                 self._packets = itertools.chain(((first,), frames), self._packets)
-                self._first, self._time_line = first, _TimeLine(self._container, self._stream, first)
+                self._first, self._time_line = first, TimeLine(self._container, self._stream, first)
                 return True
         return False
 
@@ -230,17 +214,17 @@ class FfmpegDecoder:
             for frame in frames:
                 if gap_s := time_line.gap_before(frame):
                     if fifo.samples:
-                        yield _to_block(fifo.read())
+                        yield to_block(fifo.read())
                     yield from self._silence(gap_s)
                 for part in adapter.adapt(frame) if adapter.is_needed(frame) else (frame,):
                     part.pts = None  # the queue refuses frames that do not follow each other
                     fifo.write(part)
             if fifo.samples >= group:
-                yield self._in_time(_to_block(fifo.read()))
+                yield time_line.shorten(to_block(fifo.read()), self.sample_rate)
         for part in adapter.flush():
             fifo.write(part)
         if fifo.samples:
-            yield self._in_time(_to_block(fifo.read()))
+            yield time_line.shorten(to_block(fifo.read()), self.sample_rate)
 
     def _silence(self, duration_s: float) -> Iterator[Block]:
         """Raise AudioTooLong before any silence if time stamps exceed the limit."""
@@ -250,23 +234,6 @@ class FfmpegDecoder:
         while num_left > 0:
             yield block[:num_left]
             num_left -= len(block)
-
-    def _in_time(self, block: Block) -> Block:
-        """Leave out the quietest 20 ms of a block where time stamps run behind the samples.
-
-        These are pauses, or at most a sixth of the block.
-        """
-        if self._time_line.surplus_s < 1 / _HOPS_PER_S:
-            return block
-        hop = self.sample_rate // _HOPS_PER_S
-        hops, rest = np.split(block, [len(block) // hop * hop])
-        hops = hops.reshape(-1, hop, self.num_channels)
-        powers = np.square(hops).mean(axis=(1, 2))
-        num_quiet = np.count_nonzero(powers < powers.max(initial=0.0) / _PAUSE_RATIO)
-        num_left_out = min(max(num_quiet, len(hops) // 6), int(self._time_line.surplus_s * _HOPS_PER_S))
-        self._time_line.surplus_s -= num_left_out / _HOPS_PER_S
-        kept = np.delete(hops, np.argsort(powers)[:num_left_out], axis=0)
-        return np.concatenate([kept.reshape(-1, self.num_channels), rest])
 
 
 def end_of_joined(fd: int, start: int) -> int:
@@ -326,89 +293,3 @@ def tracks_of(container: Any) -> list[Track]:
 
 def _stated(text: str | None) -> str | None:
     return None if text in (None, "", "und") else text[:80]
-
-
-class _TimeLine:
-    """Compare the time stamps of frames with their samples."""
-
-    def __init__(self, container: Any, stream: Any, first: Any) -> None:
-        name = container.format.name
-        self._tick_s = float(stream.time_base)
-        self._is_transport = name in _TRANSPORTS
-        self._is_clocked = self._is_transport or name in _CLOCKED
-        first_s = 0.0 if first.pts is None else first.pts * self._tick_s
-        self.start_s = first_s if container.start_time is None else container.start_time / av.time_base
-        self.lead_s = first_s - self.start_s  # of the track behind the start of the file
-        if not MIN_GAP_S < self.lead_s < (container.duration or 0) / av.time_base:
-            self.start_s, self.lead_s = first_s, 0.0
-        self._pending_lead_s = self.lead_s
-        self.end_s = first_s  # of the frames so far
-        self.surplus_s = 0.0  # of samples for which the time stamps leave no room
-
-    def gap_before(self, frame: Any) -> float:
-        """Return the silence to insert before a frame; add to `surplus_s` where it begins too early."""
-        silence_s, self._pending_lead_s = self._pending_lead_s, 0.0
-        gap_s = 0.0
-        if self._is_clocked and frame.pts is not None:
-            gap_s = frame.pts * self._tick_s - self.end_s
-        if abs(gap_s) > MIN_GAP_S:
-            self.end_s += gap_s
-            if not self._is_new_clock(gap_s):
-                late_s = self.surplus_s - gap_s
-                silence_s += max(0.0, -late_s)
-                self.surplus_s = max(0.0, late_s)
-        self.end_s += frame.samples / frame.sample_rate
-        return silence_s
-
-    def _is_new_clock(self, gap_s: float) -> bool:
-        if self._is_transport and abs(gap_s) > MAX_CLOCK_JUMP_S:
-            return True
-        return gap_s < -RESTART_S and (self._is_transport or self.end_s < self.start_s + RESTART_S)
-
-
-class _Adapter:
-    """Bring frames to the format of the first: some streams change theirs."""
-
-    def __init__(self, first: Any) -> None:
-        self._first = first
-        is_packed = first.format.is_planar and first.layout.nb_channels >= MAX_PLANES
-        self._format = first.format.packed.name if is_packed else first.format.name
-        self._wanted = (self._format, first.layout.nb_channels, first.sample_rate)
-        self._adapted: tuple[str, int, int] | None = None
-        self._resampler: Any = None
-
-    def is_needed(self, frame: Any) -> bool:
-        return self._resampler is not None or self._wanted != _kind(frame)
-
-    def adapt(self, frame: Any) -> Iterator[Any]:
-        if _kind(frame) != self._adapted:
-            yield from self.flush()
-            self._adapted = _kind(frame)
-            self._resampler = av.AudioResampler(self._format, self._first.layout, self._first.sample_rate)
-        yield from self._alike(self._resampler.resample(frame))
-
-    def flush(self) -> Iterator[Any]:
-        resampler, self._resampler, self._adapted = self._resampler, None, None
-        if resampler is not None:
-            yield from self._alike(resampler.resample(None))
-
-    def _alike(self, parts: list[Any]) -> Iterator[Any]:
-        for part in parts:
-            part.time_base = self._first.time_base  # the queue compares it too
-            part.pts = None
-            yield part
-
-
-def _kind(frame: Any) -> tuple[str, int, int]:
-    return frame.format.name, frame.layout.nb_channels, frame.sample_rate
-
-
-def _to_block(frame: Any) -> Block:
-    """Return a frame as [frames, channels] float32; planar samples stay planar underneath."""
-    array = frame.to_ndarray()  # planar: [channels, frames]; packed: [1, frames * channels]
-    samples: Block = array.T if frame.format.is_planar else array.reshape(-1, frame.layout.nb_channels)
-    kind = frame.format.name.removesuffix("p")
-    if kind == "flt":
-        return samples
-    middle = 128.0 if kind == "u8" else 0.0
-    return ((samples.astype(np.float64) - middle) / _FULL_SCALES[kind]).astype(np.float32)
