@@ -16,7 +16,7 @@ import pytest
 
 from asr_server import __version__
 from asr_server.cli import main
-from asr_server.cli.spellings import in_our_spelling
+from asr_server.cli.spellings import OTHER_NAMES, OTHER_SWITCHES, SWITCHES, in_our_spelling
 from asr_server.config import FIELDS, environment_names
 from tests.conftest import Server
 
@@ -95,7 +95,7 @@ def unknown_flags(words: list[str]) -> set[str]:
 def test_each_flag_shown_is_one_of_the_command(page: Path) -> None:
     assert [(words, unknown) for words in commands_of(page) if (unknown := unknown_flags(words))] == []
     alone = set(re.findall(r"`(--[a-z-]+)", prose_of(page)))
-    assert alone <= flags_of(main) | FLAGS_OF_OTHER_PROGRAMS
+    assert alone <= flags_of(main) | FLAGS_OF_OTHER_PROGRAMS | {*OTHER_NAMES, *OTHER_SWITCHES, *SWITCHES}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
