@@ -20,7 +20,7 @@ _CLOCKED = (
 )
 _TRANSPORTS = ("mpeg", "mpegts")
 MIN_GAP_S = 0.1  # encoder delays and rounded time stamps are smaller
-RESTART_S = 1.0  # time stamps that go back by more, to the file's start, begin anew: streams joined together
+RESTART_S = 1.0  # time stamps that go back by more, to the file's start, are of another stream that is joined
 # A transport stream's clock jumps where it wraps, or where recordings are joined. FFmpeg's own limit.
 MAX_CLOCK_JUMP_S = 10.0
 _HOPS_PER_S = 50

@@ -19,6 +19,7 @@ import soundfile
 from asr_server.audio.decoder import Block, CannotOpen, id3_size
 from asr_server.core import Track
 
+MAX_TAGS = 100  # one behind another
 MAX_ZEROS = 1 << 16  # with which some writers end an MP3
 NO_LENGTH = 1 << 60
 BLOCK_FRAMES = 1 << 16  # 1.4 s at 48 kHz
@@ -99,9 +100,13 @@ _MP3_COUNT: Final = re.compile(rb"Xing|Info|VBRI")  # without it, libsndfile gue
 
 def mp3_follows(fd: int, position: int) -> bool:
     """Return whether anything but tags follows."""
-    while size := _tag_size(data := os.pread(fd, 32, position)):
+    for _ in range(MAX_TAGS):
+        size = _tag_size(os.pread(fd, 32, position))
+        if not size:
+            break
         position += size
-    return len(data) > 4 and any(os.pread(fd, MAX_ZEROS, position))
+    data = os.pread(fd, MAX_ZEROS, position)
+    return len(data) > 4 and any(data)
 
 
 def _tag_size(data: bytes) -> int:
