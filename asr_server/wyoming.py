@@ -12,8 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -99,10 +98,8 @@ async def read_event(reader: asyncio.StreamReader) -> Event | None:
 
 
 ATTRIBUTION: Final = Attribution("asr-server", "")
-AUDIO: Final = ("audio-start", "audio-chunk")
 ROUTE: Final = "wyoming"  # among those of HTTP, in the log and the metrics
-LEAST_SILENCE_S: Final = 1.0  # of what makes room: who has just come is about to ask
-LAST_WORDS_S: Final = 0.2  # in which who is cut off by the server's end is told so
+CLOSING_S: Final = 0.2  # in which a recording that the server's end cuts off is answered
 MAX_LET_PASS_BYTES: Final = 64 * MIB  # half an hour of 16 bits at 16 kHz
 GONE: Final = (ClientDisconnect, ConnectionError, TimeoutError)
 
@@ -116,30 +113,9 @@ class WyomingConnection:
         self._events: asyncio.Queue[Event | None] = asyncio.Queue(maxsize=1)
         self._has_left = asyncio.Event()
         self._wanted = Transcribe()
-        self._asked_at: float | None = None  # when the utterance under way began
-        self._idle_since = time.monotonic()  # when it was opened, or the last utterance ended
-        self._waiting_since: float | None = None  # for the client to send or read; None: it is our turn
-        self._stats = metrics.RequestStats()  # of that utterance
-
-    @property
-    def is_closing(self) -> bool:
-        return self._writer.is_closing()
-
-    @property
-    def num_unsent(self) -> int:
-        return self._writer.transport.get_write_buffer_size()
-
-    def abort(self) -> None:
-        self._writer.transport.abort()
-
-    def to_leave(self, now: float) -> tuple[bool, float] | None:
-        """Return its rank for making room, the least first; None if it may stay.
-
-        Idle connections go before utterances under way, the longest idle or stalled first.
-        """
-        is_speaking = self._asked_at is not None
-        since = self._waiting_since if is_speaking else self._idle_since
-        return None if since is None or now - since < LEAST_SILENCE_S else (is_speaking, since)
+        self._takes_audio = True  # not behind `audio-stop`: some clients send the rest of their buffer there
+        self._began_at: float | None = None  # the recording under way
+        self._stats = metrics.RequestStats()  # of that recording
 
     async def run(self) -> None:
         try:
@@ -149,8 +125,8 @@ class WyomingConnection:
                     await self._handle(event)
                 reading.cancel()
         except asyncio.CancelledError:  # the server's end
-            if self._asked_at is not None:
-                await self._refuse(ShuttingDown(), LAST_WORDS_S)
+            if self._began_at is not None:
+                await self._refuse(ShuttingDown(), CLOSING_S)
             raise
         except BaseExceptionGroup as errors:
             await self._refuse(first_error(errors), self._state.settings.client_grace_s)
@@ -164,19 +140,10 @@ class WyomingConnection:
     async def _next_event(self) -> Event | None:
         limit_s = self._state.settings.keep_alive_s
         try:
-            async with self._client_s_turn(limit_s):
+            async with asyncio.timeout(limit_s):
                 return await self._events.get()
         except TimeoutError:
             raise TooSlow(f"No event has come for {limit_s} s: {naming('keep_alive_s')}.") from None
-
-    @asynccontextmanager
-    async def _client_s_turn(self, limit_s: float) -> AsyncIterator[None]:
-        self._waiting_since = time.monotonic()
-        try:
-            async with asyncio.timeout(limit_s):
-                yield
-        finally:
-            self._waiting_since = None
 
     async def _handle(self, event: Event) -> None:
         grace_s = self._state.settings.client_grace_s
@@ -185,8 +152,8 @@ class WyomingConnection:
         elif event.type == "ping":
             await self._write(Pong(text=event.data.get("text")), grace_s)
         elif event.type == "transcribe":
-            self._wanted = content_of(event, Transcribe)
-        elif event.type in AUDIO:
+            self._wanted, self._takes_audio = content_of(event, Transcribe), True
+        elif event.type == "audio-start" or (event.type == "audio-chunk" and self._takes_audio):
             await self._answer(event)
 
     # -- What was said -------------------------------------------------------------------------------------
@@ -197,7 +164,7 @@ class WyomingConnection:
         self._stats = metrics.begin_request_stats(lambda: ROUTE)
         client, *_ = self._writer.get_extra_info("peername") or ("",)
         self._stats.asked_for |= {"client": client, "model": state.models.default.name}
-        self._asked_at = time.monotonic()
+        self._began_at = time.monotonic()
         state.models.require_engine()
         model = state.models.choose(self._wanted.name or "")
         self._stats.asked_for["model"] = model.name
@@ -232,6 +199,7 @@ class WyomingConnection:
             await upload.spill_to_disk()
         if event is None:
             raise ClientDisconnect
+        self._takes_audio = False
 
     async def _transcribe(self, upload: Upload, model: ServedModel, options: DecodingOptions) -> Transcript:
         async with (
@@ -256,7 +224,7 @@ class WyomingConnection:
     # -- What is written -----------------------------------------------------------------------------------
 
     async def _write(self, event: Eventable, limit_s: float) -> None:
-        async with self._client_s_turn(limit_s):
+        async with asyncio.timeout(limit_s):
             await async_write_event(event.event(), self._writer)
 
     async def _refuse(self, error: BaseException, limit_s: float) -> None:
@@ -286,17 +254,17 @@ class WyomingConnection:
         """Discard further input: a reset would hide the error from clients that send everything first."""
         num_bytes = 0
         while num_bytes < MAX_LET_PASS_BYTES:
-            async with self._client_s_turn(limit_s):
+            async with asyncio.timeout(limit_s):
                 data = await self._reader.read(MAX_LINE_BYTES)
             if not data:
                 return
             num_bytes += len(data)
 
     def _report(self, status: int) -> None:
-        if self._asked_at is not None:
-            figures = report_request(ROUTE, ROUTE, status, time.monotonic() - self._asked_at, self._stats)
+        if self._began_at is not None:
+            figures = report_request(ROUTE, ROUTE, status, time.monotonic() - self._began_at, self._stats)
             self._state.activity.add_answer(current_request_id.get(), figures)
-            self._asked_at, self._idle_since = None, time.monotonic()
+            self._began_at = None
 
     def _info(self) -> Info:
         about: dict[str, Any] = {"attribution": ATTRIBUTION, "installed": True, "version": __version__}
@@ -309,18 +277,12 @@ class WyomingConnection:
 
 
 class WyomingServer:
-    """Accept up to `max_connections`. Beyond that, an idle or stalled one makes room, else new ones are
-    closed.
-    """
+    """Accept up to `max_connections`; close what comes beyond that."""
 
     def __init__(self, state: AppState) -> None:
         self._state = state
-        self._open: dict[asyncio.Task[None], WyomingConnection] = {}
+        self.connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._listener: asyncio.Server | None = None
-
-    @property
-    def connections(self) -> Collection[WyomingConnection]:
-        return self._open.values()
 
     async def start(self) -> tuple[str, int]:
         """Listen; return address and port. Raises OSError."""
@@ -334,39 +296,28 @@ class WyomingServer:
         """Close every connection; `server.run` has waited for transcripts."""
         if self._listener is not None:
             self._listener.close()
-        tasks = list(self._open)
+        tasks = list(self.connections)
         if tasks:
-            await asyncio.wait(tasks, timeout=LAST_WORDS_S)
+            await asyncio.wait(tasks, timeout=CLOSING_S)
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=2 * LAST_WORDS_S)
-        for connection in self.connections:  # of clients that do not read
-            connection.abort()
+            await asyncio.wait(tasks, timeout=2 * CLOSING_S)
+        for writer in self.connections.values():  # of clients that do not read
+            writer.transport.abort()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not self._has_room():
+        if len(self.connections) >= self._state.settings.max_connections:
             writer.close()
             return
-        connection = WyomingConnection(self._state, reader, writer)
-        task = asyncio.create_task(self._serve(connection, writer))
-        self._open[task] = connection
-        task.add_done_callback(self._open.pop)
+        task = asyncio.create_task(self._serve(reader, writer))
+        self.connections[task] = writer
+        task.add_done_callback(self.connections.pop)
 
-    def _has_room(self) -> bool:
-        open_now = [connection for connection in self.connections if not connection.is_closing]
-        if len(open_now) < self._state.settings.max_connections:
-            return True
-        now = time.monotonic()
-        leaving = [(rank, each) for each in open_now if (rank := each.to_leave(now)) is not None]
-        if leaving:
-            min(leaving, key=lambda ranked: ranked[0])[1].abort()
-        return bool(leaving)
-
-    async def _serve(self, connection: WyomingConnection, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await connection.run()
+            await WyomingConnection(self._state, reader, writer).run()
         except Exception:
             logger.exception("wyoming: a connection has failed")
         finally:

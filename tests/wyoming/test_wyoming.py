@@ -180,6 +180,19 @@ async def test_other_events_within_a_recording_are_answered_and_their_bytes_are_
         assert len(app.replica.submits[0].samples) == pytest.approx(16_000, abs=200)
 
 
+async def test_chunks_behind_the_end_of_a_recording_are_no_part_of_the_next() -> None:
+    async with door() as (app, port), client_at(port) as client:
+        for number in range(2):
+            await say_to(client, SECOND)
+            await client.write_event(event_of("audio-chunk", SECOND, **FORMAT))
+            assert (await heard_by(client)).text == "zero"
+            assert len(app.replica.submits[number].samples) == pytest.approx(16_000, abs=200)
+        await client.write_event(Transcribe().event())
+        await client.write_event(event_of("audio-chunk", SECOND, **FORMAT))
+        await client.write_event(event_of("audio-stop"))
+        assert (await heard_by(client)).text == "zero"
+
+
 async def test_a_recording_begun_within_another_is_refused() -> None:
     async with door() as (_, port), client_at(port) as client:
         await client.write_event(event_of("audio-start", **FORMAT))
@@ -188,6 +201,102 @@ async def test_a_recording_begun_within_another_is_refused() -> None:
         error = await next_event(client)
         assert error is not None
         assert "'audio-start' came within a recording" in error.data["text"]
+
+
+# -- What a recording may take ------------------------------------------------------------------------------
+
+
+async def test_a_recording_over_the_limit_is_refused_while_it_arrives() -> None:
+    async with door(max_upload_bytes=40_000) as (app, port):
+        chunk = wire("audio-chunk", SECOND, **FORMAT)
+        (error,) = await answers_to(port, chunk * 3)
+        assert error.data["code"] == "request_too_large"
+        assert "--max-upload-bytes" in error.data["text"]
+        assert app.app.state.server.uploads.memory_bytes == 0
+
+
+async def test_a_recording_is_on_disk_where_memory_has_no_room_for_it() -> None:
+    async with door(max_upload_memory_bytes=0) as (app, port), client_at(port) as client:
+        uploads = app.app.state.server.uploads
+        await client.write_event(event_of("audio-start", **FORMAT))
+        await client.write_event(event_of("audio-chunk", SECOND, **FORMAT))
+        await until(lambda: uploads.disk_bytes >= len(SECOND) and not uploads.memory_bytes)
+        await client.write_event(event_of("audio-stop"))
+        assert (await heard_by(client)).text == "zero"
+        await until(lambda: uploads.disk_bytes == 0)
+
+
+async def test_who_sends_all_before_reading_still_reads_why_it_was_refused() -> None:
+    """More than the system's buffers hold: a server that closes on it resets the connection."""
+    async with door(max_upload_bytes=40_000) as (_, port):
+        client = client_at(port)
+        await client.connect()
+        await say_to(client, SECOND * 500, chunk_bytes=1 << 18)
+        error = await next_event(client)
+        assert error is not None
+        assert (error.type, error.data["code"]) == ("error", "request_too_large")
+        assert await next_event(client) is None
+        await client.disconnect()
+
+
+async def test_without_a_place_it_is_refused_as_by_http() -> None:
+    async with door(max_concurrent_requests=1) as (app, port):
+        app.replica.holding = True
+        first, second = (asyncio.create_task(app.post()) for _ in range(2))
+        await until(lambda: app.app.state.server.admission.num_waiting)
+        (error,) = await answers_to(port, wire("audio-chunk", SECOND, **FORMAT))
+        assert error.data["code"] == "server_overloaded"
+        await until(lambda: app.replica.held)
+        app.replica.holding = False
+        app.replica.release(app.replica.held[0])
+        assert [(await reply).status_code for reply in (first, second)] == [200, 200]
+
+
+@pytest.mark.slow
+async def test_a_client_that_says_nothing_is_closed() -> None:
+    async with door(keep_alive_s=1) as (_, port):
+        started_at = time.monotonic()
+        (error,) = await answers_to(port, wire("audio-start", **FORMAT))
+        assert error.data["code"] == "request_timeout"
+        assert time.monotonic() - started_at >= 0.9
+
+
+async def test_connections_beyond_the_limit_are_closed_as_they_come() -> None:
+    async with door(max_connections=1) as (_, port), client_at(port) as client:
+        await client.write_event(event_of("ping"))
+        assert await next_event(client) is not None
+        assert await answers_to(port, b"") == []
+        await client.write_event(event_of("ping"))
+        assert await next_event(client) is not None
+
+
+async def test_who_leaves_gives_up_the_place_and_the_work() -> None:
+    async with door() as (app, port):
+        app.replica.holding = True
+        async with client_at(port) as client:
+            await say_to(client, SECOND)
+            await until(lambda: app.replica.held)
+        state = app.app.state.server
+        await until(lambda: app.replica.cancelled)
+        await until(lambda: state.admission.num_in_flight == state.admission.num_open == 0)
+        assert state.uploads.memory_bytes == 0
+
+
+async def test_a_drain_waits_for_what_was_said_and_refuses_what_comes() -> None:
+    async with door() as (app, port):
+        state = app.app.state.server
+        async with client_at(port) as client, client_at(port) as late:
+            app.replica.holding = True
+            await say_to(client, SECOND)
+            await until(lambda: app.replica.held)
+            app.dispatcher.drain()
+            assert state.admission.num_open == 1  # what the drain of the server waits for
+            await say_to(late, SECOND)
+            refused = await next_event(late)
+            assert refused is not None
+            assert refused.data["code"] == "engine_unavailable"
+            app.replica.release(app.replica.held[0])
+            assert (await heard_by(client)).text == "zero"
 
 
 # -- What an operator sees -----------------------------------------------------------------------------------
@@ -227,6 +336,20 @@ def wyoming_requests(status: int) -> str:
     return f'asr_requests_total{{route="wyoming",status="{status}"}}'
 
 
+async def test_a_server_that_closes_ends_idle_connections_and_takes_no_more() -> None:
+    async with run_app(replace(embedded(), wyoming_port=0)) as app:
+        server = WyomingServer(app.app.state.server)
+        await server.close()  # before it has listened
+        _, port = await server.start()
+        async with client_at(port) as idle:
+            await until(lambda: server.connections)
+            await server.close()
+            assert await next_event(idle) is None
+        assert not server.connections
+        with pytest.raises(OSError, match="Connect"):
+            await asyncio.open_connection("127.0.0.1", port)
+
+
 @pytest.mark.slow
 async def test_what_the_servers_end_cuts_off_is_told_so_and_no_reader_holds_it_up() -> None:
     async with run_app(replace(embedded(), wyoming_port=0)) as app:
@@ -238,7 +361,9 @@ async def test_what_the_servers_end_cuts_off_is_told_so_and_no_reader_holds_it_u
             await speaking.write_event(event_of("audio-start", **FORMAT))
             await until(lambda: app.app.state.server.admission.num_open)
             flood = asyncio.create_task(describe_for_ever(deaf.writer))
-            await until(lambda: any(one.num_unsent for one in server.connections))
+            await until(
+                lambda: any(one.transport.get_write_buffer_size() for one in server.connections.values())
+            )
             started_at = time.monotonic()
             await server.close()
             assert time.monotonic() - started_at < app.app.state.server.settings.client_grace_s / 2

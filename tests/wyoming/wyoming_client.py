@@ -19,7 +19,7 @@ with warnings.catch_warnings():  # the package imports audioop, which Python 3.1
     from wyoming.client import AsyncTcpClient
     from wyoming.event import Event, async_read_event
 
-    from asr_server.wyoming import WyomingConnection, WyomingServer
+    from asr_server.wyoming import WyomingServer
 
 from asr_server.core import SAMPLE_RATE, Samples
 from tests.api.running_app import RunningApp, run_app
@@ -104,13 +104,4 @@ def wire(type: str, payload: bytes = b"", /, **data: Any) -> bytes:
     return json.dumps(header).encode() + b"\n" + payload
 
 
-__all__ = [
-    "AsyncTcpClient",
-    "AudioChunk",
-    "AudioStop",
-    "Event",
-    "Transcribe",
-    "Transcript",
-    "WyomingConnection",
-    "WyomingServer",
-]
+__all__ = ["Transcribe", "WyomingServer"]
