@@ -109,15 +109,23 @@ def make_checkpoint(
 
 
 def fix_length(directory: Path, target: Path) -> Path:
-    """A sibling of a checkpoint that never ends by itself: end-of-text is suppressed, so that every system
-    does the same work. Weights are linked, not copied."""
+    """A sibling of a checkpoint that never ends by itself, so that every system does the same work.
+
+    End-of-text is suppressed, and all timestamps but the first: one behind the audio's end would end a chunk.
+    Weights are linked, not copied.
+    """
     target.mkdir(parents=True, exist_ok=True)
     for file in directory.iterdir():
         if not (target / file.name).exists():
             (target / file.name).symlink_to(file.resolve())
-    for name in ("generation_config.json", "config.json"):
-        config = json.loads((directory / name).read_text())
-        config["suppress_tokens"] = sorted({*(config.get("suppress_tokens") or ()), config["eos_token_id"]})
+    configs = {n: json.loads((directory / n).read_text()) for n in ("generation_config.json", "config.json")}
+    first_time = configs["generation_config.json"]["no_timestamps_token_id"] + 1
+    never = (
+        configs["config.json"]["eos_token_id"],
+        *range(first_time + 1, configs["config.json"]["vocab_size"]),
+    )
+    for name, config in configs.items():
+        config["suppress_tokens"] = sorted({*(config.get("suppress_tokens") or ()), *never})
         (target / name).unlink()
         (target / name).write_text(json.dumps(config))
     return target

@@ -87,7 +87,7 @@ def api_process(figures: Any) -> Iterator[str]:
 SUMMARIES: dict[str, Callable[[Any], Iterator[str]]] = {
     "parity": parity,
     "real": parity,
-    **dict.fromkeys(("turbo", "turbo-beam", "large", "workers", "fp8", "graphs-off"), engine),
+    **dict.fromkeys(("turbo", "turbo-beam", "large", "workers", "graphs-off"), engine),
     **dict.fromkeys(("kernels", "batches", "lengths", "word-times"), engine),
     **dict.fromkeys(("http-clips", "http-long", "http-long-beam", "http-threads", "http-loads"), serving),
     "api-process": api_process,

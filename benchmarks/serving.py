@@ -12,7 +12,8 @@ all and each other value with the first ones of the rest. Throughput is seconds 
 first request); making the files is not counted, and no two are the same. Rounds are interleaved. Answers are
 streamed; each is compared with the first one to the same file, which for the first 32 clips, or six long
 files, is the one they get alone. Errors are counted where the words are known. --shape takes random weights
-and --tokens a chunk instead of a checkpoint, and files of spoken digits, as does any --length but `mixed`.
+and --tokens a chunk of 30 s (of shorter clips four a second) instead of a checkpoint, and files of spoken
+digits, as does any --length but `mixed`. A round in which a chunk has another number of tokens is an error.
 """
 
 from __future__ import annotations
@@ -57,13 +58,25 @@ PLAINER = ("", "--kernels torch", "--kernels torch --no-cuda-graphs")
 LIMITS = ("--max-upload-bytes", str(64 * MIB), "--max-concurrent-requests", "1024")
 AS_RECORDED = "as recorded"
 CLIPS_ALONE = 32  # at most; these are heard one by one first
+TOKENS_PER_S, WINDOW_S = 4, 30.0
 
 
 class Load:
     """Posts to one server and watches it."""
 
-    def __init__(self, client: Client, health: HealthProbe, busy: GpuBusy, fields: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        health: HealthProbe,
+        busy: GpuBusy,
+        fields: Mapping[str, str],
+        tokens_per_chunk: int = 0,
+    ) -> None:
+        """Args:
+        tokens_per_chunk: at most, of a checkpoint that never ends by itself; 0: as many as are said.
+        """
         self._client, self._health, self._busy, self._fields = client, health, busy, fields
+        self._tokens_per_chunk = tokens_per_chunk
         self._answers: dict[str, str] = {}
         self._steps, self._tokens = 0, 0
 
@@ -100,7 +113,19 @@ class Load:
     async def _send(self, upload: Upload, places: asyncio.Semaphore) -> Answer:
         async with places:
             language = {"language": upload.clip.language} if upload.clip else {}
-            return await transcribe(self._client, upload.name, upload.data, {**self._fields, **language})
+            fields = {**self._fields, **language}
+            if self._tokens_per_chunk:
+                fields["max_completion_tokens"] = str(self.num_tokens(upload))
+            answer = await transcribe(self._client, upload.name, upload.data, fields)
+            if self._tokens_per_chunk:
+                chunks, rest = divmod(answer.num_tokens, self.num_tokens(upload))
+                is_asked = not rest and (chunks == 1 or (chunks > 1 and upload.duration_s > WINDOW_S))
+                assert is_asked, f"{upload.name}: {answer.num_tokens} tokens, another work"
+            return answer
+
+    def num_tokens(self, upload: Upload) -> int:
+        """Return the tokens of a chunk: people say some four a second."""
+        return min(self._tokens_per_chunk, round(TOKENS_PER_S * upload.duration_s))
 
     def _count_different(self, uploads: Sequence[Upload], answers: Sequence[Answer]) -> int:
         """Answers that are not the first one to the same file."""
@@ -124,10 +149,10 @@ async def measure(
     url: str, cases: list[Case], options: argparse.Namespace, budget: Budget, write: Callable[[], None]
 ) -> None:
     """The rounds of one server, the cases taking turns. What there is, is written after each."""
-    fields = {"language": "en", "max_completion_tokens": str(options.tokens)} if options.shape else {}
+    fields, tokens = ({"language": "en"}, options.tokens) if options.shape else ({}, 0)
     with watching_the_gpu() as busy, probing_health(url) as health:
         async with connected(url) as client:
-            load = Load(client, health, busy, fields)
+            load = Load(client, health, busy, fields, tokens)
             alone = [
                 (uploads_of(each, options)[: num_alone(each)], 1)
                 for each in {case.files: case for case in cases}.values()

@@ -31,6 +31,7 @@ LENGTH_PENALTY: Final = 0.5
 NUM_NAMED: Final = 3
 # Places that unlikely hypotheses leave to those kept for a match. A rare name makes searches wide.
 NUM_RESERVED: Final = 2
+_LOG_2 = math.log(2)
 # By how many tokens one of these may be ahead of the other: words are spelt in one token or in several.
 _MAX_AHEAD = 2
 
@@ -124,14 +125,14 @@ class BeamSearch:
         """Append the token if `advance` would keep it alone.
 
         Args:
-            lead: of `leads`.
+            logprob, lead: of `leads`.
             others: with keywords, the tokens that could follow instead.
         """
-        if not lead > self._margin or not self.agrees or self.ended or token >= self._end_of_text:
+        if not lead > self._margin or not self.agrees or self.ended or token == self._end_of_text:
             return False
         (before,) = self.running
-        if self._ends_segment(before):
-            return False
+        if self._ends_segment(before) and (token >= self._audio_end or lead < self._margin + _LOG_2):
+            return False  # here the end of the text and a late time count as one
         if self._boost is None:  # by far the most: a step may have 128
             tokens, logprobs = (*before.tokens, token), (*before.logprobs, logprob)
             total = before.sum_logprob + logprob
@@ -311,16 +312,21 @@ class BeamSearch:
         return None
 
 
-def leads(logprobs: npt.NDArray[np.floating]) -> list[float]:
-    """Return how far each row's first log-probability leads the sum of all others.
+def leads(
+    tokens: npt.NDArray[np.floating], logprobs: npt.NDArray[np.floating], end_of_text: int
+) -> tuple[list[float], list[float]]:
+    """Return each row's likeliest log-probability, and how far it leads the next, all times being one.
 
     Args:
-        logprobs: [rows, candidates], the likeliest first.
+        tokens, logprobs: [rows, candidates], the likeliest first.
     """
-    others = logprobs[:, 1] + math.log(logprobs.shape[1] - 1)
-    with np.errstate(invalid="ignore"):  # a row of which no token is possible leads by NaN
-        values: list[float] = (logprobs[:, 0] - others).tolist()
-    return values
+    is_time = tokens > end_of_text
+    with np.errstate(invalid="ignore", divide="ignore"):  # a row of which no token is possible leads by NaN
+        times = np.log(np.where(is_time, np.exp(logprobs), 0.0).sum(1))
+        others = np.where(is_time, -np.inf, logprobs)[:, 1:].max(1)
+        first = np.where(is_time[:, 0], np.minimum(times, 0.0), logprobs[:, 0])
+        leads = first - np.where(is_time[:, 0], others, np.maximum(others, times))
+    return first.tolist(), leads.tolist()
 
 
 def _is_close(boost: KeywordBoost, match: Match, lowest: float, others: Iterable[tuple[int, float]]) -> bool:

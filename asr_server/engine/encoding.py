@@ -147,7 +147,7 @@ class CudaEncoder:
         try:
             with torch.cuda.stream(worker.stream):
                 for num_positions, alike in self._by_length(slots, chunks).items():
-                    worker.encode(num_positions, *zip(*alike, strict=True), self._copying)
+                    worker.encode(num_positions, alike, self._copying)
                 encoded = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 encoded.record()
                 return PendingEncode(encoded)
@@ -195,13 +195,11 @@ class _CudaWorker:
         self._numbers = torch.zeros(2, max(rows for rows, _ in shapes), dtype=torch.long, device=device)
         self._graphs = record_graphs(self._compute, shapes, device) if config.cuda_graphs else None
 
-    def encode(
-        self, length: int, slots: Sequence[int], chunks: Sequence[Samples], copying: ThreadPoolExecutor
-    ) -> None:
+    def encode(self, length: int, batch: list[tuple[int, Samples]], copying: ThreadPoolExecutor) -> None:
         sizes, log_mel = self._rows[length], self._model.log_mel
-        num_rows = sizes[bisect_left(sizes, len(chunks))]
-        missing = num_rows - len(chunks)  # the last chunk is encoded again, into its own slot
-        slots, chunks = [*slots, *slots[-1:] * missing], [*chunks, *chunks[-1:] * missing]
+        num_rows = sizes[bisect_left(sizes, len(batch))]
+        missing = num_rows - len(batch)  # the last chunk is encoded again, into its own slot
+        slots, chunks = zip(*batch, *batch[-1:] * missing, strict=True)
         samples = log_mel.gather(chunks, self._shape(num_rows, length)[1], copying.map)
         self._transfers.fill(self._input(num_rows, length), samples)
         numbers = torch.stack([torch.tensor(slots), log_mel.lengths(chunks)])
@@ -219,7 +217,7 @@ class _CudaWorker:
         return self._samples[: math.prod(shape)].view(shape)
 
     def _compute(self, num_rows: int, length: int) -> Tensor:
-        slots, lengths = self._numbers[:, :num_rows]
+        slots, lengths = self._numbers[:, :num_rows].unbind()
         samples = self._input(num_rows, length)
         mel = self._model.log_mel.of_samples(samples, lengths, FRAMES_PER_POSITION * length)
         audio = self._model.encoder(mel, self._kernels, self._silence)

@@ -43,15 +43,15 @@ Rows = list[tuple[int, Row]]  # slots, and what keywords name in each
 class Report:
     """A step's outcome on the host; the lines are of `Runner.decode`."""
 
-    def __init__(self, lines: npt.NDArray[np.float64]) -> None:
+    def __init__(self, lines: npt.NDArray[np.float64], end_of_text: int) -> None:
         self.tokens, self.logprobs, self.no_speech = lines[:3].tolist()
         if len(lines) > 3:
             likeliest, named = np.split(lines[3:], [-2 * NUM_NAMED])
             self._candidates, self._named = (
                 each.reshape(2, -1, lines.shape[1]) for each in (likeliest, named)
             )
-            self._likeliest, self._likeliest_logprobs = self._candidates[:, 0].tolist()
-            self._leads = leads(self._candidates[1].T)
+            self._likeliest: list[float] = self._candidates[0, 0].tolist()
+            self._likeliest_logprobs, self._leads = leads(*self._candidates.transpose(0, 2, 1), end_of_text)
 
     def append_if_sure(self, beam: BeamSearch, slot: int, has_keywords: bool) -> bool:
         """Continue a search of one hypothesis by the device's token, if no other is close."""
@@ -218,7 +218,7 @@ class DecodeLoop:
     def _collect(self, launched: Launched | None) -> Finished:
         if launched is None:
             return []
-        report = Report(launched.report.array())
+        report = Report(launched.report.array(), self._tokenizer.specials.end_of_text)
         ended = self._collect_tokens(launched, report) + self._collect_searches(launched, report)
         finished: Finished = []
         again: list[ActiveChunk] = []

@@ -54,9 +54,11 @@ class SlotState:
             self.last_time,  # the last timestamp token; one before the first, where there is none yet
             self.noise_seed,  # what the random numbers of each draw follow from
             self.top_k,
-        ) = integers[:_NUM_INTEGERS]
+        ) = integers[:_NUM_INTEGERS].unbind()
         self.generated = integers[_NUM_INTEGERS:]  # [positions, slots]: the tokens after the prompt
-        self.no_speech, self.temperature, *options = fractions  # no_speech: how likely the chunk is silence
+        self.no_speech, self.temperature, *options = (
+            fractions.unbind()
+        )  # no_speech: how likely the chunk is silence
         self.top_p, self.min_p, *penalties = options
         self.repetition_penalty, self.frequency_penalty, self.presence_penalty = penalties
 

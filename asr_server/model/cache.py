@@ -93,7 +93,7 @@ class DecoderCache:
         audio_values = (sizes.decoder_layers, num_slots, heads, sizes.audio_positions, depth)
         # Zeros, not empty: masked positions are multiplied by zero, and zero times a stray NaN is NaN.
         self._texts = _zeros((2, *text), device, dtype)
-        self.keys, self.values = self._texts
+        self.keys, self.values = self._texts.unbind()
         self.text_ends = TextEnds(num_texts, sizes.text_positions)
         audio_dtype = audio_dtype or dtype
         self._packed = audio_dtype == torch.uint8

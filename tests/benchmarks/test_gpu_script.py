@@ -33,7 +33,7 @@ NOT_THERE = ("av", "httpx2", "openai", "ray", "wyoming")  # packages that are no
 EXPECTED = {
     *("parity.json", "turbo.json", "turbo-beam.json"),
     *("http-clips.json", "http-long.json", "http-long-beam.json"),
-    *("large.json", "workers.json", "fp8.json", "graphs-off.json"),
+    *("large.json", "workers.json", "graphs-off.json"),
     *("http-threads.json", "http-loads.json", "kernels.json", "batches.json", "lengths.json"),
     *("word-times.json", "replicas-2.json"),
 }

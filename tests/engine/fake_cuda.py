@@ -64,7 +64,10 @@ class FakeCapture:
 class FakeGraph:
     """torch.cuda.CUDAGraph"""
 
-    num_replays = 0
+    num_made = num_replays = 0
+
+    def __init__(self) -> None:
+        FakeGraph.num_made += 1
 
     def replay(self) -> None:
         FakeGraph.num_replays += 1
@@ -74,7 +77,7 @@ class FakeGraph:
 def fake_cuda(monkeypatch: Any) -> Iterator[None]:
     StandInStream.made, StandInStream.host = [], {}
     StandInStream.current = StandInStream()
-    Launched.count = FakeGraph.num_replays = 0
+    Launched.count = FakeGraph.num_replays = FakeGraph.num_made = 0
     for name, stand_in in {
         "Stream": StandInStream,
         "Event": StandInEvent,
@@ -140,6 +143,7 @@ class MadeUp:
     """What the host reads of a step: tokens that are text, none likely. For the rest anything will do."""
 
     lead = 0.0  # of the likeliest candidate, by its log-probability
+    num_in_doubt = 0  # of the first rows, in which it has none
 
 
 def _made_up(copy: cuda.HostCopy) -> Any:
@@ -148,7 +152,9 @@ def _made_up(copy: cuda.HostCopy) -> Any:
     if values.ndim == 2 and len(values) >= 3:
         values[1:3] = [[-1], [0]]
         count = (len(values) - 3) // 2 - NUM_NAMED  # of likeliest candidates
+        values[3 : 3 + count] += np.arange(count)[:, None]
         values[3 + count :] = -1 - MadeUp.lead
+        values[4 + count :, : MadeUp.num_in_doubt] = -1
         values[3 + count : 4 + count] = -1
     return values
 

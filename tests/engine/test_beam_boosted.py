@@ -10,7 +10,7 @@ import pytest
 
 from asr_server.engine.beam import NUM_NAMED, NUM_RESERVED, BeamSearch, Hypothesis, leads, num_candidates
 from asr_server.engine.boost import FIRST_BONUS, KeywordBoost, Row
-from tests.engine.test_beam import END, WIDTH, next_candidates, next_logprobs, read_on
+from tests.engine.test_beam import END, WIDTH, found, next_candidates, next_logprobs, read_on
 
 Lists = list[list[tuple[int, float]]]
 
@@ -196,11 +196,11 @@ def test_a_sure_search_with_keywords_appends_what_comparing_all_tokens_would_kee
                 [(token, chance.uniform(-12, -6)) for token in own.row(each.match.state).tokens[:NUM_NAMED]]
                 for each in plain.running
             ]
-            token, logprob = lists[0][0]
-            (lead, *_) = leads(np.array([row[1] for row in rows]))
-            is_sure = fast.append_if_sure(token, logprob, lead, [*lists[0][1:], *named[0]])
+            tokens, logprobs = np.array(rows).transpose(1, 0, 2)
+            (logprob, *_), (lead, *_) = leads(tokens, logprobs, END)
+            is_sure = fast.append_if_sure(lists[0][0][0], logprob, lead, [*lists[0][1:], *named[0]])
             parents = [0] if is_sure else fast.advance(lists, named)
             assert parents == plain.advance(lists, named)
-            assert (fast.running, fast.ended) == (plain.running, plain.ended)
+            assert found(fast) == found(plain)
             num_sure += is_sure
-    assert num_sure > 100
+    assert num_sure > 200

@@ -120,7 +120,8 @@ class CountLaunches(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = function(*args, **(kwargs or {}))
         tensors = [each for each in tree_leaves((args, kwargs, output)) if isinstance(each, torch.Tensor)]
-        if not function.is_view and any(each.is_cuda for each in tensors):
+        is_launch = not (function.is_view or str(function).startswith(("prim.", "aten.empty")))
+        if is_launch and any(each.is_cuda for each in tensors):
             self.names.append(str(function))
         return output
 
@@ -161,6 +162,59 @@ def test_a_step_launches_as_much_for_one_row_with_keywords_as_for_all(
     monkeypatch.setattr(MadeUp, "lead", 99.0)
     one, every = (launches_of_a_step(monkeypatch, 5, num_with_keywords) for num_with_keywords in (1, 128))
     assert one == every
+
+
+def launches_outside_graphs(monkeypatch: pytest.MonkeyPatch, in_doubt: int) -> list[str]:
+    """What a step of 32 searches launches beside its graphs: `in_doubt` go on in several hypotheses, and one
+    chunk ends.
+    """
+    directory = pocket_directory()
+    with fake_cuda(monkeypatch):
+        size = {"num_slots": 64, "encode_batch": 16, "beam_size": 5}
+        engine = fake_engine(monkeypatch, directory, torch.bfloat16, KERNELS, **size)
+        for i in range(32):
+            options = DecodingOptions(language="de", max_new_tokens=5 if i == 3 else 50)
+            submit(engine, str(i), CLIPS[0], options)
+        while len(engine._loop.chunks) < 32 or engine._encoding:
+            engine.step()
+        monkeypatch.setattr(MadeUp, "num_in_doubt", in_doubt)
+        while True:
+            num_before, num_chunks = Launched.count, len(engine._loop.chunks)
+            with CountLaunches() as counted:
+                engine.step()
+            if len(engine._loop.chunks) < num_chunks:
+                return [*counted.names, *["triton"] * (Launched.count - num_before)]
+
+
+def test_a_step_with_several_hypotheses_and_a_chunk_that_ends_launches_little_beside_its_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(MadeUp, "lead", 99.0)
+    names = launches_outside_graphs(monkeypatch, in_doubt=8)
+    assert 4 < len(names) <= 15, names
+
+
+def test_an_encode_is_three_copies_and_one_graph_for_each_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = pocket_directory()
+    with fake_cuda(monkeypatch):
+        size = {"num_slots": 33, "encode_batch": 11, "short_audio": "tail"}
+        engine = fake_engine(monkeypatch, directory, torch.bfloat16, KERNELS, **size)
+        for i in range(33):
+            submit(engine, str(i), make_clip(i, 3), DecodingOptions(language="de"))
+        num_before, num_replays = Launched.count, FakeGraph.num_replays
+        with CountLaunches() as counted:
+            engine._encode(engine._admit())
+        assert len(counted.names) + Launched.count - num_before <= 10, counted.names
+        assert FakeGraph.num_replays == num_replays + 1
+        assert engine.slots_in_use == 33
+
+
+def test_a_default_server_records_some_50_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = pocket_directory()
+    with fake_cuda(monkeypatch):
+        size = {"num_slots": 256, "encode_batch": 11, "beam_size": 5, "short_audio": "tail"}
+        fake_engine(monkeypatch, directory, torch.bfloat16, KERNELS, **size)
+    assert FakeGraph.num_made <= 50
 
 
 def test_operands_on_different_devices_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

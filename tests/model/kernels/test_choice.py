@@ -46,7 +46,7 @@ def test_attention_that_leaves_out_64_of_1500_keys_is_refused(
     assert checked(IN_PLACE, model) == (IN_PLACE, "triton")
 
     def leaves_out(
-        query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, lengths: Tensor, *rest: Any, **new: Tensor
+        query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, lengths: Tensor, *rest: Any, **new: Any
     ) -> Tensor:
         return plain_flash_decode(query, keys, values, slots, lengths - 64 * (lengths == 1500), *rest, **new)
 
@@ -57,7 +57,7 @@ def test_attention_that_leaves_out_64_of_1500_keys_is_refused(
 
 
 def test_attention_that_does_not_store_the_newest_text_is_refused() -> None:
-    def forgets(query: Tensor, keys: Tensor, values: Tensor, *rest: Any, **new: Tensor) -> Tensor:
+    def forgets(query: Tensor, keys: Tensor, values: Tensor, *rest: Any, **new: Any) -> Tensor:
         return plain_flash_decode(query, keys.clone(), values.clone(), *rest, **new)
 
     assert checked(Kernels(flash_decode=forgets), model_of(torch.float32))[0] == TORCH
@@ -81,7 +81,7 @@ def test_without_a_c_compiler_torch_decodes_and_one_warning_says_so(
     monkeypatch.delenv("CC", raising=False)
 
     def launch(*_: Any, **__: Any) -> Tensor:
-        _build("cuda_utils", "/dev/null", "/tmp", [], [], [], [])  # type: ignore[no-untyped-call]
+        _build("cuda_utils", "/dev/null", "/tmp", [], [], [], [])
         raise AssertionError
 
     with caplog.at_level(logging.WARNING):
