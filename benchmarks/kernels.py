@@ -33,7 +33,7 @@ from triton.runtime import driver
 from triton.runtime.cache import get_cache_manager
 
 from asr_server.engine.beam import num_candidates, num_named
-from asr_server.engine.cuda import row_buckets
+from asr_server.engine.cuda import sizes_up_to
 from asr_server.model.kernels.choose_token import advance, choose_token
 from asr_server.model.kernels.elementwise import add_norm, store_audio
 from asr_server.model.kernels.flash_decode import flash_decode, row_lengths
@@ -260,7 +260,7 @@ def compile_start(arch: int, num_texts: int = SLOTS) -> list[str]:
     """The kernels that a start in bfloat16 compiles for its check, its graphs and its warm-up."""
     device = CompilingDriver(arch, inspects=False)
     driver.set_active(device)
-    for rows in row_buckets(num_texts):
+    for rows in sizes_up_to(num_texts, 16):
         for of_audio in (True, False):
             attention(torch.bfloat16, rows, of_audio)
         token_choice(rows=rows)

@@ -139,6 +139,9 @@ def _of_replicas(models: list[ServedModel]) -> Iterator[Metric]:
         CounterMetricFamily(
             "asr_decoded_tokens", "Tokens; by the decode steps: the mean batch.", labels=_LABELS
         ),
+        CounterMetricFamily("asr_search_steps", "Steps of each chunk in a beam search.", labels=_LABELS),
+        CounterMetricFamily("asr_search_steps_sure", "Those with no other token close.", labels=_LABELS),
+        CounterMetricFamily("asr_search_steps_wide", "Those with several hypotheses.", labels=_LABELS),
     )
     step_seconds = HistogramMetricFamily(
         "asr_engine_step_seconds", "Steps of the engine that had work.", labels=_LABELS
@@ -152,7 +155,7 @@ def _of_replicas(models: list[ServedModel]) -> Iterator[Metric]:
             labels, beat = [model.name, name], state.heartbeat
             chunks = (len(state.in_flight), state.num_slots, beat.slots_in_use)
             steps = (beat.num_steps, beat.num_decode_steps, beat.num_decoded_tokens)
-            for column, value in zip(columns, (*chunks, *steps), strict=True):
+            for column, value in zip(columns, (*chunks, *steps, *beat.search_steps), strict=True):
                 column.add_metric(labels, float(value))
             if beat.step_times.counts:
                 step_seconds.add_metric(labels, cumulative_buckets(beat.step_times), beat.step_times.sum_s)

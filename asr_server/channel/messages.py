@@ -121,6 +121,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     num_decoded_tokens: int = 0  # divided by the steps: the mean decode batch
     step_times: StepTimes = StepTimes()
     num_layers: int = 0  # of the model, computed since its start: progress within a step
+    search_steps: tuple[int, int, int] = (0, 0, 0)  # of chunks: all, sure ones, those of several hypotheses
 
     @property
     def progress(self) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -30,6 +30,7 @@ from asr_server.model.cache import Slots
 from asr_server.model.rows import rows_of
 
 Matrix = npt.NDArray[np.floating]
+NAN: Final = "the model produced NaN on this audio; check the weights or try another --dtype"
 
 
 def first_frames(gain: Matrix, share_frames: bool = False) -> npt.NDArray[np.intp]:
@@ -95,6 +96,8 @@ class PendingAlignment:
 
     def aligned_result(self) -> ChunkResult:
         gain, attention = self.sums.array()
+        if not np.isfinite(gain).all():
+            raise ValueError(NAN)
         first = first_frames(gain)
         peaks = _peaks(attention, first)
         return msgspec.structs.replace(
@@ -133,11 +136,10 @@ class TokenTimesThread:
         pending.sums.array()  # only the engine's thread waits for a device
         self._begun.append((pending.chunk, self._executor.submit(pending.aligned_result)))
 
-    def take(self, waits: bool) -> Iterator[tuple[ActiveChunk, ChunkResult]]:
+    def take(self, waits: bool) -> Iterator[tuple[ActiveChunk, Future[ChunkResult]]]:
         """Yield results in the order in which they were added."""
         while self._begun and (waits or self._begun[0][1].done()):
-            chunk, result = self._begun.popleft()
-            yield chunk, result.result()
+            yield self._begun.popleft()
 
     def close(self) -> None:
         self._executor.shutdown(cancel_futures=True)

@@ -10,10 +10,10 @@ import contextlib
 import logging
 import math
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import numpy.typing as npt
 import torch
@@ -30,16 +30,8 @@ def new_stream(priority: int = DEFAULT_PRIORITY) -> torch.cuda.Stream:
     return torch.cuda.Stream(priority=priority)  # type: ignore[no-untyped-call]
 
 
-class DecodeStream:
-    def __init__(self, device: torch.device) -> None:
-        self._stream = new_stream(DECODE_PRIORITY) if device.type == "cuda" else None
-
-    def entered(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-
-    def wait_for_current(self) -> None:
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream())
+def decode_stream(device: torch.device) -> torch.cuda.Stream | None:
+    return new_stream(DECODE_PRIORITY) if device.type == "cuda" else None
 
 
 # Two replicas in one process (executor inline) must not record at the same time.
@@ -50,22 +42,25 @@ Shape = tuple[int, ...]
 logger = logging.getLogger(__name__)
 
 
-class Replayable(Protocol):
-    def replay(self, *least: int) -> Tensor: ...
-
-
 def record_graphs(
     compute: Callable[..., Tensor],
     shapes: Collection[Shape],
     device: torch.device,
     priority: int = DEFAULT_PRIORITY,
-) -> Replayable | None:
-    """Record a computation. Return None on CPU, and log it where recording fails."""
+) -> Graphs | None:
+    """Record a computation that always reads the same tensors.
+
+    Returns None on CPU, and after a warning where recording fails.
+    """
     if device.type != "cuda":
         return None
+    started = time.monotonic()
     try:
         with torch.inference_mode():
-            return Graphs(compute, shapes, priority)
+            graphs = Graphs(compute, shapes, priority)
+        seconds, name = time.monotonic() - started, getattr(compute, "__qualname__", "a function")
+        logger.info("recorded %d graphs of %s in %.1f s", len(shapes), name, seconds)
+        return graphs
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -78,21 +73,15 @@ class Graphs:
     """One computation in several shapes and one memory pool, the largest first.
 
     Recorded on its own stream: recordings of one stream share cuBLAS's workspace, and replays would
-    overwrite it.
+    overwrite it. Kernels keep the stream's priority, whichever stream replays them.
     """
 
     def __init__(self, compute: Callable[..., Tensor], shapes: Collection[Shape], priority: int) -> None:
-        """Args:
-        compute: takes the numbers of a shape; always reads the same tensors.
-        shapes: all combinations of sizes, or those that will be asked for exactly.
-        priority: of its kernels, whichever stream replays them (cudaGraphInstantiateFlagUseNodePriority).
-        """
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = new_stream(priority)
-        self._sizes = sizes_of(shapes)
-        self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        for shape in sorted(shapes, key=math.prod, reverse=True):
-            self._graphs[shape] = self._capture(compute, shape)
+        self._graphs = {
+            shape: self._capture(compute, shape) for shape in sorted(shapes, key=math.prod, reverse=True)
+        }
 
     def _capture(self, compute: Callable[..., Tensor], shape: Shape) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -100,61 +89,35 @@ class Graphs:
             compute(*shape)  # cuBLAS and the allocator settle before anything is recorded
         torch.cuda.current_stream().wait_stream(self._stream)
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        recording = torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local")
         try:
-            with (
-                _CAPTURE_LOCK,
-                gc_paused(),  # to collect an earlier graph spoils a recording (torch pull request 161037)
-                torch.cuda.graph(
-                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-                ),
-            ):
-                output = compute(*shape)
-        except RuntimeError:
-            self._end_failed_capture(before)
+            # To collect an earlier graph spoils a recording (torch pull request 161037).
+            with _CAPTURE_LOCK, gc_paused(), recording:
+                return graph, compute(*shape)
+        except RuntimeError:  # which torch cannot end itself (up to 2.12, pull request 180395)
+            torch.cuda.set_stream(before)
+            with contextlib.suppress(RuntimeError):  # it has ended
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+                torch._C._cuda_releasePool(torch.cuda.current_device(), self._pool)
             raise
-        return graph, output
 
-    def _end_failed_capture(self, before: torch.cuda.Stream) -> None:
-        """Clean up after a recording that torch cannot end (up to 2.12, pull request 180395)."""
-        torch.cuda.set_stream(before)
-        device = torch.cuda.current_device()
-        with contextlib.suppress(RuntimeError):  # it has ended
-            torch._C._cuda_endAllocateToPool(device, self._pool)
-            torch._C._cuda_releasePool(device, self._pool)
-
-    def replay(self, *least: int) -> Tensor:
-        """Compute the smallest shape that covers `least`; the next replay overwrites the result.
-
-        Raises:
-            IndexError: none is so large.
-        """
-        graph, output = self._graphs[smallest(self._sizes, least)]
+    def replay(self, *shape: int) -> Tensor:
+        """Compute a recorded shape; the next replay overwrites the result."""
+        graph, output = self._graphs[shape]
         graph.replay()
         return output
 
 
-def sizes_of(shapes: Collection[Shape]) -> list[list[int]]:
-    return [sorted(set(sizes)) for sizes in zip(*shapes, strict=True)]
+def sizes_up_to(most: int, means_from: int) -> list[int]:
+    """Return powers of two, from `means_from` on also their means, and the most, but nothing near it."""
+    powers = [1 << power for power in range(most.bit_length())]
+    means = [3 * power // 2 for power in powers if power >= means_from]
+    return sorted({*(size for size in [*powers, *means] if 4 * size < 3 * most), most})
 
 
-def smallest(sizes: Sequence[Sequence[int]], least: Shape) -> Shape:
-    """Return the smallest sizes not below `least`. Raises IndexError."""
-    return tuple(each[bisect_left(each, wanted)] for each, wanted in zip(sizes, least, strict=True))
-
-
-def row_buckets(num_rows: int) -> list[int]:
-    """Return powers of two and their means from 16 on, and the most: 16 for 768 rows."""
-    powers = [1 << power for power in range(num_rows.bit_length())]
-    return _up_to(num_rows, [*powers, *(3 * power // 2 for power in powers if power >= 16)])
-
-
-def batch_buckets(num_chunks: int) -> list[int]:
-    """Return powers of two, and the most: 1, 2, 4, 8, 11."""
-    return _up_to(num_chunks, [1 << power for power in range((3 * num_chunks // 4).bit_length())])
-
-
-def _up_to(most: int, sizes: list[int]) -> list[int]:
-    return sorted({*(size for size in sizes if size < most), most})
+def size_for(number: int, sizes: Sequence[int]) -> int:
+    """Return the smallest size that holds the number; the number itself where there are no sizes."""
+    return sizes[bisect_left(sizes, number)] if sizes else number
 
 
 class Transfers:
@@ -170,18 +133,9 @@ class Transfers:
         if overlap and device.type == "cuda":
             self._h2d, self._d2h = new_stream(), new_stream()
 
-    def fill(self, target: Tensor, tensor: Tensor) -> None:
-        """Overwrite memory of the device that the current stream uses."""
-        if self._h2d is None:
-            target.copy_(self._pinned(tensor), non_blocking=True)
-        else:
-            target.copy_(self.to_device(tensor))
-
-    def _pinned(self, tensor: Tensor) -> Tensor:
-        return tensor if self._device.type != "cuda" or tensor.is_pinned() else tensor.pin_memory()
-
     def to_device(self, tensor: Tensor) -> Tensor:
-        tensor = self._pinned(tensor)
+        if self._device.type == "cuda":
+            tensor = tensor.pin_memory()
         if self._h2d is None:
             return copy_to(self._device, tensor)
         computing = torch.cuda.current_stream()

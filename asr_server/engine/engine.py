@@ -7,6 +7,7 @@ place. A beam's hypotheses share an audio slot. Runs on one thread; knows no HTT
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -32,9 +33,9 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import naming
 from asr_server.core import ChunkResult
 from asr_server.engine.active_chunk import ActiveChunk, candidates, check
-from asr_server.engine.alignment import ALIGN_BATCH, PendingAlignment, TokenTimesThread
+from asr_server.engine.alignment import ALIGN_BATCH, NAN, PendingAlignment, TokenTimesThread
 from asr_server.engine.config import EngineConfig, engine_info, load
-from asr_server.engine.cuda import HostCopy, row_buckets
+from asr_server.engine.cuda import HostCopy
 from asr_server.engine.encoding import PendingEncode
 from asr_server.engine.ladder import is_broken
 from asr_server.engine.loop import DecodeLoop
@@ -45,6 +46,8 @@ from asr_server.engine.slots import SlotTable, grouped
 from asr_server.engine.tokens import GenerationRules
 from asr_server.engine.warm_up import warm_up
 from asr_server.model import WHOLE, Shard, Whisper
+
+logger = logging.getLogger(__name__)
 
 _ENCODES_IN_FLIGHT = 2  # batches that a compute worker has under way: one runs, the next one is ready
 _ENCODE_BUDGET_S = 1.5  # longest that encoding may hold up chunks that are being decoded
@@ -72,8 +75,8 @@ class Engine:
         self.step_timer = StepTimer()
         self._layers = LayerCount(model)
         self._runner = _runner(model, rules, tokenizer, config, broadcast)
-        row_sizes = row_buckets(config.num_texts) if config.device == "cuda" else None
-        self._slots = SlotTable(config.num_slots, config.num_searches, config.beam_size, row_sizes)
+        sizes = config.num_slots, config.num_searches, config.beam_size
+        self._slots = SlotTable(*sizes, self._runner.row_sizes)
         self._loop = DecodeLoop(self._runner, tokenizer, self._slots, bool(config.lookahead), self._report)
         self._waiting: deque[ActiveChunk] = deque()
         self._encoding: list[tuple[PendingEncode, list[ActiveChunk]]] = []
@@ -98,10 +101,19 @@ class Engine:
         Raises:
             CheckpointError, ValueError, OSError: the checkpoint is damaged, the device missing or too small.
         """
+        started = time.monotonic()
         try:
-            engine = cls(*load(config, shard), broadcast)
+            loaded = load(config, shard)
+            loaded_at = time.monotonic()
+            engine = cls(*loaded, broadcast)
             if engine.config.device == "cuda":
-                warm_up(engine._runner, engine.tokenizer)
+                made_at = time.monotonic()
+                warm_up(engine._runner, engine.tokenizer, engine.num_slots)
+                logger.info(
+                    "weights %.1f s, kernels and graphs %.1f s, warm-up %.1f s; %.1f GiB of the GPU at most",
+                    *(loaded_at - started, made_at - loaded_at, time.monotonic() - made_at),
+                    torch.cuda.max_memory_reserved() / (1 << 30),
+                )
             return engine
         except torch.OutOfMemoryError as error:
             remedy = f"lower {naming('max_slots')} or {naming('beam_size')}, or share the GPU less"
@@ -133,6 +145,11 @@ class Engine:
     @property
     def num_decoded_tokens(self) -> int:
         return self._loop.num_tokens
+
+    @property
+    def search_steps(self) -> tuple[int, int, int]:
+        """Return the steps of chunks in a beam search: all, sure ones, those of several hypotheses."""
+        return self._loop.search_steps
 
     @property
     def num_layers(self) -> int:
@@ -328,8 +345,7 @@ class Engine:
         self._compact()
         for chunk, result in self._loop.step():
             if is_broken(result):
-                message = "the model produced NaN on this audio; check the weights or try another --dtype"
-                self._finish(chunk, Failed(chunk.id, message))
+                self._finish(chunk, Failed(chunk.id, NAN))
             elif chunk.options.word_timestamps and any(map(self.tokenizer.is_text, result.tokens)):
                 self._to_align.append((chunk, result))
             else:
@@ -356,7 +372,8 @@ class Engine:
             self._aligning.remove(pending)
             self._token_times.add(pending)
         for chunk, result in self._token_times.take(waits):
-            self._events.append(Result(chunk.id, result, chunk.times()))
+            with self._failing([chunk], "alignment"):
+                self._events.append(Result(chunk.id, result.result(), chunk.times()))
 
     # -- Emit ---------------------------------------------------------------------------------------------
 
@@ -364,7 +381,7 @@ class Engine:
         chunk.finished = True
         if chunk.slot >= 0:
             self._slots.free(chunk)
-        else:
+        elif not chunk.admitted_at:
             self._events.append(Credit(1))
         if event is not None:
             self._events.append(event)

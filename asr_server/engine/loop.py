@@ -104,6 +104,7 @@ class DecodeLoop:
         self.chunks: list[ActiveChunk] = []
         self.num_steps = 0
         self.num_tokens = 0
+        self.search_steps = (0, 0, 0)  # of chunks: all, sure ones, those of several hypotheses
         self._runner = runner
         self._tokenizer = tokenizer
         self._slots = slots
@@ -269,6 +270,8 @@ class DecodeLoop:
             chunk.no_speech_prob = report.no_speech[slots[0]]
             has_keywords = chunk.boost is not None
             is_sure = report.append_if_sure(beam, slots[0], has_keywords)
+            num_steps, num_sure, num_wide = self.search_steps
+            self.search_steps = num_steps + 1, num_sure + is_sure, num_wide + (len(slots) > 1)
             if not is_sure:
                 named = report.named(slots) if has_keywords else ()
                 parents = beam.advance(report.candidates(slots), named)

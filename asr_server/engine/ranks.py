@@ -7,6 +7,7 @@ no process.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ from asr_server.engine.socket_sum import SocketSum
 from asr_server.model import Shard, WhisperSizes
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -114,6 +117,8 @@ def join(config: EngineConfig, rank: int, store: str, links: Sequence[socket.soc
         add_up = SocketSum(rank, links)
         add_up(torch.zeros(1))
         return Shard(rank, config.num_ranks, add_up)
+    if rank == 0:
+        logger.warning("--tensor-parallel-size has not been run on GPUs yet; one GPU a replica is the faster")
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # the ranks of a replica are on one machine
     torch.distributed.init_process_group(
         "nccl",
@@ -130,6 +135,7 @@ class LeadingRunner:
     def __init__(self, runner: Runner, broadcast: Broadcast) -> None:
         self.model = runner.model
         self.kernels_report, self.window = runner.kernels_report, runner.window
+        self.row_sizes = runner.row_sizes
         self._runner = runner
         self._broadcast = broadcast
 

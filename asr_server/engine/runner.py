@@ -6,7 +6,7 @@ Nothing waits for a GPU: the host reads each `HostCopy` later. Knows slots, not 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -21,11 +21,13 @@ from asr_server.engine.boost import Row
 from asr_server.engine.config import EngineConfig
 from asr_server.engine.cuda import (
     DECODE_PRIORITY,
-    DecodeStream,
+    Graphs,
     HostCopy,
     Transfers,
+    decode_stream,
     record_graphs,
-    row_buckets,
+    size_for,
+    sizes_up_to,
 )
 from asr_server.engine.encoding import PendingEncode, make_encoder
 from asr_server.engine.slots import SlotStart, SlotState
@@ -86,22 +88,34 @@ class Runner:
         self._candidates = torch.zeros(num_lines, num_texts, device=device)
         # One for all graphs: an output that each of them kept would take 8 GB with the defaults.
         self._scores = model.decoder.new_scores(num_texts)
-        self._decode_stream = DecodeStream(device)
+        self._decode_stream = decode_stream(device)
         self._transfers = Transfers(device, config.copy_overlap)
-        self._encoder = make_encoder(model, self.cache, config, self._transfers, self._kernels)
+        self._encoder = make_encoder(model, self.cache, config, self._transfers)
         self.window = self._encoder.window
         self._aligner = Aligner(model, self.cache, tokenizer, self._transfers)
-        self._score_graphs = self._advance_graphs = None
+        self._graphs: tuple[Graphs, Graphs] | None = None  # of a step's halves
+        self.row_sizes: list[int] = []  # in which steps are computed; empty: in any
         if config.cuda_graphs:
-            shapes = [(count,) for count in row_buckets(num_texts)]
-            self._score_graphs = record_graphs(self._score, shapes, device, DECODE_PRIORITY)
-            if self._score_graphs is not None:
-                self._advance_graphs = record_graphs(self._advance, shapes, device, DECODE_PRIORITY)
-        self._decode_stream.wait_for_current()  # where weights and caches were filled
+            self._record(num_texts)
+        if self._decode_stream is not None:  # what fills weights and caches comes first
+            self._decode_stream.wait_stream(torch.cuda.current_stream())
+
+    def _record(self, num_texts: int) -> None:
+        sizes, device, context = (
+            sizes_up_to(num_texts, 16),
+            self.model.device,
+            self.model.sizes.text_positions,
+        )
+        scores = record_graphs(self._score, [(rows, context) for rows in sizes], device, DECODE_PRIORITY)
+        if scores is None:
+            return
+        states = record_graphs(self._advance, [(rows,) for rows in sizes], device, DECODE_PRIORITY)
+        if states is not None:
+            self._graphs, self.row_sizes = (scores, states), sizes
 
     def launching(self) -> AbstractContextManager[object]:
         """Return the context in which every other method is called, to keep launches in order."""
-        return self._decode_stream.entered()
+        return nullcontext() if self._decode_stream is None else torch.cuda.stream(self._decode_stream)
 
     def close(self) -> None:
         self._encoder.close()
@@ -171,22 +185,19 @@ class Runner:
             [3 + 2 * (candidates + named), rows]: tokens, log-probabilities, no-speech; then for beam
             searches the likeliest tokens and their log-probabilities, and those that keywords name.
         """
-        if self._score_graphs is not None:
-            scores = self._score_graphs.replay(plan.num_rows)
-            self.cache.text_ends.on_step(len(self._tokens))  # more rows than the plan has
-        else:
-            self.cache.text_ends.on_step(plan.num_rows)
-            scores = self._score(plan.num_rows, plan.context)
-        self._choose_by_options(scores, plan)
-        if self._advance_graphs is not None:
-            chosen = self._advance_graphs.replay(plan.num_rows)
-        else:
-            chosen = self._advance(plan.num_rows)
+        num_rows = size_for(plan.num_rows, self.row_sizes)
+        context = self.model.sizes.text_positions if self.row_sizes else plan.context
+        self.cache.text_ends.on_step(num_rows)
+        score, advance = (
+            [each.replay for each in self._graphs] if self._graphs else (self._score, self._advance)
+        )
+        self._choose_by_options(score(num_rows, context), plan)
+        chosen = advance(num_rows)
         return self._transfers.to_host(chosen)
 
-    def _score(self, num_rows: int, context: int | None = None) -> Tensor:
+    def _score(self, num_rows: int, context: int) -> Tensor:
         state = self.state[:num_rows]
-        positions, context = state.position[:, None], context or self.model.sizes.text_positions
+        positions = state.position[:, None]
         rows = rows_of(self.cache, slice(0, num_rows), positions, context, state.active)
         hidden = self.model.decoder(state.token[:, None], positions, rows)[:, 0]  # [B, D]
         out = None if self._scores is None else self._scores[:num_rows]

@@ -5,7 +5,6 @@ Computes no token.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from asr_server.core import DecodingOptions
 from asr_server.engine.active_chunk import ActiveChunk
-from asr_server.engine.cuda import Transfers
+from asr_server.engine.cuda import Transfers, size_for
 from asr_server.model.kernels import Kernels
 
 
@@ -134,11 +133,11 @@ class SlotTable:
     """Which chunk holds which slots and audio slots."""
 
     def __init__(
-        self, num_chunks: int, num_searches: int, beam_size: int, row_sizes: Sequence[int] | None = None
+        self, num_chunks: int, num_searches: int, beam_size: int, row_sizes: Sequence[int] = ()
     ) -> None:
         """Args:
         num_searches: chunks that may have several slots.
-        row_sizes: numbers of rows that a step may compute; None: any.
+        row_sizes: numbers of rows in which steps are computed; none: any.
         """
         self._holders: list[ActiveChunk | None] = [None] * (num_chunks + num_searches * (beam_size - 1))
         self._audio_holders: list[ActiveChunk | None] = [None] * num_chunks
@@ -198,17 +197,12 @@ class SlotTable:
             moving.append((*held.pop(), gaps.popleft()))
             num_after = moving[-1][2] + 1
         num_after = max(num_after, held[-1][0] + 1 if held else 0)
-        if self._num_computed(num_after) == self._num_computed(num_before):
+        if size_for(num_after, self._row_sizes) == size_for(num_before, self._row_sizes):
             return []
         for slot, chunk, gap in moving:
             self._holders[slot], self._holders[gap] = None, chunk
             chunk.slots[chunk.slots.index(slot)] = gap
         return [(slot, gap) for slot, _, gap in moving]
-
-    def _num_computed(self, num_rows: int) -> int:
-        return (
-            num_rows if self._row_sizes is None else self._row_sizes[bisect_left(self._row_sizes, num_rows)]
-        )
 
 
 def _slot(held: tuple[int, ActiveChunk]) -> int:

@@ -17,17 +17,20 @@ from asr_server.engine.runner import Runner, StepPlan
 from asr_server.engine.slots import SlotStart
 
 _NUM_STEPS = 2
+_NUM_PROMPTS = 5  # of two tokens: more than eight rows
 _TEXT = (0, 1)  # tokens that any vocabulary has as text
 
 
-def warm_up(runner: Runner | LeadingRunner, tokenizer: Tokenizer) -> None:
+def warm_up(runner: Runner | LeadingRunner, tokenizer: Tokenizer, num_slots: int) -> None:
     """Encode, detect the language, prefill, decode and align in slot 0. Raises ValueError on NaN."""
     chunk = _chunk(runner, tokenizer)
     with runner.launching():
         runner.encode([0], [0], [chunk.samples]).join()
         if tokenizer.specials.languages:
             runner.language_probabilities([0]).read()
-        runner.prefill([0], [chunk.prompt[: chunk.sot_index + 1]], chunk.sot_index)
+        for count in (min(_NUM_PROMPTS, num_slots), 1):  # many rows and few have kernels of their own
+            prompts = [chunk.prompt[: chunk.sot_index + 2]] * count
+            runner.prefill(range(count), prompts, chunk.sot_index)
         runner.start([SlotStart(0, chunk.prompt, chunk.options)])
         _check(_decode(runner, chunk))
         result = ChunkResult(_TEXT, (), 0.0, 0.0, 0.0, 0.0, None, "stop")

@@ -137,6 +137,7 @@ class HeartbeatThread(threading.Thread):
             engine.num_decoded_tokens,
             engine.step_timer.times,
             engine.num_layers,
+            engine.search_steps,
         )
 
     def stop(self) -> None:

@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 
 from asr_server.engine import cuda as engine_cuda
 from asr_server.engine import encoding, runner
-from asr_server.engine.cuda import DecodeStream
 from tests.engine.device_stand_ins import living_tensors, record
 
 Clock = dict[int, int]  # by stream: how many of its operations are certain to be done
@@ -196,7 +195,7 @@ def imitate_streams(monkeypatch: Any, copy_overlap: bool) -> None:
     monkeypatch.setattr(engine_cuda, "pinned_like", torch.empty_like)
     monkeypatch.setattr(engine_cuda, "copy_to", lambda device, tensor: tensor.clone())
     monkeypatch.setattr(runner, "Transfers", lambda *_: engine_cuda.Transfers(cuda, copy_overlap))
-    monkeypatch.setattr(runner, "DecodeStream", lambda _: DecodeStream(cuda))
+    monkeypatch.setattr(runner, "decode_stream", lambda _: engine_cuda.decode_stream(cuda))
     monkeypatch.setattr(runner, "make_encoder", encoding.CudaEncoder)
     monkeypatch.setattr(runner, "record_graphs", record)
     monkeypatch.setattr(encoding, "record_graphs", record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 import threading
 from dataclasses import replace
@@ -15,11 +16,12 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from asr_server.channel.messages import Cancel, Event, Result
+from asr_server.channel.messages import Cancel, Credit, Event, Failed, Result
 from asr_server.core import DecodingOptions, Samples
 from asr_server.engine import Engine, alignment
-from asr_server.engine.alignment import first_frames, smooth
+from asr_server.engine.alignment import Aligner, first_frames, smooth
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint, results, run, submit, transcribe
 from tests.checkpoints import pocket_directory
@@ -213,3 +215,24 @@ def test_the_median_is_right_in_every_order_of_seven() -> None:
     """A network that sorts zeros and ones in any order sorts all numbers."""
     orders = torch.tensor(list(product((0.0, 1.0), repeat=7)))
     assert torch.equal(smooth(orders)[:, 3], orders.median(dim=1).values)
+
+
+def test_attention_of_nan_fails_its_chunk_alone(pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = pocket.engine(num_slots=2)
+    add_layer = Aligner._add_layer
+
+    def spoil_one(own: Aligner, gain: Tensor, attention: Tensor, text: Any, *rest: Any) -> None:
+        add_layer(own, gain, attention, text, *rest)
+        if text.num_positions > 200:
+            gain.fill_(math.nan)
+
+    monkeypatch.setattr(Aligner, "_add_layer", spoil_one)
+    for name, duration_s in (("short", 2), ("long", 6)):
+        submit(engine, name, make_clip(1, duration_s), WORDS)
+    events = run(engine)
+    (failed,) = [event for event in events if isinstance(event, Failed)]
+    assert failed.id.request_id == "long"
+    assert "NaN" in failed.message
+    assert [event.id.request_id for event in events if isinstance(event, Result)] == ["short"]
+    assert sum(event.count for event in events if isinstance(event, Credit)) == 2
+    assert engine.slots_in_use == 0

@@ -10,17 +10,18 @@ import pytest
 import torch
 
 from asr_server.engine import cuda
-from asr_server.engine.cuda import row_buckets
+from asr_server.engine.cuda import size_for, sizes_up_to
 from tests.engine.stream_stand_ins import StandInStream, imitate_streams
 
 
-@pytest.mark.parametrize("num_slots", [1, 3, 8, 50, 128, 256])
-def test_every_number_of_rows_has_a_bucket_within_the_slots(num_slots: int) -> None:
-    sizes = row_buckets(num_slots)
-    assert sizes == sorted(set(sizes))
-    assert sizes[-1] == num_slots
-    for rows in range(1, num_slots + 1):
-        assert min(size for size in sizes if size >= rows) <= max(2 * rows, rows + 31)
+@pytest.mark.parametrize("most", [1, 3, 8, 50, 128, 768])
+def test_every_number_of_rows_has_a_size_that_costs_little_more(most: int) -> None:
+    sizes = sizes_up_to(most, 16)
+    assert sizes[-1] == most
+    assert len(sizes) <= 16
+    assert all(rows <= size_for(rows, sizes) < max(2 * rows, rows + 8) for rows in range(1, most + 1))
+    assert sizes_up_to(11, 11) == [1, 2, 4, 8, 11]
+    assert size_for(7, []) == 7
 
 
 class StandInCapture:
@@ -28,11 +29,13 @@ class StandInCapture:
 
     calls: list[dict[str, Any]]
 
-    def __init__(self, graph: object, **how: Any) -> None:
-        state = {"locked": cuda._CAPTURE_LOCK.locked(), "collects": gc.isenabled()}
-        StandInCapture.calls.append(how | state)
+    def __init__(self, graph: object, pool: object, stream: object, **how: Any) -> None:
+        state = {"pool": pool, "stream": stream, **how}
+        StandInCapture.calls.append(state)
 
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> None:
+        state = {"locked": cuda._CAPTURE_LOCK.locked(), "collects": gc.isenabled()}
+        StandInCapture.calls[-1] |= state
 
     def __exit__(self, *_: object) -> None: ...
 
@@ -61,7 +64,7 @@ def test_recordings_disturb_no_other_thread_and_share_a_pool(monkeypatch: pytest
     assert gc.isenabled()
 
 
-def test_a_replay_runs_the_smallest_graph_that_covers_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_runs_the_graph_of_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     imitate_streams(monkeypatch, copy_overlap=False)
     replayed: list[object] = []
 
@@ -76,7 +79,7 @@ def test_a_replay_runs_the_smallest_graph_that_covers_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "graph", StandInCapture)
     graphs = cuda.record_graphs(torch.zeros, [(4,), (2,)], torch.device("cuda"))
     assert graphs is not None
-    assert [len(graphs.replay(least)) for least in (3, 1, 2)] == [4, 2, 2]
+    assert [len(graphs.replay(rows)) for rows in (4, 2, 2)] == [4, 2, 2]
     assert replayed == [recorded[0], recorded[1], recorded[1]]
 
 

@@ -15,7 +15,6 @@ from asr_server.engine.config import EngineConfig
 from asr_server.engine.cuda import Transfers
 from asr_server.engine.encoding import CpuEncoder, CudaEncoder
 from asr_server.model import DecoderCache
-from asr_server.model.kernels import TORCH
 from asr_server.model.whisper import Encoder
 from tests.engine.device_stand_ins import StandInGraphs
 from tests.engine.small import LAYERS, SIZES, clip, small
@@ -30,7 +29,8 @@ WHOLE = SIZES.audio_positions
 def made(kind: Any, **config: Any) -> tuple[Any, DecoderCache]:
     model = small().model
     cache = model.new_cache(4)
-    return kind(model, cache, replace(CONFIG, **config), Transfers(CPU, overlap=False), TORCH), cache
+    transfers = () if kind is CpuEncoder else (Transfers(CPU, overlap=False),)
+    return kind(model, cache, replace(CONFIG, **config), *transfers), cache
 
 
 @torch.inference_mode()

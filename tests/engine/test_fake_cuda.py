@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 
 from asr_server.channel.messages import Event
 from asr_server.core import DecodingOptions
-from asr_server.engine.cuda import Graphs
 from asr_server.engine.runner import Runner
 from asr_server.model.kernels import TORCH, Kernels
 from benchmarks.clips import make_clip
@@ -78,9 +77,8 @@ def test_all_graphs_write_their_scores_into_one_memory(
     directory = pocket_directory()
     with fake_cuda(monkeypatch):
         engine = fake_engine(monkeypatch, directory, dtype, TORCH, beam_size=5)
-        graphs = engine._runner._score_graphs  # type: ignore[union-attr]
-        assert isinstance(graphs, Graphs)
-        outputs = [output for _, output in graphs._graphs.values()]
+        scores, _ = engine._runner._graphs  # type: ignore[union-attr,misc]
+        outputs = [output for _, output in scores._graphs.values()]
         assert len({output.untyped_storage()._cdata for output in outputs}) == 1
         assert max(map(len, outputs)) == engine.config.num_texts
 

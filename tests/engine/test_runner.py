@@ -20,7 +20,7 @@ from asr_server.engine.runner import Runner, StepPlan
 from asr_server.engine.slots import SlotStart
 from asr_server.model.rows import rows_of
 from tests.engine.device_stand_ins import imitate_graphs
-from tests.engine.small import PROMPT, RULES, SPECIALS, clip, small
+from tests.engine.small import PROMPT, RULES, SIZES, SPECIALS, clip, small
 
 END, FIRST_TIME = SPECIALS.end_of_text, SPECIALS.timestamp_begin
 PLAIN = DecodingOptions(language="de")
@@ -234,7 +234,7 @@ def test_nothing_of_a_longer_text_before_is_left_behind_a_new_one(
     runner = make_runner()
     begin(runner, [SlotStart(0, PROMPT, PLAIN), SlotStart(1, PROMPT, PLAIN)], [0, 1])
     for step in range(7):
-        runner.decode(StepPlan(1 if has_graphs else 2, 3 + step)).array()
+        runner.decode(StepPlan(2, 3 + step)).array()
     for tensor in (runner.cache.keys, runner.cache.values):
         tensor[:, :2, :, : len(PROMPT) + 6] = math.nan
     runner.encode([1], [1], [CLIPS[3]]).join()
@@ -267,4 +267,4 @@ def test_graphs_are_recorded_where_they_are_asked_for(monkeypatch: pytest.Monkey
     assert recorded == []
     make_runner()
     (of_scores,) = recorded
-    assert max(of_scores) == (8,)
+    assert max(of_scores) == (8, SIZES.text_positions)
