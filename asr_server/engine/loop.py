@@ -51,7 +51,8 @@ class Report:
                 each.reshape(2, -1, lines.shape[1]) for each in (likeliest, named)
             )
             self._likeliest: list[float] = self._candidates[0, 0].tolist()
-            self._likeliest_logprobs, self._leads = leads(*self._candidates.transpose(0, 2, 1), end_of_text)
+            tokens, logprobs = self._candidates.transpose(0, 2, 1)
+            self._likeliest_logprobs, self._leads = leads(tokens, logprobs, end_of_text)
 
     def append_if_sure(self, beam: BeamSearch, slot: int, has_keywords: bool) -> bool:
         """Continue a search of one hypothesis by the device's token, if no other is close."""

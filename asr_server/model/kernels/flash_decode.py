@@ -14,8 +14,9 @@ from torch import Tensor
 _BLOCK = 64  # positions that are read at once
 _ENOUGH_PROGRAMS = 512  # keep a GPU busy without splitting: 4 on each multiprocessor of an H100
 _MAX_SPLITS = 16
-# One warp was the fastest with many rows (0.120 ms beside 0.150 and 0.204); few rows hide less latency.
-_FEW_ROWS, _WARPS_OF_FEW, _WARPS_OF_MANY = 8, 4, 1
+_FEW_ROWS, _WARPS_OF_FEW = 8, 4
+# In 16 bits one warp was the fastest with many rows: 0.120 ms beside 0.150 and 0.204. float32 spills with one.
+_WARPS_OF_MANY = {2: 1, 4: 2}
 
 
 def flash_decode(
@@ -69,7 +70,7 @@ def flash_decode(
         num_heads, split,
         DEPTH=depth, BLOCK=_BLOCK, CAPACITY=keys.stride(3) if transposed else 0,
         IS_SPLIT=num_splits > 1, HAS_NEW=has_new,
-        num_warps=_WARPS_OF_FEW if num_rows <= _FEW_ROWS else _WARPS_OF_MANY,
+        num_warps=_WARPS_OF_FEW if num_rows <= _FEW_ROWS else _WARPS_OF_MANY[keys.element_size()],
     )  # fmt: skip
     if num_splits > 1:
         _combine[num_heads, num_rows](
