@@ -77,7 +77,7 @@ def store_audio(source: Tensor, slots: Tensor, target: Tensor) -> None:
     grid = batch * heads, triton.cdiv(num_rows, _TILE), triton.cdiv(num_columns, _TILE)
     _store_audio[grid](
         source, slots, target, *source.stride()[:3], *target.stride()[:3], heads, num_rows, num_columns,
-        TILE=_TILE, num_warps=4,
+        TILE=_TILE, num_warps=8,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ _BLOCK = 64  # positions that are read at once
 _ENOUGH_PROGRAMS = 512  # keep a GPU busy without splitting: 4 on each multiprocessor of an H100
 _MAX_SPLITS = 16
 _FEW_ROWS, _WARPS_OF_FEW = 8, 4
-# In 16 bits one warp was the fastest with many rows: 0.120 ms beside 0.150 and 0.204. float32 spills with one.
+# In 16 bits one warp was the fastest with many rows: 0.120 ms beside 0.150 and 0.204. float32 needs two.
 _WARPS_OF_MANY = {2: 1, 4: 2}
 
 
