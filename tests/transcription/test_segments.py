@@ -50,10 +50,41 @@ def times(part: DecodedPart) -> list[tuple[float, float, str]]:
     return [(round(s.start_s, 3), round(s.end_s, 3), s.text) for s in found]
 
 
-def test_timestamp_pairs_make_segments() -> None:
-    part = read(heard(t(0.5), *words("12"), t(2), t(3), *words("3"), t(4)))
-    assert times(part) == [(0.5, 2.0, " one two"), (3.0, 4.0, " three")]
-    assert part.tail_s is None
+ONE_TWO = (t(0), *words("1"), t(2), t(3), *words("2"), t(5))
+OPEN = (t(0), *words("1"), t(2), t(2.5), *words("23"))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "duration_s", "expected", "tail_s"),
+    [
+        (
+            (t(0.5), *words("12"), t(2), t(3), *words("3"), t(4)),
+            20,
+            [(0.5, 2, " one two"), (3, 4, " three")],
+            None,
+        ),
+        ((t(1), *words("1"), t(29)), 5, [(1, 5, " one")], None),  # times end with the chunk
+        ((t(2), *words("1"), t(4), t(3), *words("2"), t(3.5)), 20, [(2, 4, " one"), (4, 4, " two")], None),
+        ((*ONE_TWO[:3], t(2)), 20, [(0, 2, " one")], 2.0),  # a pair at the end leaves the rest unread
+        (ONE_TWO, 20, [(0, 2, " one"), (3, 5, " two")], None),  # a single one says that all is read
+        (OPEN, 20, [(0, 2, " one")], 2.0),
+        (
+            (*ONE_TWO[:3], t(2), *words("2")),
+            2.1,
+            [(0, 2, " one"), (2, 2.1, " two")],
+            None,
+        ),  # a tail too short for a word is kept
+        ((t(0), *words("1"), t(0), t(0), *words("2")), 20, [(0, 0, " one"), (0, 20, " two")], None),
+        ((t(1), *words("12")), 8, [(1, 8, " one two")], None),
+        (words("123"), 6, [(0, 6, " one two three")], None),
+    ],
+)
+def test_timestamps_make_segments_and_leave_a_tail_unread(
+    tokens: tuple[int, ...], duration_s: float, expected: list[tuple[float, float, str]], tail_s: float | None
+) -> None:
+    part = read(heard(*tokens), chunk(duration_s))
+    assert times(part) == expected
+    assert part.tail_s == tail_s
 
 
 def test_times_are_those_of_the_file() -> None:
@@ -62,13 +93,18 @@ def test_times_are_those_of_the_file() -> None:
     assert segments.segments_of(part, TOKENIZER)[0].seek == 2730
 
 
-def test_times_end_with_the_chunk() -> None:
-    assert times(read(heard(t(1), *words("1"), t(29)), chunk(5.0))) == [(1.0, 5.0, " one")]
-
-
-def test_times_never_run_back() -> None:
-    part = read(heard(t(2), *words("1"), t(4), t(3), *words("2"), t(3.5)))
-    assert times(part) == [(2.0, 4.0, " one"), (4.0, 4.0, " two")]
+@pytest.mark.parametrize(
+    ("tokens", "finish_reason", "options", "tail_s"),
+    [
+        (ONE_TWO, "length", PLAIN, 5.0),  # out of positions the rest is unread even behind a closed segment
+        (OPEN, "stop", DecodingOptions(is_last_part=True), None),
+        (OPEN, "length", DecodingOptions(max_new_tokens=4), None),
+    ],
+)
+def test_a_limit_on_readings_or_tokens_leaves_no_tail_but_the_end_of_positions_does(
+    tokens: tuple[int, ...], finish_reason: str, options: DecodingOptions, tail_s: float | None
+) -> None:
+    assert read(heard(*tokens, finish_reason=finish_reason), options=options).tail_s == tail_s
 
 
 def test_a_segment_left_open_is_unread_from_the_last_closed_time() -> None:
@@ -78,54 +114,6 @@ def test_a_segment_left_open_is_unread_from_the_last_closed_time() -> None:
     [tail] = segments.unread(of, part)
     assert (tail.index, tail.start_s, tail.duration_s) == (3, 12.0, 18.0)
     np.testing.assert_array_equal(tail.samples, of.samples[2 * SAMPLE_RATE :])
-
-
-def test_a_pair_at_the_end_leaves_the_rest_unread() -> None:
-    assert read(heard(t(0), *words("1"), t(2), t(2))).tail_s == 2.0
-
-
-def test_a_single_timestamp_at_the_end_says_that_all_is_read() -> None:
-    assert read(heard(t(0), *words("1"), t(2), t(3), *words("2"), t(5))).tail_s is None
-
-
-def test_out_of_positions_the_rest_is_unread_even_behind_a_closed_segment() -> None:
-    part = read(heard(t(0), *words("1"), t(2), t(3), *words("2"), t(5), finish_reason="length"))
-    assert part.tail_s == 5.0
-    assert [text for _, _, text in times(part)] == [" one", " two"]
-
-
-def test_a_tail_too_short_for_a_word_is_kept_as_it_was_heard() -> None:
-    part = read(heard(t(0), *words("1"), t(2), t(2), *words("2")), chunk(2.1))
-    assert times(part) == [(0.0, 2.0, " one"), (2.0, 2.1, " two")]
-    assert part.tail_s is None
-
-
-def test_a_tail_that_makes_no_way_is_not_sent_again() -> None:
-    part = read(heard(t(0), *words("1"), t(0), t(0), *words("2")))
-    assert part.tail_s is None
-    assert [text for _, _, text in times(part)] == [" one", " two"]
-
-
-def test_an_open_segment_alone_ends_with_the_chunk() -> None:
-    assert times(read(heard(t(1), *words("12")), chunk(8.0))) == [(1.0, 8.0, " one two")]
-
-
-def test_the_last_part_allowed_has_no_tail() -> None:
-    result = heard(t(0), *words("1"), t(2), t(2.5), *words("23"))
-    options = msgspec.structs.replace(PLAIN, is_last_part=True)
-    part = segments.decode_part(chunk(), result, options, TOKENIZER)
-    assert part.tail_s is None
-    assert [text for _, _, text in times(part)] == [" one", " two three"]
-
-
-def test_a_limit_that_the_client_set_leaves_no_tail() -> None:
-    options = DecodingOptions(max_new_tokens=4)
-    result = heard(t(0), *words("1"), t(2), t(2.5), finish_reason="length")
-    assert read(result, options=options).tail_s is None
-
-
-def test_text_of_which_no_time_was_told_is_one_segment() -> None:
-    assert times(read(heard(*words("123")), chunk(6.0), PLAIN)) == [(0.0, 6.0, " one two three")]
 
 
 @pytest.mark.parametrize(
