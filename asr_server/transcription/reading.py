@@ -34,7 +34,7 @@ from asr_server.transcription.judge import (
     sentences_of,
     until_left_out,
 )
-from asr_server.transcription.language_detector import LanguageDetector
+from asr_server.transcription.language import LanguageDetector
 from asr_server.transcription.progress import ChunkProgress, EarlyResults
 from asr_server.transcription.prompt import PreviousText
 from asr_server.transcription.segments import (

@@ -32,8 +32,7 @@ from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.telemetry import unique_request_id
 from asr_server.transcription.channels import ClearChannels, SplitChannels
-from asr_server.transcription.language import Languages
-from asr_server.transcription.language_detector import MAX_VOTES, LanguageDetector
+from asr_server.transcription.language import MAX_VOTES, LanguageDetector, Languages
 from asr_server.transcription.progress import NOTHING_SENT, ChunkProgress, not_yet_sent
 from asr_server.transcription.prompt import boosted_keywords, prompt_tokens
 from asr_server.transcription.reading import ChunkReader

@@ -23,8 +23,7 @@ from asr_server.core import (
     Transcript,
     TranscriptDelta,
 )
-from asr_server.transcription.language import ENGLISH, continuation, name_of
-from asr_server.transcription.language_detector import LanguageDetector
+from asr_server.transcription.language import ENGLISH, LanguageDetector, continuation, name_of
 from asr_server.transcription.segments import DecodedPart, segments_of, token_logprobs
 
 logger = logging.getLogger(__name__)
@@ -92,7 +91,7 @@ class TranscriptBuilder:
             text=self._text[len(so_far) :],
             segments=tuple(segments),
             logprobs=self._logprobs(parts),
-            language=_most(letters) or self._language.of(parts),
+            language=_most(letters) or self._language_of(parts),
             num_audio_tokens=_num_positions(read_s),
             num_text_tokens=sum(part.num_read for part in parts),
             end_s=min(self._settled_s, parts[0].start_s + read_s if parts else self._source.duration_s),
@@ -100,7 +99,7 @@ class TranscriptBuilder:
 
     def early_delta(self, parts: list[DecodedPart]) -> TranscriptDelta:
         """Return the final text of a chunk under way; its segments come at the end."""
-        text, language = self._text, self._language.of(parts)
+        text, language = self._text, self._language_of(parts)
         start_s = read_until_s = parts[0].start_s
         for part in parts:
             for segment in segments_of(part, self._tokenizer):
@@ -122,7 +121,7 @@ class TranscriptBuilder:
         return tuple(entry for part in parts for entry in token_logprobs(part, self._tokenizer))
 
     def _next_segments(self, parts: list[DecodedPart]) -> list[tuple[Segment, str | None]]:
-        language = self._language.of(parts)
+        language = self._language_of(parts)
         for part in parts:
             speaker = self._speakers[part.channel] if self._speakers else None
             self._held += [(each, language) for each in segments_of(part, self._tokenizer, speaker)]
@@ -155,6 +154,9 @@ class TranscriptBuilder:
             dropped=tuple(self._dropped),
             language_probability=self._language.probability,
         )
+
+    def _language_of(self, parts: Sequence[DecodedPart]) -> str | None:
+        return self._language.of_chunk(parts[0].result.language if parts else None)
 
     def _main_language(self) -> str | None:
         return _most(self._letters) if self._language.is_per_chunk else self._language.code

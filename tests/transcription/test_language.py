@@ -1,7 +1,15 @@
+import asyncio
+
 import pytest
 
 from asr_server.errors import InvalidValue
-from asr_server.transcription.language import NAMES, Languages, likeliest, name_of
+from asr_server.transcription.language import (
+    NAMES,
+    LanguageDetector,
+    Languages,
+    continuation,
+    likeliest,
+)
 
 WHISPER = Languages(NAMES)
 
@@ -55,17 +63,125 @@ def test_a_model_of_one_language_has_none_to_detect() -> None:
     assert WHISPER.only is None
 
 
-def test_names_are_lower_case_english() -> None:
-    assert name_of("en") == "english"
-    assert name_of("zh") == "chinese"
-    assert all(name == name.lower() for name in NAMES.values())
-
-
-def test_without_speech_the_language_is_called_unknown() -> None:
-    assert name_of(None) == "unknown"
-
-
 def test_the_likeliest_is_taken_among_the_candidates_only() -> None:
     probabilities = {"en": 0.7, "de": 0.2, "fr": 0.1}
     assert likeliest(probabilities, ()) == "en"
     assert likeliest(probabilities, ("fr", "de")) == "de"
+
+
+@pytest.mark.parametrize(
+    ("so_far", "text", "language", "added"),
+    [
+        ("", " one", "en", "one"),
+        ("one", " two ", "en", " two"),
+        ("one", "two", "en", " two"),
+        ("one", "two", None, " two"),
+        ("one", "  ", "en", ""),
+        ("一", "二", "zh", "二"),
+        ("一", " 二", "zh", " 二"),
+    ],
+)
+def test_one_space_between_stretches_where_the_language_has_spaces(
+    so_far: str, text: str, language: str | None, added: str
+) -> None:
+    assert continuation(so_far, text, language) == added
+
+
+# -- The vote --
+
+
+async def waiting(detector: LanguageDetector) -> asyncio.Task[str | None]:
+    task = asyncio.create_task(detector.next_language())
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_the_others_wait_until_a_confident_choice_and_carry_it() -> None:
+    detector = LanguageDetector(None)
+    assert await detector.next_language() is None
+    second, third = await waiting(detector), await waiting(detector)
+    assert not second.done()
+    assert detector.on_probabilities({"en": 0.1, "de": 0.9}) == "de"
+    assert [await second, await third] == ["de", "de"]
+
+
+async def test_a_doubtful_choice_is_not_settled_before_the_chunk_is_read() -> None:
+    detector = LanguageDetector(None)
+    await detector.next_language()
+    second = await waiting(detector)
+    assert detector.on_probabilities({"en": 0.4, "de": 0.3, "fr": 0.3}) == "en"
+    await asyncio.sleep(0)
+    assert not second.done()
+    detector.on_decoded("en")
+    assert await second is None, "it votes too"
+
+
+async def test_the_votes_of_several_doubtful_chunks_are_summed_as_logarithms() -> None:
+    detector = LanguageDetector(None)
+    for probabilities in ({"en": 0.45, "de": 0.4, "fr": 0.15}, {"en": 0.1, "de": 0.75, "fr": 0.15}):
+        assert await detector.next_language() is None
+        detector.on_probabilities(probabilities)
+        detector.on_decoded(detector.guess)
+    assert (detector.guess, detector.code) == ("de", "de")
+    assert detector.probability == pytest.approx(0.4 * 0.75 / (0.4 * 0.75 + 0.45 * 0.1 + 0.15 * 0.15))
+    assert await detector.conclusion() == "de"
+
+
+async def test_the_votes_are_bounded() -> None:
+    detector = LanguageDetector(None)
+    for _ in range(4):
+        assert await detector.next_language() is None
+        detector.on_probabilities({"en": 0.34, "de": 0.33, "fr": 0.33})
+        detector.on_decoded("en")
+    assert await detector.next_language() == "en"
+
+
+async def test_a_file_that_ends_in_doubt_is_what_most_speaks_for() -> None:
+    detector = LanguageDetector(None)
+    await detector.next_language()
+    detector.on_probabilities({"en": 0.4, "de": 0.6})
+    detector.on_all_sent()
+    assert detector.code is None, "its only chunk may hold no speech"
+    detector.on_decoded("de")
+    assert await detector.conclusion() == "de"
+    assert detector.probability == pytest.approx(0.6)
+
+
+async def test_a_file_without_speech_has_no_language() -> None:
+    detector = LanguageDetector(None)
+    await detector.next_language()
+    detector.on_probabilities({"en": 0.4, "de": 0.6})
+    detector.on_decoded(None)
+    detector.on_all_sent()
+    assert detector.code is None
+
+
+async def test_after_a_chunk_without_speech_the_next_one_detects_and_the_rest_wait_on() -> None:
+    detector = LanguageDetector(None)
+    await detector.next_language()
+    second, third = await waiting(detector), await waiting(detector)
+    detector.on_probabilities({"en": 0.4, "de": 0.3, "fr": 0.3})
+    detector.on_decoded(None)
+    assert await second is None
+    assert not third.done()
+    detector.on_probabilities({"fr": 0.99, "en": 0.01})
+    assert await third == "fr"
+
+
+async def test_confidence_is_measured_among_the_candidates() -> None:
+    detector = LanguageDetector(None, ("de", "fr"))
+    await detector.next_language()
+    assert detector.on_probabilities({"en": 0.9, "de": 0.08, "fr": 0.02}) == "de"
+    assert detector.code == "de"
+
+
+async def test_a_late_conclusion_does_not_take_a_confident_choice_back() -> None:
+    detector = LanguageDetector(None)
+    await detector.next_language()
+    detector.on_probabilities({"en": 0.9, "de": 0.1})
+    detector.on_decoded(None)
+    assert detector.code == "en"
+
+
+def test_a_model_that_gives_no_language_any_probability_names_one() -> None:
+    assert LanguageDetector(None).on_probabilities({"en": 0.0, "de": 0.0}) == "en"

@@ -12,7 +12,7 @@ import torch
 
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import DecodingOptions
-from asr_server.transcription.language_detector import CONFIDENT, MAX_VOTES
+from asr_server.transcription.language import CONFIDENT, MAX_VOTES
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Reference
 from tests.checkpoints import short_window_directory

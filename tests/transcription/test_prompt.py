@@ -13,10 +13,6 @@ def said(tokens: tuple[int, ...]) -> str:
     return TOKENIZER.decode(tokens)
 
 
-def test_no_prompt_is_no_tokens() -> None:
-    assert prompt_tokens(TOKENIZER, "  ") == ()
-
-
 def test_a_prompt_begins_with_a_space_as_spoken_text_does() -> None:
     assert said(prompt_tokens(TOKENIZER, "hello\n")) == " hello"
 
@@ -25,18 +21,6 @@ def test_the_end_of_a_long_prompt_is_kept() -> None:
     tokens = prompt_tokens(TOKENIZER, "a" * 1000 + "the end")
     assert len(tokens) == 223
     assert said(tokens).endswith("the end")
-
-
-def test_of_a_huge_prompt_only_the_last_eight_thousand_characters_are_encoded() -> None:
-    encoded: list[str] = []
-
-    class Encoder:
-        def encode(self, text: str) -> list[int]:
-            encoded.append(text)
-            return []
-
-    prompt_tokens(Encoder(), "b" + "a" * 8192)
-    assert encoded == [" " + "a" * 8192]
 
 
 def test_the_text_of_a_special_token_stays_text() -> None:
@@ -48,11 +32,6 @@ def test_the_text_of_a_special_token_stays_text() -> None:
 def test_the_first_sixty_four_keywords_get_a_bonus_each_once() -> None:
     many = [str(number) for number in range(64 + 5)]
     assert boosted_keywords([" 0 ", "", "0", *many]) == tuple(many[:64])
-
-
-def test_a_keyword_as_long_as_a_sentence_gets_no_bonus() -> None:
-    longest = "a" * 100
-    assert boosted_keywords([longest + "a", longest]) == (longest,)
 
 
 def part_of(digits: str, temperature: float, num_read: int = 9) -> DecodedPart:

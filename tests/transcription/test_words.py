@@ -12,7 +12,7 @@ from whisper.tokenizer import get_tokenizer
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.transcription.words import WITH_THE_NEXT_WORD, WITH_THE_WORD_BEFORE, group_words, num_letters
 from tests.checkpoints import pocket_directory
-from tests.vocabulary import make_tokenizer, spell, words
+from tests.vocabulary import make_tokenizer, words
 
 TEXTS = {
     "en": ' She said: "It isn\'t 3,000 dollars (or so)", and left... "Really?" asked-he.',
@@ -68,27 +68,8 @@ def test_bytes_that_make_no_character_hold_up_nothing() -> None:
     assert [(group.first, group.end) for group in groups] == [(0, 4), (4, 5)]
 
 
-def test_a_group_knows_its_tokens(multilingual: Tokenizer) -> None:
-    tokens = multilingual.encode(" one two! ( three")
-    groups = group_words(tokens, multilingual, spaced=True)
-    assert [(group.text, group.first, group.end) for group in groups] == [
-        (" one", 0, 1),
-        (" two!", 1, 2),  # punctuation makes no word longer
-        (" ( three", 4, 5),
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "num"), [("ab, é!", 3), ("7", 3), ("a1", 4), ("你", 3), ("カ", 3), ("Ａ", 3), ("", 0)]
 )
 def test_a_digit_and_a_wide_character_count_as_three_letters(text: str, num: int) -> None:
     assert num_letters(text) == num
-
-
-def test_half_a_character_at_the_end_is_not_lost() -> None:
-    groups = group_words([*words("1"), *spell("é")[:1]], make_tokenizer(), spaced=True)
-    assert groups[-1].end == 2
-
-
-def test_no_tokens_make_no_words() -> None:
-    assert group_words([], make_tokenizer(), spaced=True) == []
