@@ -1,6 +1,6 @@
 """Break the code at random, one place at a time, and see whether the tests notice.
 
-    python -m tests.mutants --seed 1 --each 10
+    python -m tools.mutants --seed 1 --each 10
 
 Each mutant changes one comparison, condition, sum, number, flag or call in a copy of the checkout. The quick
 tests that mirror its module run first (`tests/FOLDER/test_MODULE*.py`, `tests/FOLDER/MODULE/`), then, without
