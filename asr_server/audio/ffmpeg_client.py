@@ -24,6 +24,7 @@ import struct
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
@@ -168,15 +169,11 @@ class DecodeProcesses:
         if self._forkserver is not None:
             return
         ours, theirs = socket.socketpair()
+        started: Future[subprocess.Popen[bytes]] = Future()
         with theirs:
+            threading.Thread(target=_keep, args=(theirs, started), name="asr-forkserver", daemon=True).start()
             try:
-                self._forkserver = subprocess.Popen(  # nosec B603 # our own module, without a shell
-                    [sys.executable, "-m", "asr_server.audio.ffmpeg_process", str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    env=child_environment(computes=False) | _ONE_THREAD,
-                    start_new_session=True,  # Ctrl-C is the server's business
-                )
+                self._forkserver = started.result()
             except OSError:
                 ours.close()
                 raise
@@ -192,6 +189,23 @@ class DecodeProcesses:
             self._forkserver.kill()
             self._forkserver.wait()
         self._forkserver = self._to_forkserver = None
+
+
+def _keep(connection: socket.socket, started: Future[subprocess.Popen[bytes]]) -> None:
+    """Start a forkserver, and live as long: Linux ends it with the thread that started it."""
+    try:
+        process = subprocess.Popen(  # nosec B603 # our own module, without a shell
+            [sys.executable, "-m", "asr_server.audio.ffmpeg_process", str(connection.fileno())],
+            pass_fds=[connection.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=child_environment(computes=False) | _ONE_THREAD,
+            start_new_session=True,  # Ctrl-C is the server's business
+        )
+    except OSError as error:
+        started.set_exception(error)
+    else:
+        started.set_result(process)
+        process.wait()
 
 
 def _given(process: DecodeProcess, message: bytes, fd: int) -> DecodeProcess:
