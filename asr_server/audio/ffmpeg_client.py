@@ -154,20 +154,13 @@ class DecodeProcesses:
 
     def _adopt(self, fds: list[int]) -> None:
         self._start()
-        try:
-            self._send(fds)
-        except OSError:  # the forkserver died: once more, with a new one
-            self._stop()
-            self._start()
-            self._send(fds)
-
-    def _send(self, fds: list[int]) -> None:
         assert self._to_forkserver is not None
         socket.send_fds(self._to_forkserver, [b"f"], fds)
 
     def _start(self) -> None:
-        if self._forkserver is not None:
+        if self._forkserver is not None and self._forkserver.poll() is None:
             return
+        self._stop()
         ours, theirs = socket.socketpair()
         started: Future[subprocess.Popen[bytes]] = Future()
         with theirs:

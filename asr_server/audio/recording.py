@@ -67,26 +67,16 @@ def open_native(fd: int) -> Decoder | None:
         raise invalid_audio("The file is empty.")
     start = id3_size(head)
     head = os.pread(fd, 12, start)
-    is_wave = head[8:12] == b"WAVE"
+    kind = head[:4] + head[8:12]
+    is_mp3 = head[:1] == b"\xff" and int.from_bytes(head[1:2], "big") & 0xE6 == 0xE2
     try:
-        if is_wave and head[:4] in (b"RIFF", b"RF64", b"BW64"):
+        if kind in (b"RIFFWAVE", b"RF64WAVE", b"BW64WAVE"):
             return WavDecoder(fd, start)
-        if _is_read_by_libsndfile(head):
+        if is_mp3 or head[:4] == b"fLaC" or kind in (b"FORMAIFF", b"FORMAIFC", b"RIFXWAVE"):
             return SndfileDecoder(fd)
     except CannotOpen:
         pass
     return None
-
-
-def _is_read_by_libsndfile(head: bytes) -> bool:
-    kind, content = head[:4], head[8:12]
-    is_mp3 = head[:1] == b"\xff" and head[1:2] and head[1] & 0xE6 == 0xE2
-    return bool(
-        is_mp3
-        or kind == b"fLaC"
-        or (kind == b"FORM" and content in (b"AIFF", b"AIFC"))
-        or (kind == b"RIFX" and content == b"WAVE")
-    )
 
 
 MAX_SLICE_S = 0.2  # a slice without a chunk (a long silence, a slow codec) gives its thread back after this
