@@ -134,9 +134,7 @@ class _Reading:
         self._heard, self._language, self._progress = heard, language, progress
         self._prompt_before = previous_text.tokens
         self._numbers = numbers  # of parts
-        self._is_alone = (
-            False  # the next stretch is read without the text before, which the last one repeated
-        )
+        self._is_alone = False  # the next stretch is read without the text before: the last one repeated it
         self._doubted_from_s: float | None = None  # in the file: as one from there, the text was in doubt
 
     async def run(self) -> list[DecodedPart]:
