@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from asr_server.checkpoint.find import resolve_checkpoint
+from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.transcription import boosted_keywords

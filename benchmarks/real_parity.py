@@ -30,7 +30,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from asr_server.checkpoint.find import resolve_checkpoint
+from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples
 from asr_server.model.rows import rows_of
 from benchmarks.checkpoints import add_checkpoints_option

@@ -6,11 +6,10 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from asr_server.checkpoint.adopt import source_of
-from asr_server.checkpoint.fetch import own_cache
-from asr_server.checkpoint.find import resolve_checkpoint
-from asr_server.checkpoint.foreign import is_ctranslate2
-from asr_server.model.weights import convert
+from asr_server.annexes.model_sources.convert import convert
+from asr_server.annexes.model_sources.find import resolve_checkpoint
+from asr_server.annexes.model_sources.foreign import is_ctranslate2
+from asr_server.checkpoint.cache import own_cache, source_of
 
 
 def hugging_face_checkpoint(model: str) -> Path:

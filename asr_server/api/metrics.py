@@ -26,7 +26,7 @@ from asr_server.api.process_usage import DECODING, Labels, Usage, child_pids, us
 from asr_server.api.served_model import ServedModel
 from asr_server.api.state import AppState, get_state
 from asr_server.channel.messages import STEP_TIME_BOUNDS_S, StepTimes
-from asr_server.checkpoint.find import revision_of
+from asr_server.checkpoint.cache import revision_of
 
 router = APIRouter(tags=["operations"])
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.api.served_model import LOAD_FAILED, ServedModel
-from asr_server.checkpoint.find import resolve_checkpoint
 from asr_server.config import naming
 from asr_server.errors import CheckpointError, EngineUnavailable, InvalidValue, ModelNotFound, ShuttingDown
 

@@ -16,11 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal
 
+from asr_server.annexes.model_sources.names import repositories
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.pool import PreprocessPool
+from asr_server.checkpoint.cache import name_elsewhere
 from asr_server.checkpoint.files import AudioWindow
-from asr_server.checkpoint.find import name_elsewhere
-from asr_server.checkpoint.names import repositories
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings, naming
 from asr_server.dispatch.dispatcher import Dispatcher

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -170,3 +171,8 @@ INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
 STORED = "stored_tensors.json"  # this server's own: where tensors lie in another program's file
 CTRANSLATE2 = "model.bin"
+
+# Of every published model's tokenizer.
+ENGLISH_VOCABULARY, MULTILINGUAL_VOCABULARY, CANTONESE_VOCABULARY = 51864, 51865, 51866  # entries
+PUBLISHED_VOCABULARIES: Final = (ENGLISH_VOCABULARY, MULTILINGUAL_VOCABULARY, CANTONESE_VOCABULARY)
+LANGUAGE_TOKEN: Final = re.compile(r"<\|[a-z]{2,3}\|>")

@@ -9,8 +9,10 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable
+import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from asr_server.checkpoint.files import (
@@ -22,6 +24,7 @@ from asr_server.checkpoint.files import (
     begins_with,
     opened,
     read_json,
+    reading,
 )
 from asr_server.errors import CheckpointError
 
@@ -40,6 +43,7 @@ ITEM_BYTES: Final = {
 }
 MAX_DIMENSIONS: Final = 8
 MAX_TENSORS: Final = 1 << 14  # large-v3 has 1,259
+_MAX_PICKLE_BYTES: Final = 1 << 20  # large-v3's has 200 kB; read, it takes 80 times as much
 _GIT_LFS: Final = b"version https://git-lfs"
 _SHARD: Final = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
 
@@ -69,6 +73,7 @@ StoredTensors = dict[str, StoredTensor]
 class WeightsFile(NamedTuple):
     path: Path
     tensors: StoredTensors  # by their Hugging Face names, without the leading `model.`
+    names: Mapping[str, str] = MappingProxyType({})  # of openai-whisper, to those names: of a pickled file
 
 
 def checked(dtype: Any, shape: Iterable[Any], offset: Any, num_bytes: int) -> StoredTensor:
@@ -100,11 +105,22 @@ def find_weights(directory: Path) -> list[WeightsFile]:
     return [WeightsFile(path, _check_file(path)) for path in files]
 
 
-def write_stored(directory: Path, path: Path, tensors: StoredTensors, **more: str) -> None:
-    """Note in `directory` that `path` holds these tensors, and add `more` to the note."""
-    about = path.stat()
-    note = {"path": str(path), "num_bytes": about.st_size, "modified_ns": about.st_mtime_ns, **more}
-    (directory / STORED).write_text(json.dumps(note | {"tensors": tensors}), encoding="utf-8")
+def check_pickled(path: Path) -> None:
+    """Raise CheckpointError for a damaged or compressed archive, which torch would unpack into memory."""
+    damaged = (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError)
+    with opened(path) as file, reading(path, *damaged), zipfile.ZipFile(file) as members:
+        for about in members.infolist():
+            is_long = about.filename.endswith("/data.pkl") and about.file_size > _MAX_PICKLE_BYTES
+            if about.compress_type != zipfile.ZIP_STORED or is_long:
+                raise zipfile.BadZipFile("compressed, or with a longer description than any")
+
+
+def write_stored(directory: Path, file: WeightsFile, **more: str) -> None:
+    """Note in `directory` which file holds the weights, and add `more` to the note."""
+    about = file.path.stat()
+    note = {"path": str(file.path), "num_bytes": about.st_size, "modified_ns": about.st_mtime_ns, **more}
+    note |= {"tensors": file.tensors, "names": dict(file.names)}
+    (directory / STORED).write_text(json.dumps(note), encoding="utf-8")
 
 
 def read_stored(directory: Path) -> WeightsFile:
@@ -117,7 +133,8 @@ def read_stored(directory: Path) -> WeightsFile:
         if (about.st_size, about.st_mtime_ns) != noted:
             raise CheckpointError(f"{path} has changed since the server was started: start it again")
         size = about.st_size
-        return WeightsFile(path, {name: _noted(fields, size) for name, fields in note["tensors"].items()})
+        tensors = {name: _noted(fields, size) for name, fields in note["tensors"].items()}
+        return WeightsFile(path, tensors, dict(note["names"]))
     except (KeyError, TypeError, ValueError, AttributeError, EOFError, RecursionError) as error:
         raise CheckpointError(f"{directory / STORED} is damaged: remove {directory}") from error
 

@@ -21,8 +21,13 @@ import msgspec
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from asr_server.checkpoint.files import read_json, read_optional_json, read_small
-from asr_server.checkpoint.names import LANGUAGE_TOKEN, PUBLISHED_VOCABULARIES
+from asr_server.checkpoint.files import (
+    LANGUAGE_TOKEN,
+    PUBLISHED_VOCABULARIES,
+    read_json,
+    read_optional_json,
+    read_small,
+)
 from asr_server.core import POSITIONS_PER_S, ChunkResult, DecodingOptions
 from asr_server.errors import CheckpointError
 

@@ -34,9 +34,8 @@ def fetch(names: tuple[str, ...]) -> None:
 
     What has arrived is kept when it breaks off: call it again. Each file is checked by its sha256.
     """
-    from asr_server.checkpoint.adopt import source_of
-    from asr_server.checkpoint.fetch import why_not_kept
-    from asr_server.checkpoint.find import checkpoint_on_disk, resolve_checkpoint
+    from asr_server.annexes.model_sources.find import checkpoint_on_disk, resolve_checkpoint
+    from asr_server.checkpoint.cache import source_of, why_not_kept
 
     configure_logging("info")
     failed = False
@@ -53,10 +52,9 @@ def fetch(names: tuple[str, ...]) -> None:
 
 
 def _list() -> None:
-    from asr_server.checkpoint.adopt import source_of
-    from asr_server.checkpoint.fetch import own_cache
-    from asr_server.checkpoint.find import cached
-    from asr_server.checkpoint.names import SHORT_NAMES, Published
+    from asr_server.annexes.model_sources.find import cached
+    from asr_server.annexes.model_sources.names import SHORT_NAMES, Published
+    from asr_server.checkpoint.cache import own_cache, source_of
     from asr_server.config import EMBEDDED_MODEL
 
     names: dict[Published, list[str]] = {}
@@ -96,7 +94,7 @@ def convert(source: Path, target: Path, tokenizer: str | None) -> None:
     asr-server convert my-small.pt my-whisper-small
     """
     try:
-        from asr_server.model.weights import convert as convert_file
+        from asr_server.annexes.model_sources.convert import convert as convert_file
 
         convert_file(source, target, tokenizer)
     except (CheckpointError, OSError) as error:

@@ -24,7 +24,7 @@ from asr_server import __version__
 from asr_server.channel.messages import Event, LogLine
 from asr_server.channel.tcp import TcpEngineClient
 from asr_server.channel.zeromq import ReplicaSpec
-from asr_server.checkpoint.find import name_elsewhere
+from asr_server.checkpoint.cache import name_elsewhere
 from asr_server.config import Settings
 from asr_server.dispatch.processes import RemoteReplica
 from asr_server.dispatch.ray_cluster import check_answers, cluster_address

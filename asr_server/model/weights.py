@@ -1,30 +1,19 @@
-"""Read a checkpoint's weights from mapped files, each tensor on demand.
-
-`convert` writes other programs' formats in Hugging Face's layout, for `asr-server convert`; the server
-reads them directly. Fetches nothing.
-"""
+"""Read a checkpoint's weights from mapped files, each tensor on demand. Fetches nothing."""
 
 from __future__ import annotations
 
 import mmap
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from pickle import UnpicklingError  # nosec B403 # an error alone
 from typing import Final
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from asr_server.checkpoint.adopt import read_foreign, texts_for, write_layout
-from asr_server.checkpoint.files import SINGLE, begins_with, opened, read_json
-from asr_server.checkpoint.find import check_directory, tokenizer_of
+from asr_server.checkpoint.files import begins_with, opened, read_json
 from asr_server.checkpoint.layout import EMBEDDING, PROJECTION, check_layout
-from asr_server.checkpoint.pickled import check_pickled, load_pickled
-from asr_server.checkpoint.tensors import StoredTensor, WeightsFile, find_weights
+from asr_server.checkpoint.tensors import StoredTensor, WeightsFile, check_pickled, find_weights
 from asr_server.errors import CheckpointError
 from asr_server.model.int8 import Int8EncoderLinear, Int8Linear
 from asr_server.model.layers import HAS_AMX, Linear
@@ -103,16 +92,21 @@ def read_weights(directory: Path) -> Mapping[str, Tensor]:
         CheckpointError: a file is missing, cut short or damaged.
         EOFError, UnpicklingError, RuntimeError: a pickled file is damaged.
     """
-    return _open(find_weights(directory))
+    return open_weights(find_weights(directory))
 
 
-def _open(files: list[WeightsFile]) -> Mapping[str, Tensor]:
-    if any(file.tensors for file in files):
-        return StoredWeights(files)
-    path = files[0].path
-    if is_zip := begins_with(path, b"PK"):
-        check_pickled(path)
-    return load_pickled(path, is_mapped=is_zip)  # torch cannot map files of its versions before 1.6
+def open_weights(files: list[WeightsFile]) -> Mapping[str, Tensor]:
+    return StoredWeights(files) if any(file.tensors for file in files) else _load_pickled(files[0])
+
+
+def _load_pickled(file: WeightsFile) -> dict[str, Tensor]:
+    if is_zip := begins_with(file.path, b"PK"):
+        check_pickled(file.path)
+    # torch cannot map files of its versions before 1.6 into memory
+    content = torch.load(file.path, map_location="cpu", weights_only=True, mmap=is_zip)
+    if file.names:  # of openai-whisper
+        return {name: content["model_state_dict"][theirs] for theirs, name in file.names.items()}
+    return {name.removeprefix("model."): tensor for name, tensor in content.items()}
 
 
 class StoredWeights(Mapping[str, Tensor]):
@@ -121,7 +115,7 @@ class StoredWeights(Mapping[str, Tensor]):
     def __init__(self, files: list[WeightsFile]) -> None:
         self._stored = {name: tensor for file in files for name, tensor in file.tensors.items()}
         self._bytes: dict[str, mmap.mmap] = {}
-        for path, tensors in files:
+        for path, tensors, _ in files:
             with opened(path) as file:  # a private mapping, because torch warns of memory it may not write
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self._bytes |= dict.fromkeys(tensors, content)
@@ -153,36 +147,3 @@ def _read(content: mmap.mmap, stored: StoredTensor) -> Tensor:
     aligned = raw if stored.offset % dtype.itemsize == 0 else raw.clone()
     tensor = aligned.view(dtype).reshape(stored.shape)
     return tensor.bfloat16() if dtype in _FLOAT8 else tensor  # which has all their numbers
-
-
-_ORDINARY_MODE = 0o666  # less what the umask takes away
-
-
-def convert(source: Path, target: Path, tokenizer: str | None = None) -> None:
-    """Write a .pt, ggml or CTranslate2 model into the new directory `target`.
-
-    Args:
-        tokenizer: checkpoint that supplies the tokenizer; by default the model's own or a published one's.
-    Raises:
-        CheckpointError: unknown format, non-empty directory, or no tokenizer.
-    """
-    if target.exists() and (not target.is_dir() or os.listdir(target)):
-        raise CheckpointError(f"{target} is there already: name a new directory")
-    model = read_foreign(source)
-    texts = tokenizer_of(tokenizer) if tokenizer else texts_for(source, model, tokenizer_of)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        write_layout(made, source, model, texts)
-        stored = _open([WeightsFile(model.path, {} if model.is_pickled else model.tensors)])
-        weights = {f"model.{name}": tensor.clone() for name, tensor in stored.items()}
-        save_file(weights, made / SINGLE, metadata={"format": "pt"})
-        check_directory(made)
-        umask = os.umask(0)
-        os.umask(umask)
-        for path in made.iterdir():
-            path.chmod(_ORDINARY_MODE & ~umask)  # safetensors writes for its user alone
-        made.chmod(0o777 & ~umask)
-        made.replace(target)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)

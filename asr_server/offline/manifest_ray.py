@@ -21,7 +21,8 @@ import msgspec
 import ray
 import ray.data
 
-from asr_server.checkpoint.find import name_elsewhere, resolve_checkpoint
+from asr_server.annexes.model_sources.find import resolve_checkpoint
+from asr_server.checkpoint.cache import name_elsewhere
 from asr_server.config import Settings
 from asr_server.errors import EngineUnavailable
 from asr_server.offline.local import LocalTranscriber, TranscribeJob

@@ -17,9 +17,9 @@ import msgspec
 from setproctitle import setproctitle
 
 from asr_server import __version__
+from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.channel.tcp import TcpEngineServer
 from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineServer
-from asr_server.checkpoint.find import resolve_checkpoint
 from asr_server.errors import CheckpointError
 from asr_server.machine import freeze_gc, gc_paused, lower_priority, never_interrupt_others
 from asr_server.process import be_killed_with_the_parent, end_with_the_parent, leave_stopping_to_the_parent

@@ -12,9 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from asr_server.checkpoint.adopt import source_of
-from asr_server.checkpoint.fetch import own_cache
-from asr_server.checkpoint.find import name_elsewhere, resolve_checkpoint
+from asr_server.annexes.model_sources.find import resolve_checkpoint
+from asr_server.checkpoint.cache import name_elsewhere, own_cache, source_of
 from asr_server.checkpoint.tensors import find_weights
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.errors import CheckpointError
@@ -223,7 +222,7 @@ def test_the_heads_of_a_published_file_are_openai_whispers(tmp_path: Path) -> No
     from whisper.model import ModelDimensions
     from whisper.model import Whisper as Reference
 
-    from asr_server.checkpoint.names import published_heads
+    from asr_server.annexes.model_sources.names import published_heads
 
     sizes = {
         "tiny": (384, 4),

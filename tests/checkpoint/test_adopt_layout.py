@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from asr_server.checkpoint.adopt import adopt, source_of
+from asr_server.annexes.model_sources.adopt import adopt
+from asr_server.checkpoint.cache import source_of
 from asr_server.checkpoint.files import read_json
 from asr_server.checkpoint.tensors import find_weights
 from asr_server.errors import CheckpointError

@@ -11,15 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.checkpoint import fetch as fetch_module
-from asr_server.checkpoint.fetch import (
-    fetch,
-    fetched,
-    hub_cache,
-    own_cache,
-    writable,
-)
-from asr_server.checkpoint.names import Published, Wheels
+from asr_server.annexes.model_sources import fetch as fetch_module
+from asr_server.annexes.model_sources.fetch import fetch, fetched
+from asr_server.annexes.model_sources.names import Published, Wheels
+from asr_server.checkpoint.cache import hub_cache, own_cache, writable
 from asr_server.errors import CheckpointError, NotFetched
 
 MODEL = Published("small", "someone/small", 1000, revision="abc")

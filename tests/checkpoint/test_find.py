@@ -9,15 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.checkpoint.find import (
-    cached,
-    checkpoint_on_disk,
-    name_elsewhere,
-    resolve_checkpoint,
-    revision_of,
-    tokenizer_of,
-)
-from asr_server.checkpoint.names import Published
+from asr_server.annexes.model_sources.find import cached, checkpoint_on_disk, resolve_checkpoint, tokenizer_of
+from asr_server.annexes.model_sources.names import Published
+from asr_server.checkpoint.cache import name_elsewhere, revision_of
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asr_server.checkpoint.foreign import (
+from asr_server.annexes.model_sources.foreign import (
     explain_listing,
     hugging_face_name,
 )

@@ -23,7 +23,7 @@ from tests.checkpoint.binary_models import ctranslate2, ggml, variable
 # Resolves one checkpoint a line in a child of its own, which is ended after 10 s or has no more than 200 MB.
 SERVER = """
 import json, os, resource, signal, sys
-from asr_server.checkpoint.find import resolve_checkpoint
+from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.checkpoint.tokenizer import Tokenizer
 
 for line in sys.stdin:

@@ -16,10 +16,9 @@ from typing import BinaryIO
 import pytest
 from huggingface_hub import constants
 
-from asr_server.checkpoint import download, fetch
-from asr_server.checkpoint.adopt import source_of
-from asr_server.checkpoint.fetch import own_cache
-from asr_server.checkpoint.find import name_elsewhere, resolve_checkpoint, revision_of, tokenizer_of
+from asr_server.annexes.model_sources import download, fetch, find
+from asr_server.annexes.model_sources.find import resolve_checkpoint, tokenizer_of
+from asr_server.checkpoint.cache import name_elsewhere, own_cache, revision_of, source_of
 from asr_server.checkpoint.tensors import find_weights
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
@@ -169,7 +168,7 @@ def test_a_repository_of_another_kind_is_refused_before_anything_is_fetched(
 
 def test_two_processes_fetch_a_model_once(fake: FakeHub, home: Path) -> None:
     fake.pause_s = 0.005
-    code = "import sys; from asr_server.checkpoint.find import resolve_checkpoint as r; print(r(sys.argv[1]))"
+    code = f"import sys; from {find.__name__} import *; print(resolve_checkpoint(sys.argv[1]))"
     environment = os.environ | {"HF_HUB_OFFLINE": "0"}
     both = [
         subprocess.Popen(

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from whisper.model import Whisper as Reference
 
+from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.checkpoint.files import read_json
-from asr_server.checkpoint.find import resolve_checkpoint
 from asr_server.checkpoint.layout import check_layout
 from asr_server.checkpoint.tensors import find_weights
 from asr_server.checkpoint.tokenizer import Tokenizer

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from asr_server.checkpoint.find import resolve_checkpoint
-from asr_server.checkpoint.names import (
+from asr_server.annexes.model_sources.find import resolve_checkpoint
+from asr_server.annexes.model_sources.names import (
     SHORT_NAMES,
     published,
     published_name,

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from asr_server.checkpoint import pickled
-from asr_server.checkpoint.pickled import check_pickled, load_pickled, read_openai
+from asr_server.annexes.model_sources import pickled
+from asr_server.annexes.model_sources.pickled import read_openai
+from asr_server.checkpoint.tensors import check_pickled
 from asr_server.errors import CheckpointError
 
 DIMS = {"n_audio_head": 2, "n_text_head": 3, "n_audio_layer": 4, "n_text_layer": 5, "n_mels": 80}
@@ -40,13 +41,6 @@ def test_names_and_sizes_are_those_of_openai_whisper(tmp_path: Path) -> None:
     }
     assert (model.encoder_heads, model.decoder_heads) == (2, 3)
     assert (model.encoder_layers, model.decoder_layers) == (4, 5)
-
-
-@pytest.mark.parametrize("content", [OPENAI, {"model.decoder.layers.1.encoder_attn.k_proj.weight": ROWS}])
-def test_tensors_are_loaded_by_the_names_of_hugging_face(tmp_path: Path, content: Any) -> None:
-    loaded = load_pickled(save(tmp_path / "x.pt", content))
-    assert list(loaded) == ["decoder.layers.1.encoder_attn.k_proj.weight"]
-    assert torch.equal(*loaded.values(), ROWS)
 
 
 @pytest.mark.slow

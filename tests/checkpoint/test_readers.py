@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asr_server.checkpoint.readers import read_ctranslate2, read_ggml
+from asr_server.annexes.model_sources.readers import read_ctranslate2, read_ggml
 from tests.checkpoint.binary_models import ctranslate2, ggml, ggml_tensor, text, variable
 
 ATTENTION = "encoder/layer_0/self_attention/linear_0"

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from asr_server.checkpoint.tensors import (
     StoredTensor,
+    WeightsFile,
     find_weights,
     read_stored,
     write_stored,
@@ -57,9 +58,9 @@ def test_noted_tensors_are_read_again_until_their_file_changes(tmp_path: Path) -
     file = tmp_path / "model.bin"
     file.write_bytes(bytes(100))
     tensors = {"a": StoredTensor("I8", (4, 5), 20, StoredTensor("F32", (4,), 80))}
-    write_stored(tmp_path, file, tensors, revision="abc")
-    assert read_stored(tmp_path) == (file, tensors)
-    assert find_weights(tmp_path) == [(file, tensors)]
+    write_stored(tmp_path, WeightsFile(file, tensors), revision="abc")
+    assert read_stored(tmp_path) == (file, tensors, {})
+    assert find_weights(tmp_path) == [(file, tensors, {})]
     file.write_bytes(bytes(101))
     with pytest.raises(CheckpointError, match="has changed since the server was started"):
         read_stored(tmp_path)

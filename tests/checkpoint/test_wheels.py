@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from asr_server.checkpoint import download, wheels
-from asr_server.checkpoint.fetch import fetch, own_cache
-from asr_server.checkpoint.names import Published, Wheels
+from asr_server.annexes.model_sources import download, wheels
+from asr_server.annexes.model_sources.fetch import fetch
+from asr_server.annexes.model_sources.names import Published, Wheels
+from asr_server.checkpoint.cache import own_cache
 from asr_server.errors import CheckpointError
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.checkpoint.find import name_elsewhere
+from asr_server.checkpoint.cache import name_elsewhere
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.replica.main import ReplicaActor

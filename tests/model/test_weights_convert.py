@@ -13,11 +13,11 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 from whisper.model import Whisper as Reference
 
-from asr_server.checkpoint.find import resolve_checkpoint
+from asr_server.annexes.model_sources.convert import convert
+from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.cli import main
 from asr_server.errors import CheckpointError
 from asr_server.model import load_whisper
-from asr_server.model.weights import convert
 from tests.checkpoint.foreign_models import random_reference, write_ctranslate2, write_ggml, write_openai
 from tests.checkpoints import pocket_directory
 from tests.model.test_whisper import CLIPS, TOKENS, our_logits

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import benchmarks.real_weights
-from asr_server.checkpoint.find import resolve_checkpoint
+from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.errors import CheckpointError
 from benchmarks.engine_helpers import Checkpoint
 from benchmarks.openai_whisper import load_openai_whisper

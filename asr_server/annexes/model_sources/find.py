@@ -10,12 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from asr_server.checkpoint.adopt import adopt, source_of
-from asr_server.checkpoint.fetch import fetch, fetched, hub_cache, repository_and_revision
-from asr_server.checkpoint.files import INDEX, STORED, AudioWindow, read_json, read_optional_json, reading
-from asr_server.checkpoint.foreign import check_foreign_file, explain_listing, is_ctranslate2
+from asr_server.annexes.model_sources.adopt import adopt
+from asr_server.annexes.model_sources.fetch import fetch, fetched
+from asr_server.annexes.model_sources.foreign import check_foreign_file, explain_listing, is_ctranslate2
+from asr_server.annexes.model_sources.names import (
+    SHORT_NAMES,
+    Published,
+    base_model,
+    check_hub_name,
+    published,
+)
+from asr_server.checkpoint.cache import hub_cache, revision_of
+from asr_server.checkpoint.files import INDEX, AudioWindow, read_json, read_optional_json, reading
 from asr_server.checkpoint.layout import check_weights
-from asr_server.checkpoint.names import SHORT_NAMES, Published, base_model, check_hub_name, published
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
 
@@ -102,25 +109,6 @@ def tokenizer_of(name: str) -> Path:
         CheckpointError: there is no such checkpoint, or it cannot be fetched.
     """
     return checkpoint_on_disk(name) or fetch(published(name), with_weights=False)
-
-
-def revision_of(directory: Path) -> str:
-    if noted := read_optional_json(directory / STORED).get("revision"):  # `adopt` made the directory
-        return str(noted)
-    return directory.name if directory.parent.name == "snapshots" else repository_and_revision(directory)[1]
-
-
-def name_elsewhere(directory: Path) -> str:
-    """Return the name by which another host finds this checkpoint: a path only if it is in no cache."""
-    if directory == EMBEDDED_MODEL:
-        return EMBEDDED_MODEL.name
-    source = source_of(directory)
-    if repository := repository_and_revision(source)[0]:
-        return repository
-    folder = source.parent.parent.name  # models--openai--whisper-small/snapshots/COMMIT
-    if source.parent.name == "snapshots" and folder.startswith("models--"):
-        return folder.removeprefix("models--").replace("--", "/")
-    return str(source.absolute())
 
 
 def _copies(model: Published) -> Iterator[Path]:

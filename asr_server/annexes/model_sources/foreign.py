@@ -6,13 +6,14 @@ Reads names and first bytes only.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from asr_server.annexes.model_sources.names import published_name
 from asr_server.checkpoint.files import CTRANSLATE2, PICKLED, begins_with
-from asr_server.checkpoint.names import published_name
-from asr_server.checkpoint.tensors import StoredTensors
+from asr_server.checkpoint.tensors import StoredTensors, WeightsFile
 from asr_server.errors import CheckpointError
 
 GGML: Final = b"lmgg"
@@ -92,7 +93,10 @@ class ForeignModel(NamedTuple):
     decoder_heads: int
     encoder_layers: int = 0  # as the file states them; 0: it states none, its tensors are counted
     decoder_layers: int = 0
-    is_pickled: bool = False  # its tensors have shapes alone: torch finds their numbers
+    names: Mapping[str, str] = MappingProxyType({})  # of a pickled file: its tensors have shapes alone
+
+    def weights_file(self) -> WeightsFile:
+        return WeightsFile(self.path, {} if self.names else self.tensors, self.names)
 
     def config(self) -> dict[str, Any]:
         """Return config.json without special tokens.

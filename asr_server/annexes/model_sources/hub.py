@@ -1,7 +1,7 @@
 """Download a published model from the Hugging Face hub, by huggingface_hub in a process of its own.
 
-The library resumes and checks lengths; this module checks sums. `python -m asr_server.checkpoint.hub`
-is that process. Blocks: never call it on an event loop.
+The library resumes and checks lengths; this module checks sums. `main` is that process. Blocks: never call
+it on an event loop.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from asr_server.checkpoint.download import has_sum, run_watched
+from asr_server.annexes.model_sources.download import has_sum, run_watched
+from asr_server.annexes.model_sources.foreign import explain_listing
+from asr_server.annexes.model_sources.names import Published
 from asr_server.checkpoint.files import CTRANSLATE2, INDEX, PICKLED, SINGLE
-from asr_server.checkpoint.foreign import explain_listing
-from asr_server.checkpoint.names import Published
 from asr_server.errors import CheckpointError, NotFetched
 
 LIST_LIMIT_S: Final = 5.0  # for the list of files, connecting included

@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from asr_server.checkpoint.download import has_sum, run_watched
+from asr_server.annexes.model_sources.download import has_sum, run_watched
+from asr_server.annexes.model_sources.names import Published, Wheels
 from asr_server.checkpoint.files import CTRANSLATE2
-from asr_server.checkpoint.names import Published, Wheels
 from asr_server.errors import NotFetched
 
 WHEELS: Final = "wheels"

@@ -12,11 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from asr_server.checkpoint.files import CANTONESE_VOCABULARY, ENGLISH_VOCABULARY
 from asr_server.errors import CheckpointError
 
-ENGLISH_VOCABULARY, MULTILINGUAL_VOCABULARY, CANTONESE_VOCABULARY = 51864, 51865, 51866  # entries
-PUBLISHED_VOCABULARIES: Final = (ENGLISH_VOCABULARY, MULTILINGUAL_VOCABULARY, CANTONESE_VOCABULARY)
-LANGUAGE_TOKEN: Final = re.compile(r"<\|[a-z]{2,3}\|>")
 _WIDTHS: Final = {384: "tiny", 512: "base", 768: "small", 1024: "medium", 1280: "large-v2"}  # by d_model
 _TURBO_LAYERS: Final = 4
 
