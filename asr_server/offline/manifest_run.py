@@ -26,7 +26,7 @@ from asr_server.offline.manifest import (
 )
 from asr_server.offline.outputs import OutputError, check_writable
 from asr_server.offline.progress import SOME_FAILED, SUCCESS
-from asr_server.offline.run import cancel_on_sigterm, run_to_the_end, work_through
+from asr_server.offline.run import cancelled_by_sigterm, run_to_the_end, work_through
 from asr_server.telemetry import printable
 
 _LINES_AT_ONCE: Final = 256  # read and looked up on the disk in one go
@@ -84,9 +84,9 @@ async def _run_here(
     async def work(entry: Entry) -> None:
         reports.add(await lines.transcribe(entry))
 
-    cancel_on_sigterm()
-    async with transcriber.running():
-        await work_through(_entries(lines, manifest, reports), work)
+    with cancelled_by_sigterm():
+        async with transcriber.running():
+            await work_through(_entries(lines, manifest, reports), work)
 
 
 async def _entries(lines: LineTranscriber, manifest: Path, reports: Reports) -> AsyncIterator[Entry]:

@@ -133,10 +133,16 @@ INTERRUPTED: Final = 128 + signal.SIGINT
 TERMINATED: Final = 128 + signal.SIGTERM
 
 
-def cancel_on_sigterm() -> None:
-    task = asyncio.current_task()
+@contextlib.contextmanager
+def cancelled_by_sigterm() -> Iterator[None]:
+    """Cancel this task at TERM. A handler that outlived the loop would write a traceback at each signal."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 def transcribe_files(make_transcriber: Callable[[TranscribeJob], FileTranscriber], job: TranscribeJob) -> int:
@@ -207,6 +213,6 @@ def run_to_the_end(run: Callable[[], None]) -> tuple[str, int]:
 
 
 async def _run(transcriber: FileTranscriber, batch: Batch, indices: Sequence[int]) -> None:
-    cancel_on_sigterm()
-    async with transcriber.running():
-        await batch.run(indices)
+    with cancelled_by_sigterm():
+        async with transcriber.running():
+            await batch.run(indices)
