@@ -34,7 +34,7 @@ MOST_BYTES: Final = 10**18
 MOST_CHUNK_S: Final = 3600.0
 MOST_IDLE_S: Final = 1e7
 API_KEY: Final = "[!-~]+"  # what fits an Authorization header as it is
-_ORIGIN: Final = r"https?://[^\s,/?#]+"  # as browsers send it: no path, no slash at its end
+_ORIGIN: Final = r"[a-z][a-z0-9+.-]*://[^\s,/?#]+"  # as browsers send it: no path, no slash
 _HOST: Final = r"[A-Za-z0-9._-]+"
 
 
@@ -80,9 +80,6 @@ class Settings:
     )
     max_load_wait_s: float = _setting(
         30.0, "seconds that a request waits for its model to be loaded, before it gets 503", gt=0
-    )
-    max_model_requests: int = _setting(
-        0, "requests to one model in flight at once, more get 429; 0: as many as to the server", ge=0
     )
     device: Literal["auto", "cpu", "cuda"] = _setting("auto", "where the model runs")
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = _setting(
@@ -233,9 +230,6 @@ class Settings:
         pattern=rf"^({API_KEY})?$",
         allowed="empty, or printable ASCII without spaces",
     )
-    api_key_file: str = _setting(
-        "", "file of keys that /v1 takes, one a line, read again when it changes; beside --api-key"
-    )
     keys_file: str = _setting(
         "",
         "YAML file of keys that /v1 takes, each with its name, hash, models and limits; read again when it "
@@ -243,12 +237,6 @@ class Settings:
     )
     usage_log: str = _setting(
         "", "file that gets a JSON line for each finished request, with its key's name and seconds of audio"
-    )
-    admin_key: str = _setting(
-        "",
-        "key that loads and unloads models; empty: nobody can",
-        pattern=rf"^({API_KEY})?$",
-        allowed="empty, or printable ASCII without spaces",
     )
     root_path: str = _setting(
         "", "path prefix set by a proxy in front", pattern="^(/.*)?$", allowed="empty, or begins with /"
@@ -260,7 +248,7 @@ class Settings:
         "",
         "origins allowed by CORS, separated by commas; * for all",
         pattern=rf"^(\*|{_ORIGIN}(\s*,\s*{_ORIGIN})*)?$",
-        allowed="*, or origins such as https://example.com, separated by commas",
+        allowed="*, or origins such as https://example.com or app://obsidian.md, separated by commas",
     )
     allowed_hosts: str = _setting(
         "",
@@ -289,7 +277,7 @@ class Settings:
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level logged")
     log_format: Literal["text", "json"] = _setting("text", "lines for people, or a JSON object a line")
 
-    @field_validator("api_key", "admin_key", mode="before")
+    @field_validator("api_key", mode="before")
     @classmethod
     def _without_line_end(cls, key: object) -> object:
         """Strip what `echo KEY | kubectl create secret` leaves; a blank key is refused."""
@@ -323,7 +311,7 @@ class Settings:
 
     @property
     def asks_for_key(self) -> bool:
-        return bool(self.api_key or self.api_key_file or self.keys_file)
+        return bool(self.api_key or self.keys_file)
 
     @property
     def allowed_origins(self) -> tuple[str, ...]:

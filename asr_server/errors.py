@@ -102,11 +102,11 @@ class InvalidApiKey(RequestError):
     code = "invalid_api_key"
 
 
-class AdminOff(RequestError):
-    """The server has no admin key: nobody can load and unload models."""
+class AdminRequired(RequestError):
+    """The request's key may not load and unload models."""
 
     status = 403
-    code = "admin_off"
+    code = "admin_required"
 
 
 class HostNotAllowed(RequestError):

@@ -10,7 +10,7 @@ import time
 from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from importlib.metadata import version
 from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
@@ -61,6 +61,9 @@ build_info.info({"version": __version__, "python": platform.python_version(), "t
 # -- Requests -----------------------------------------------------------------------------------------------
 
 requests: Final = _counter("asr_requests", "Requests answered.", ("route", "status"))
+request_errors: Final = _counter(
+    "asr_request_errors", "Requests answered with an error, by its code.", ("route", "code")
+)
 request_seconds: Final = _histogram(
     "asr_request_seconds", "From a request's first byte to its answer's last.", _REQUEST_BUCKETS_S, ("route",)
 )
@@ -165,8 +168,18 @@ class Stage(NamedTuple):
 class Account(Protocol):
     """A key with a name, which pays for a request."""
 
+    audio_s: float
+    answers: Tally[int]  # by status
+
     @property
     def name(self) -> str: ...
+    @property
+    def models(self) -> tuple[str, ...] | None: ...
+    @property
+    def is_admin(self) -> bool: ...
+    def enter(self) -> AbstractContextManager[None]: ...
+    def require_room(self) -> None: ...
+    def require_audio(self) -> None: ...
     def spend_audio(self, duration_s: float) -> None: ...
     def count_answer(self, status: int) -> None: ...
     def headers(self) -> dict[str, str]: ...
@@ -190,6 +203,7 @@ class RequestStats:
         self._stages_s: defaultdict[str, float] = defaultdict(float)
         self.asked_for: dict[str, Any] = {}  # model, format and so on, once they are known
         self.model = ""  # that serves it
+        self.error_code = ""  # of its reply
         self.account: Account | None = None
         self.is_metered = False  # the limits of its account hold for it
         self.timeline: list[Stage] | None = None  # of a request that is traced
@@ -272,6 +286,7 @@ class RequestStats:
 
     def summary(self) -> dict[str, Any]:
         sums = self.asked_for | {
+            "error": self.error_code,
             "key": self.key,
             "stages_s": _rounded(self._stages_s),
             "first_text_s": round(self._first_text_s, 3),
@@ -298,6 +313,8 @@ class RequestStats:
             told.insert(0, f"audio {self.audio_s:.1f} s")
         if self.key:
             told.insert(0, f"key {self.key}")
+        if self.error_code:
+            told.insert(0, f"error {self.error_code}")
         return f"; {', '.join(told)}" if told else ""
 
 

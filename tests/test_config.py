@@ -29,7 +29,6 @@ MIB = 1024 * 1024
 BOUNDS: dict[str, tuple[float, float, float]] = {
     "idle_unload_s": (0, 0, 10_000_000),
     "max_load_wait_s": (30, ABOVE_ZERO, inf),
-    "max_model_requests": (0, 0, inf),
     "replicas": (0, 0, 1024),
     "replicas_per_device": (1, 1, 1024),
     "replica_niceness": (5, 0, 19),
@@ -159,17 +158,22 @@ def test_a_setting_is_named_by_its_flag_and_the_variable_that_counts_first() -> 
 # -- What follows --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["api_key", "api_key_file", "keys_file"])
+@pytest.mark.parametrize("name", ["api_key", "keys_file"])
 def test_a_key_is_asked_for_once_any_is_given(name: str) -> None:
-    assert not settings(admin_key="a").asks_for_key
     assert settings(**{name: "key"}).asks_for_key
 
 
-@pytest.mark.parametrize("name", ["api_key", "admin_key"])
-def test_a_key_loses_spaces_around_it_and_a_blank_one_is_refused(name: str) -> None:
-    assert getattr(settings(**{name: " secret\n"}), name) == "secret"
+def test_a_key_loses_spaces_around_it_and_a_blank_one_is_refused() -> None:
+    assert settings(api_key=" secret\n").api_key == "secret"
     with pytest.raises(ValidationError):
-        settings(**{name: " \n"})
+        settings(api_key=" \n")
+
+
+@pytest.mark.parametrize("origins", ["app://obsidian.md", "https://a.example, capacitor://localhost", "*"])
+def test_pages_of_apps_may_be_allowed_by_cors(origins: str) -> None:
+    assert settings(cors_origins=origins).allowed_origins
+    with pytest.raises(ValidationError):
+        settings(cors_origins="obsidian.md")
 
 
 def test_metrics_have_a_port_of_their_own_unless_it_is_minus_one() -> None:

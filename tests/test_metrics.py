@@ -18,6 +18,8 @@ from prometheus_client import Histogram
 from asr_server import __version__, metrics
 from asr_server.channel.messages import ChunkTimes, Submit
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions
+from asr_server.keys.accounts import Account
+from asr_server.keys.keys_file import Key
 from asr_server.metrics import MAX_STAGES, REGISTRY, RequestStats, Stage
 
 LADDER = (0.0, 0.2, 0.4, 0.6)
@@ -36,21 +38,6 @@ class Added:
 
     def __call__(self) -> float:
         return round(value(self._name, **self._labels) - self._before, 6)
-
-
-class Payer:
-    name = "web"
-
-    def __init__(self) -> None:
-        self.spent_s = 0.0
-
-    def spend_audio(self, duration_s: float) -> None:
-        self.spent_s += duration_s
-
-    def count_answer(self, status: int) -> None: ...
-
-    def headers(self) -> dict[str, str]:
-        return {}
 
 
 def result(temperature: float = 0.0, num_fallbacks: int = 0) -> ChunkResult:
@@ -225,11 +212,11 @@ def test_audio_is_counted_by_language_and_paid_for() -> None:
     unknown = Added("asr_audio_transcribed_seconds_total", route="/a", language="unknown")
     stats = RequestStats(lambda: "/a")
     stats.on_audio(2.0, "en")
-    stats.account = payer = Payer()
+    stats.account = payer = Account(Key("web", "0" * 64))
     stats.on_audio(3.0004, "en")
     stats.on_audio(1.0, None)
     stats.on_audio(0.0, "de")
-    assert (english(), unknown(), payer.spent_s) == (5.0004, 1.0, 4.0004)
+    assert (english(), unknown(), payer.audio_s) == (5.0004, 1.0, 4.0004)
     assert stats.audio_s == 6.0004
     assert stats.summary() == {"key": "web", "audio_s": 6.0, "languages": {"en": 5.0, "unknown": 1.0}}
 
@@ -253,7 +240,7 @@ def test_speed_is_counted_where_audio_was_transcribed(
 def test_a_line_says_what_a_request_took() -> None:
     stats = RequestStats()
     assert (str(stats), stats.summary()) == ("", {})
-    stats.account = Payer()
+    stats.account = Account(Key("web", "0" * 64))
     stats.on_audio(75.04, "en")
     for part in (0, 0, 1):
         stats.on_result(result(0.2, num_fallbacks=1), submit(part))

@@ -66,10 +66,7 @@ def command_line_after_hiding(*arguments: str) -> list[str]:
         (["serve", "--api-key=s3cret", "tiny"], ["serve", "--api-key=***", "tiny"]),
         (["--api-key", "k", "--api-key=last"], ["--api-key", "*", "--api-key=***"]),
         (["--api-key"], ["--api-key"]),
-        (["--admin-key", "s3cret", "--port", "9"], ["--admin-key", "***", "--port", "9"]),
-        (["--api-key", "one", "--admin-key=two1"], ["--api-key", "***", "--admin-key=***"]),
         (["--port=9000", "--api-key=s3cret", "a=b"], ["--port=9000", "--api-key=***", "a=b"]),
-        (["--api-key-file", "keys", "--api-key=", "ü"], ["--api-key-file", "keys", "--api-key=", "ü"]),
     ],
 )
 def test_the_value_of_a_flag_disappears_from_the_command_line(arguments: list[str], shown: list[str]) -> None:

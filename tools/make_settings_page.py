@@ -14,13 +14,13 @@ PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 # In a newcomer's order; a setting is in the first section whose pattern matches its whole name.
 SECTIONS = {
     "To begin with": r"model|host|port|device|dtype|api_key|keys_file|log_level",
-    "Models": r"models|load|idle_unload_s|max_load_wait_s|max_model_requests|served_model_name|model_alias",
+    "Models": r"models|load|idle_unload_s|max_load_wait_s|served_model_name|model_alias",
     "Text": r"beam_size|max_fallbacks|check_voice|short_audio|max_chunk_s",
     "Uploads and recordings": r"max_(upload|audio|decoded|sample|channels|preprocess|stall).*|preprocess_.*",
     "Live audio": r".*realtime.*|wyoming.*",
     "HTTP and clients": (
         r"max_c.*|max_header.*|header_.*|min_client.*|client_.*|keep_alive_s|root_path|ssl_.*|cors_.*"
-        r"|allowed_hosts|unknown_fields|reuse_port|api_key_file|admin_key"
+        r"|allowed_hosts|unknown_fields|reuse_port"
     ),
     "Operation": r"drain_s|log_.*|metrics_.*|usage_log",
     "Engine": r".*",

@@ -17,6 +17,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from asr_server import metrics
+from asr_server.api.headers import RETRY_AFTER, RETRY_AFTER_MS, SHOULD_RETRY
 from asr_server.api.hints import unknown_path
 from asr_server.api.schemas import ErrorBody, ErrorDetail
 from asr_server.errors import (
@@ -33,7 +35,6 @@ from asr_server.errors import (
 MIN_WAIT_S: Final = 1.0
 MAX_WAIT_S: Final = 48.0
 SPREAD: Final = 1.25  # at most; official clients obey no more than 60 s
-RETRY_HEADERS: Final = ("Retry-After", "retry-after-ms", "X-Should-Retry")
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's number, for the log: nobody reads the reply
 
 logger = logging.getLogger(__name__)
@@ -64,8 +65,10 @@ def response_to(error: Exception) -> JSONResponse:
 
 
 def body_of(error: Exception) -> ErrorBody:
+    """Return the body, and note the code for the request's log line."""
     match error:
         case ReportedError():
+            metrics.current_request_stats().error_code = error.code
             return _body(error.message, error.type, error.param, error.code)
         case RequestValidationError():
             first = error.errors()[0]
@@ -100,7 +103,7 @@ def _headers(error: Exception) -> dict[str, str]:
         case Overloaded() | ServiceUnavailable():
             return _retry_after(error.retry_after_s)
         case ReplicasEnded():
-            return {"X-Should-Retry": "false"}  # official clients heed it: a retry would end more replicas
+            return {SHOULD_RETRY: "false"}  # official clients heed it: a retry would end more replicas
         case InvalidApiKey():
             return {"WWW-Authenticate": "Bearer"}
         case HTTPException():
@@ -111,4 +114,4 @@ def _headers(error: Exception) -> dict[str, str]:
 def _retry_after(wait_s: float) -> dict[str, str]:
     """Spread the wait, so that clients do not return together; OpenAI's prefer milliseconds."""
     spread_s = min(MAX_WAIT_S, max(MIN_WAIT_S, wait_s)) * random.uniform(1.0, SPREAD)  # nosec B311
-    return {"Retry-After": str(math.ceil(spread_s)), "retry-after-ms": str(round(1000 * spread_s))}
+    return {RETRY_AFTER: str(math.ceil(spread_s)), RETRY_AFTER_MS: str(round(1000 * spread_s))}

@@ -1,7 +1,6 @@
 """Wrap every route: request ids, log, metrics, uncaught exceptions and unread bodies.
 
-An id is in the reply and in all its log lines. After an early reply (401, 413, 429), a bounded rest of
-the body is read. Also makes the headers that OpenAI does not have.
+An id is in the reply and in all its log lines.
 """
 
 from __future__ import annotations
@@ -15,40 +14,51 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote
+from typing import Any, Final, Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from asr_server import metrics
 from asr_server.api.errors import CLIENT_CLOSED_REQUEST, response_to
-from asr_server.api.form import ReadingTurns
-from asr_server.api.usage import UsageLog
-from asr_server.config import MIB, Settings
-from asr_server.core import Transcript
+from asr_server.api.headers import REQUEST_ID, SAFE_HEADERS
+from asr_server.config import MIB
 from asr_server.errors import ShuttingDown
 from asr_server.telemetry import FIGURES, current_request_id
 
-if TYPE_CHECKING:
-    from asr_server.api.activity import ActivityLog
-    from asr_server.api.traces import RequestTrace, Traces
-
-REQUEST_ID: Final = "x-request-id"  # the header, and the id's name in the state of a request
-# In that state, by `protocols.http`:
-REFUSED: Final = "refused"  # the status of the reply that it has sent in the request's place
+# In the state of a request or session, beside its id:
+REFUSED: Final = "refused"  # the status of the reply that `protocols.http` has sent in the request's place
 OVER_LIMIT: Final = "over_connection_limit"  # true on a connection beyond `max_connections`
-# Of replies that have no others: browsers guess no type, show them in no frame and run nothing in them.
-SAFE_HEADERS: Final = {
-    "x-content-type-options": "nosniff",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
-}
+CLOSED_BY_SERVER: Final = "closed_by_server"  # for a frame that may not come
+
+QUIET_ROUTES: Final = frozenset(
+    {"/health", "/ping", "/ready", "/load", "/version", "/metrics", "/v1/activity"}
+)
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # probes, the page, preflights
+UNKNOWN_ROUTE: Final = "other"
+NOT_READY: Final = "not_ready"  # in the place of a status that would count as a fault of the server
+NO_CLOSE_CODE: Final = 1005  # the protocol's number for a close without one
+BROKEN: Final = 1006  # and for a connection that ended without a close
+MAX_STANDARD_CODE: Final = 1015  # clients may choose larger ones
+SWITCHED: Final = 101  # HTTP's status of a handshake that opened a session
+LAST_MESSAGES_S: Final = 1.0
+MAX_DISCARDED_BYTES: Final = 1024 * MIB  # at a second or so of work
+MAX_DISCARD_S: Final = 30.0
 _FIRST_OF_A_REPLY: Final = frozenset(
     {"http.response.start", "websocket.accept", "websocket.http.response.start"}
 )
 _SANE: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 logger = logging.getLogger(__name__)
+
+
+class Observer(Protocol):
+    """Sees every request and session: usage, activity, traces."""
+
+    def on_begun(self, scope: Scope, stats: metrics.RequestStats) -> None: ...
+
+    def on_ended(self, what: str, stats: metrics.RequestStats, figures: Mapping[str, Any]) -> None:
+        """Take the figures of the log line; a session's have `close_code` in the place of `status`."""
 
 
 def request_id_of(headers: Headers) -> str:
@@ -87,35 +97,50 @@ class LastErrorMiddleware:
             await response_to(error)(scope, receive, send)
 
 
-QUIET_ROUTES: Final = frozenset(
-    {"/health", "/ping", "/ready", "/load", "/version", "/metrics", "/v1/activity"}
-)
-SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # probes, the page, preflights
-UNKNOWN_ROUTE: Final = "other"
-NOT_READY: Final = "not_ready"  # in the place of a status that would count as a fault of the server
-NO_CLOSE_CODE: Final = 1005  # the protocol's number for a close without one
-BROKEN: Final = 1006  # and for a connection that ended without a close
-CLOSED_BY_SERVER: Final = "closed_by_server"  # in a session's state: for a frame that may not come
-LAST_MESSAGES_S: Final = 1.0
-MAX_STANDARD_CODE: Final = 1015  # clients may choose larger ones
-SWITCHED: Final = 101  # HTTP's status of a handshake that opened a session
+class UnreadBodyMiddleware:
+    """Reply, discard a bounded rest of the body, then close.
+
+    An immediate close would reset the connection and hide the reply from clients that send everything first.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope) if scope["type"] == "http" else {}
+        is_read = "transfer-encoding" not in headers and headers.get("content-length", "0") == "0"
+
+        async def receive_and_note() -> Message:
+            nonlocal is_read
+            message = await receive()
+            is_read = message["type"] == "http.disconnect" or not message.get("more_body", False)
+            return message
+
+        async def discard() -> None:
+            num_bytes = 0
+            while not is_read and num_bytes < MAX_DISCARDED_BYTES:
+                num_bytes += len((await receive_and_note()).get("body", b""))
+
+        async def send_and_discard(message: Message) -> None:
+            if not is_read and message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["connection"] = "close"
+            if is_read or message["type"] == "http.response.start" or message.get("more_body", False):
+                await send(message)
+                return
+            await send({**message, "more_body": True})  # the client has all of the reply now
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(discard(), MAX_DISCARD_S)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        await self._app(scope, receive_and_note, send_and_discard)
 
 
 class RequestLogMiddleware:
-    """Give each request an id; log and trace it, and count what a key has used.
+    """Give each request an id, log it, and show it to observers. Outermost, to see every reply."""
 
-    Outermost, to see every reply.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        usage: UsageLog | None = None,
-        traces: Traces | None = None,
-        activity: ActivityLog | None = None,
-    ) -> None:
+    def __init__(self, app: ASGIApp, observers: Sequence[Observer] = ()) -> None:
         self._app = app
-        self._usage, self._traces, self._activity = usage, traces, activity
+        self._observers = observers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -124,29 +149,27 @@ class RequestLogMiddleware:
         request_id = request_id_of(Headers(scope=scope))
         current_request_id.set(request_id)
         scope.setdefault("state", {})[REQUEST_ID] = request_id
+        stats = metrics.begin_request_stats(lambda: _route_of(scope))
+        stats.asked_for["client"] = _client_of(scope)
+        for observer in self._observers:
+            observer.on_begun(scope, stats)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] in _FIRST_OF_A_REPLY:
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID] = request_id
-                headers.update(_limit_headers())
+                headers.update(_limit_headers(stats))
                 for name, value in SAFE_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
         serve = self._serve_request if scope["type"] == "http" else self._serve_session
-        await serve(scope, receive, send_with_id)
+        await serve(scope, receive, send_with_id, stats)
 
-    def _begin_trace(self, scope: Scope, stats: metrics.RequestStats) -> RequestTrace | None:
-        if self._traces is None or scope.get("method") in SAFE_METHODS:
-            return None
-        return self._traces.begin(scope, stats)
-
-    async def _serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started_at = time.monotonic()
-        stats = metrics.begin_request_stats(lambda: _route_of(scope))
-        trace = self._begin_trace(scope, stats)
-        status = CLIENT_CLOSED_REQUEST
+    async def _serve_request(
+        self, scope: Scope, receive: Receive, send: Send, stats: metrics.RequestStats
+    ) -> None:
+        started_at, status = time.monotonic(), CLIENT_CLOSED_REQUEST
 
         async def send_and_note_status(message: Message) -> None:
             nonlocal status
@@ -158,21 +181,15 @@ class RequestLogMiddleware:
             await self._app(scope, receive, send_and_note_status)
         finally:
             status = scope.get("state", {}).get(REFUSED, status)
-            route = _route_of(scope)
-            path = _path_of(scope, route)
-            duration_s = time.monotonic() - started_at
-            stats.asked_for |= {"method": scope["method"], "client": _client_of(scope)}
-            figures = report_request(f"{scope['method']} {path}", route, status, duration_s, stats)
-            self._count(stats, status)
-            if trace is not None:
-                trace.end(f"{scope['method']} {path}", figures)
-            if self._activity is not None and scope["method"] not in SAFE_METHODS:
-                self._activity.add_answer(current_request_id.get(), figures)
+            route, duration_s = _route_of(scope), time.monotonic() - started_at
+            stats.asked_for["method"] = scope["method"]
+            what = f"{scope['method']} {_path_of(scope, route)}"
+            self._end(what, stats, report_request(what, route, status, duration_s, stats))
 
-    async def _serve_session(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_session(
+        self, scope: Scope, receive: Receive, send: Send, stats: metrics.RequestStats
+    ) -> None:
         started_at = time.monotonic()
-        stats = metrics.begin_request_stats(lambda: _route_of(scope))
-        trace = self._begin_trace(scope, stats)
         closed_by, code, refusal = "", BROKEN, 0
 
         def note(who: str, message: Message, type: str) -> None:
@@ -201,28 +218,21 @@ class RequestLogMiddleware:
         finally:
             route, duration_s = _route_of(scope), time.monotonic() - started_at
             what = f"WebSocket {_path_of(scope, route)}"
-            stats.asked_for["client"] = _client_of(scope)
             if refusal:
                 figures = report_request(what, route, refusal, duration_s, stats)
-                self._count(stats, refusal)
             else:
                 end = f"{what}: closed by {closed_by or 'nobody'}"
                 figures = report_session(end, route, code, duration_s, stats)
-                self._count(stats, SWITCHED, close_code=code)
-            if trace is not None:
-                trace.end(what, figures)
+            self._end(what, stats, figures)
 
-    def _count(self, stats: metrics.RequestStats, status: int, **outcome: int) -> None:
-        if not stats.is_metered:
-            return
-        if stats.account:
-            stats.account.count_answer(status)
-        if self._usage:
-            self._usage.add(stats, status=status, **outcome)
+    def _end(self, what: str, stats: metrics.RequestStats, figures: Mapping[str, Any]) -> None:
+        if stats.is_metered and stats.account:
+            stats.account.count_answer(figures.get("status", SWITCHED))
+        for observer in self._observers:
+            observer.on_ended(what, stats, figures)
 
 
-def _limit_headers() -> Mapping[str, str]:
-    stats = metrics.current_request_stats()
+def _limit_headers(stats: metrics.RequestStats) -> Mapping[str, str]:
     return stats.account.headers() if stats.account and stats.is_metered else {}
 
 
@@ -250,6 +260,8 @@ def report_request(
     """Count and log a request; return the figures of its line."""
     metrics.requests.labels(route, NOT_READY if (route, status) == ("/ready", 503) else str(status)).inc()
     metrics.request_seconds.labels(route).observe(duration_s)
+    if stats.error_code:
+        metrics.request_errors.labels(route, stats.error_code).inc()
     if status < HTTPStatus.BAD_REQUEST:
         stats.on_answered(route)
     level = logging.DEBUG if route in QUIET_ROUTES else logging.INFO
@@ -274,94 +286,3 @@ def _path_of(scope: Scope, route: str) -> str:
 def _route_of(scope: Scope) -> str:
     """Return the route's pattern: a path could have any value."""
     return getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
-
-
-MAX_DISCARDED_BYTES: Final = 1024 * MIB  # at a second or so of work
-MAX_DISCARD_S: Final = 30.0
-
-
-class UnreadBodyMiddleware:
-    """Reply, discard a bounded rest of the body, then close.
-
-    An immediate close would reset the connection and hide the reply from clients that send everything
-    first.
-    """
-
-    def __init__(self, app: ASGIApp, turns: ReadingTurns) -> None:
-        self._app = app
-        self._turns = turns
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _has_body(Headers(scope=scope)):
-            await self._app(scope, receive, send)
-            return
-        body = _Body(receive)
-
-        async def send_and_discard(message: Message) -> None:
-            if body.is_read:
-                await send(message)
-            elif message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["connection"] = "close"
-                await send(message)
-            elif message.get("more_body", False):
-                await send(message)
-            else:
-                await send({**message, "more_body": True})  # the client has all of the reply now
-                await body.discard(self._turns)
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-        await self._app(scope, body.receive, send_and_discard)
-
-
-class _Body:
-    def __init__(self, receive: Receive) -> None:
-        self.is_read = False
-        self._receive = receive
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        self.is_read = message["type"] == "http.disconnect" or not message.get("more_body", False)
-        return message
-
-    async def discard(self, turns: ReadingTurns) -> None:
-        num_bytes = 0
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(MAX_DISCARD_S):
-                while not self.is_read and num_bytes < MAX_DISCARDED_BYTES:
-                    await turns.next()
-                    num_bytes += len((await self.receive()).get("body", b""))
-
-
-def _has_body(headers: Headers) -> bool:
-    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
-
-
-MODEL_LIMIT: Final = "x-model-limit"
-IGNORED_FIELDS: Final = "x-ignored-fields"
-TRUNCATED: Final = "x-truncated"
-TRACKS: Final = "x-audio-tracks"
-DROPPED: Final = "x-dropped-segments"
-_MAX_NAMED: Final = 32  # fields
-_MAX_NAME: Final = 80  # characters of a field's name
-
-
-def answer_headers(settings: Settings, ignored_fields: Sequence[str] = ()) -> dict[str, str]:
-    headers = {}
-    if settings.model_limit:
-        headers[MODEL_LIMIT] = settings.model_limit
-    if ignored_fields:
-        headers[IGNORED_FIELDS] = ", ".join(map(_quoted, ignored_fields[:_MAX_NAMED]))
-    return headers
-
-
-def recording_headers(transcript: Transcript) -> dict[str, str]:
-    headers = {TRUNCATED: "true"} if transcript.is_cut_short else {}
-    if transcript.tracks:
-        headers[TRACKS] = ",".join(str(track.number) for track in transcript.tracks)
-    if transcript.dropped:
-        headers[DROPPED] = str(len(transcript.dropped))
-    return headers
-
-
-def _quoted(name: str) -> str:
-    return quote(name[:_MAX_NAME], safe="[]")

@@ -6,13 +6,12 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
 from typing import Final
 
 from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.api.served_model import LOAD_FAILED, ServedModel
 from asr_server.config import naming
-from asr_server.errors import CheckpointError, EngineUnavailable, InvalidValue, ModelNotFound, ShuttingDown
+from asr_server.errors import EngineUnavailable, ModelNotFound, ShuttingDown
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +71,6 @@ class AllowedModels(Models):
 class ModelRegistry(Models):
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models = list(models)
-        self._beside: set[ServedModel] = set()  # versions not in use yet, or no more
-        self._swapping = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
 
     def __iter__(self) -> Iterator[ServedModel]:
@@ -103,34 +100,15 @@ class ModelRegistry(Models):
                 errors.append(error)
         raise errors[0]
 
-    async def load(self, name: str, checkpoint: str = "") -> ServedModel:
-        """Load a model and wait for it; another checkpoint replaces it once ready.
-
-        Raises ModelNotFound, InvalidValue, EngineUnavailable.
-        """
-        if not checkpoint:
-            return await self._loaded(self.choose(name))
-        async with self._swapping:  # one version at a time: both are in memory
-            old = self.choose(name)
-            new = await _with_checkpoint(old, checkpoint)
-            self._beside = {model for model in self._beside if model.state != "unloaded"} | {new}
-            await self._loaded(new)
-            self._replace(old, new)
-            return new
-
-    async def _loaded(self, model: ServedModel) -> ServedModel:
+    async def load(self, name: str) -> ServedModel:
+        """Load a model and wait for it. Raises ModelNotFound, EngineUnavailable."""
+        model = self.choose(name)
         if model.dispatcher.draining:
             raise ShuttingDown
         if not await model.load():
             raise EngineUnavailable(LOAD_FAILED)
         model.require_engine()
         return model
-
-    def _replace(self, old: ServedModel, new: ServedModel) -> None:
-        self._models[self._models.index(old)] = new
-        self._beside = self._beside - {new} | {old}
-        old.retire()
-        logger.info("model %s is served from %s", new.name, new.settings.model)
 
     @property
     def failed_to_start(self) -> ServedModel | None:
@@ -145,7 +123,10 @@ class ModelRegistry(Models):
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             for model in self:
-                await model.unload_if_idle()
+                try:
+                    await model.unload_if_idle()
+                except Exception:
+                    logger.exception("model %s could not be unloaded", model.name)
 
     async def until_ready(self) -> None:
         """Wait until each model loaded at the start is ready or given up."""
@@ -154,28 +135,18 @@ class ModelRegistry(Models):
 
     def expect_ends(self) -> None:
         """Stop reporting ended replicas. Signal-safe."""
-        for model in (*self, *self._beside):
+        for model in self:
             model.dispatcher.supervisor.expect_ends()
 
     def drain(self) -> None:
-        for model in (*self, *self._beside):
+        for model in self:
             model.dispatcher.drain()
 
     def fail_all(self, error: Callable[[], EngineUnavailable]) -> None:
-        for model in (*self, *self._beside):
+        for model in self:
             model.dispatcher.fail_all(error)
 
     async def stop(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
-        await asyncio.gather(*(model.stop() for model in (*self, *self._beside)))
-
-
-async def _with_checkpoint(model: ServedModel, checkpoint: str) -> ServedModel:
-    """Raises InvalidValue."""
-    try:
-        directory = await asyncio.to_thread(resolve_checkpoint, checkpoint)  # may fetch it
-        settings = replace(model.settings, model=str(directory), why_embedded="")
-        return await asyncio.to_thread(ServedModel.from_checkpoint, settings, model.pool)
-    except CheckpointError as error:
-        raise InvalidValue(str(error), "model") from error
+        await asyncio.gather(*(model.stop() for model in self))

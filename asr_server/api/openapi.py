@@ -15,8 +15,14 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import core_schema
 
-from asr_server.api.limits import LIMIT_HEADERS
-from asr_server.api.middleware import DROPPED, IGNORED_FIELDS, MODEL_LIMIT, REQUEST_ID, TRACKS, TRUNCATED
+from asr_server.api.headers import (
+    HEADERS,
+    LIMIT_HEADERS,
+    REQUEST_ID,
+    RETRY_AFTER,
+    RETRY_AFTER_MS,
+    SHOULD_RETRY,
+)
 from asr_server.api.models import ModelRegistry
 from asr_server.api.schemas import (
     AudioFields,
@@ -28,7 +34,7 @@ from asr_server.api.schemas import (
 from asr_server.audio.limits import FORMATS
 from asr_server.config import Settings
 from asr_server.errors import (
-    AdminOff,
+    AdminRequired,
     AudioTooLong,
     AudioTooShort,
     DecodingUnavailable,
@@ -56,19 +62,8 @@ from asr_server.formats.bodies import DiarizedJson, DiarizedSegment, Json, TextD
 Responses = dict[int | str, dict[str, Any]]
 
 REF: Final = "#/components/schemas/{model}"
-HEADERS: Final = {
-    REQUEST_ID: "The request's id: the one that was sent, or a new one. The server's log names it.",
-    MODEL_LIMIT: "What the embedded model cannot do; absent with any other model.",
-    IGNORED_FIELDS: "The fields that were left out, where the server ignores unknown ones.",
-    TRUNCATED: "`true`: the recording is damaged or cut short. A stream says it in its last event.",
-    TRACKS: "The numbers of the audio tracks that were read, of a file that has several; not with a stream.",
-    DROPPED: "How many segments that the model wrote are left out; not with a stream.",
-    "x-accel-buffering": "With a stream `no`: a proxy is not to hold the events back.",
-    "retry-after": "Seconds to wait before the next try.",
-    "retry-after-ms": "The same in milliseconds.",
-} | dict.fromkeys(LIMIT_HEADERS, "Of a key with a limit, as OpenAI has it.")
-RETRY: Final = ("retry-after", "retry-after-ms", *LIMIT_HEADERS)
-TRANSCRIPT_HEADERS: Final = tuple(name for name in HEADERS if not name.startswith("retry"))
+RETRY: Final = (RETRY_AFTER, RETRY_AFTER_MS, *LIMIT_HEADERS)
+TRANSCRIPT_HEADERS: Final = tuple(name for name in HEADERS if name.startswith("x-") and name != SHOULD_RETRY)
 
 
 def reference(body: type) -> dict[str, str]:
@@ -82,7 +77,7 @@ REQUEST_ERRORS: Final[_Kinds] = (
     *(InvalidValue, TooSlow, HeadersTooLarge, TooManyHeaders, HostNotAllowed, ReportedError),
 )
 KEY_ERRORS: Final = (InvalidApiKey,)
-ADMIN_ERRORS: Final = (AdminOff,)
+ADMIN_ERRORS: Final = (AdminRequired,)
 MODEL_ERRORS: Final = (ModelNotFound,)
 ENGINE_ERRORS: Final = (EngineUnavailable,)
 UPLOAD_ERRORS: Final[_Kinds] = (

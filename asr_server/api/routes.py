@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi import Path as PathParameter
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
@@ -164,14 +164,12 @@ _CHANGES: Final = error_responses(*KEY_ERRORS, *ADMIN_ERRORS, *MODEL_ERRORS, *EN
 
 @admin.post("/{name:path}/load", responses=_CHANGES)
 async def load_model(
-    name: Annotated[str, PathParameter(description="One of its names.")],
-    request: Request,
-    model: Annotated[str, Query(description="A checkpoint to serve in its place from now on.")] = "",
+    name: Annotated[str, PathParameter(description="One of its names.")], request: Request
 ) -> Model:
-    """Load a model and wait for it. Another checkpoint takes its place once that is ready."""
+    """Load a model and wait for it."""
     state = get_state(request)
     models_of(request).choose(name)
-    return _model(name, await state.models.load(name, model), state)
+    return _model(name, await state.models.load(name), state)
 
 
 @admin.post("/{name:path}/unload", responses=_CHANGES)

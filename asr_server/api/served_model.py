@@ -7,7 +7,6 @@ them; checkpoint, queue and counters stay. Imports no torch.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -24,7 +23,7 @@ from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings, naming
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.errors import EngineUnavailable, Overloaded, ShuttingDown
+from asr_server.errors import EngineUnavailable, ShuttingDown
 from asr_server.transcription import StallLimits, Transcriber
 
 RETRY_AFTER_S: Final = 5
@@ -56,7 +55,6 @@ class ServedModel:
             settings.temperatures,
         )
         self.audio_limits = AudioLimits.from_settings(settings, window)
-        self.is_retired = False  # another version has its place
         self._is_loaded = False  # from the launch of its replicas at the start, or else when one is ready
         self._is_draining = False
         self._num_requests = 0  # also those that wait for replicas
@@ -66,7 +64,6 @@ class ServedModel:
         self._is_unused.set()
         self._changing = asyncio.Lock()  # whether replicas run
         self._loading: asyncio.Task[bool] | None = None
-        self._ending: asyncio.Task[None] | None = None
 
     @cached_property
     def repositories(self) -> tuple[str, ...]:
@@ -136,12 +133,8 @@ class ServedModel:
     async def using(self) -> AsyncIterator[None]:
         """Keep replicas while the block runs; launch and await them if necessary.
 
-        Raises EngineUnavailable, Overloaded.
+        Raises EngineUnavailable.
         """
-        limit = self.settings.max_model_requests
-        if 0 < limit <= self._num_requests:
-            message = f"{limit} requests to '{self.name}' are in flight: {naming('max_model_requests')}."
-            raise Overloaded(message, RETRY_AFTER_S)
         self._num_requests += 1
         try:
             await self._until_loaded()
@@ -159,8 +152,6 @@ class ServedModel:
         self._used_at = time.monotonic()
         if not self._num_using:
             self._is_unused.set()
-            if self.is_retired:
-                self.retire()
 
     async def _until_loaded(self) -> None:
         limit_s = self.settings.max_load_wait_s
@@ -243,16 +234,6 @@ class ServedModel:
         return EngineUnavailable(
             f"{self._num_using} requests to '{self.name}' are still under way after {limit_s:g} s."
         )
-
-    def retire(self) -> None:
-        """End the replicas once unused: another version took this one's place."""
-        self.is_retired = True
-        if not self._num_using:
-            self._ending = asyncio.create_task(self._end(), name=f"retire {self.name}")
-
-    async def _end(self) -> None:
-        with contextlib.suppress(EngineUnavailable):  # a late request still uses it, and will end it
-            await self.unload(0)
 
     async def unload_if_idle(self) -> None:
         limit_s, is_pinned = self.settings.idle_unload_s, self.settings.load == "pinned"

@@ -12,15 +12,13 @@ from typing import Final, Protocol, cast
 from starlette.requests import HTTPConnection, Request
 
 from asr_server import metrics
-from asr_server.api.activity import ActivityLog
 from asr_server.api.admission import AdmissionLimiter, Places
-from asr_server.api.auth import NOBODY, ApiKeys
+from asr_server.api.callers import NOBODY, Caller, Keys
 from asr_server.api.form import ReadingTurns
-from asr_server.api.keys_file import Caller
+from asr_server.api.middleware import Observer
 from asr_server.api.models import AllowedModels, ModelRegistry, Models
 from asr_server.api.served_model import RETRY_AFTER_S
 from asr_server.api.upload import MEMORY_BYTES, UploadStore
-from asr_server.api.usage import UsageLog
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import Settings, naming
 from asr_server.errors import SessionsTaken
@@ -92,9 +90,8 @@ class AppState:
     uploads: UploadStore
     reading_turns: ReadingTurns
     realtime: RealtimeSessions
-    api_keys: ApiKeys
-    usage: UsageLog | None
-    activity: ActivityLog
+    api_keys: Keys
+    observers: tuple[Observer, ...]
     started_at: int  # Unix seconds
 
     @property
@@ -120,7 +117,7 @@ async def require_key(request: Request) -> None:
 
 
 async def require_admin_key(request: Request) -> None:
-    """Raises AdminOff, InvalidApiKey."""
+    """Raises InvalidApiKey, AdminRequired."""
     set_caller(request, get_state(request).api_keys.check_admin(request.headers.get("authorization", "")))
 
 
@@ -149,7 +146,7 @@ def caller_of(connection: HTTPConnection) -> Caller:
 def models_of(connection: HTTPConnection) -> Models:
     """Return the models that the request's key may use."""
     models, account = get_state(connection).models, caller_of(connection).account
-    names = account.key.models if account else None
+    names = account.models if account else None
     return models if names is None else AllowedModels(models, names)
 
 

@@ -19,7 +19,8 @@ from asr_server import metrics
 from asr_server.api.disconnect import cancel_on_disconnect
 from asr_server.api.events import EventStream, EventWriter
 from asr_server.api.form import FILE, VOICE_FIELD, Form, read_form
-from asr_server.api.middleware import OVER_LIMIT, answer_headers, recording_headers
+from asr_server.api.headers import answer_headers, recording_headers
+from asr_server.api.middleware import OVER_LIMIT
 from asr_server.api.models import Models
 from asr_server.api.request import TranscriptionRequest
 from asr_server.api.schemas import TranscriptionFields

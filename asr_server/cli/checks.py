@@ -14,11 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from asr_server.api.auth import read_keys
-from asr_server.api.keys import read_named_keys
-from asr_server.api.usage import append
 from asr_server.checkpoint.files import AudioWindow, read_json
 from asr_server.config import NO_PORT, Settings, naming
+from asr_server.keys.keys_file import read_keys_file
+from asr_server.keys.usage_log import append
 from asr_server.machine import num_gpus
 
 Check = Callable[[Settings], Iterator[str]]
@@ -26,7 +25,7 @@ MIN_CHUNK_S: Final = 3.0
 
 
 def problem(setting: str, value: object, reason: str) -> str:
-    shown = "wrong" if setting in ("api_key", "admin_key") else repr(value)  # a key is never printed
+    shown = "wrong" if setting == "api_key" else repr(value)  # a key is never printed
     return f"{naming(setting)} is {shown}: {' '.join(reason.split())}"
 
 
@@ -106,20 +105,15 @@ def tls_files(settings: Settings) -> Iterator[str]:
         yield problem("ssl_certfile", certificate, reason)
 
 
-def key_files(settings: Settings) -> Iterator[str]:
-    readers = (
-        ("api_key_file", read_keys, "must have at least one key, in a line of its own"),
-        ("keys_file", read_named_keys, "must have at least one key"),
-    )
-    for setting, read, why_empty in readers:
-        if path := getattr(settings, setting):
-            try:
-                if not read(Path(path)):
-                    yield problem(setting, path, why_empty)
-            except OSError as error:
-                yield problem(setting, path, f"the file cannot be read: {error.strerror}")
-            except ValueError as error:
-                yield problem(setting, path, str(error))
+def keys_file(settings: Settings) -> Iterator[str]:
+    if path := settings.keys_file:
+        try:
+            if not read_keys_file(Path(path)):
+                yield problem("keys_file", path, "must have at least one key")
+        except OSError as error:
+            yield problem("keys_file", path, f"the file cannot be read: {error.strerror}")
+        except ValueError as error:
+            yield problem("keys_file", path, str(error))
 
 
 def usage_log(settings: Settings) -> Iterator[str]:
@@ -188,6 +182,6 @@ FOR_A_MODEL: Final[tuple[Check, ...]] = (
     chunk_length,
 )
 FOR_A_SERVER: Final[tuple[Check, ...]] = (
-    *(*FOR_A_MODEL, tls_files, key_files, usage_log),
+    *(*FOR_A_MODEL, tls_files, keys_file, usage_log),
     *(address, wyoming, metrics),
 )

@@ -19,7 +19,7 @@ PER_MODEL: Final = (
     *("model", "device", "dtype", "replicas", "replicas_per_device", "tensor_parallel_size"),
     *("cpu_threads", "max_slots", "encode_batch", "compute_workers", "short_audio", "cuda_graphs", "kernels"),
     *("beam_size", "max_fallbacks", "check_voice", "max_chunk_s"),
-    *("load", "idle_unload_s", "max_load_wait_s", "max_model_requests"),
+    *("load", "idle_unload_s", "max_load_wait_s"),
 )
 _KEYS: Final = ("name", "aliases", *PER_MODEL)
 

@@ -37,11 +37,11 @@ FIRST: Final = (
 )
 SECTIONS: Final = {
     "Names and access": (
-        *("served_model_name", "model_alias", "api_key_file", "keys_file", "usage_log", "admin_key"),
+        *("served_model_name", "model_alias", "keys_file", "usage_log"),
         *("unknown_fields", "cors_origins", "allowed_hosts", "root_path", "ssl_certfile", "ssl_keyfile"),
         *("metrics_port", "metrics_host"),
     ),
-    "Several models": ("models", "load", "idle_unload_s", "max_load_wait_s", "max_model_requests"),
+    "Several models": ("models", "load", "idle_unload_s", "max_load_wait_s"),
     "Text": ("beam_size", "check_voice", "max_chunk_s", "short_audio"),
     "Live audio": (
         *("max_realtime_sessions", "max_realtime_session_s", "max_realtime_idle_s", "realtime_interim_s"),
@@ -67,7 +67,7 @@ def serve(model_name: str | None, **options: Any) -> None:
     \b
     asr-server serve
     asr-server serve --models base,turbo --idle-unload-s 600
-    asr-server serve turbo --host 0.0.0.0 --port 9000 --api-key-file keys.txt
+    asr-server serve turbo --host 0.0.0.0 --port 9000 --keys-file keys.yaml
 
     Exit status: 0, stopped by a signal; 1, the engine never started; 2, wrong settings, or a port is taken.
     """

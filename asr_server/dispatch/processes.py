@@ -87,7 +87,6 @@ class MultiprocessExecutor:
         self._settings = replace(
             settings,
             api_key="",
-            admin_key="",
             replicas=settings.num_replicas,
             cpu_threads=settings.threads_per_rank,
         )

@@ -47,9 +47,7 @@ T = TypeVar("T")
 
 class RayExecutor:
     def __init__(self, settings: Settings) -> None:
-        self._settings = replace(
-            settings, api_key="", admin_key="", model=name_elsewhere(Path(settings.model))
-        )
+        self._settings = replace(settings, api_key="", model=name_elsewhere(Path(settings.model)))
         self._cluster = contextlib.ExitStack()  # ends the cluster of this machine, where one was started
         self._address = ""
         self._places: list[Any] = []  # by replica

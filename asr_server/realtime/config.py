@@ -14,8 +14,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from asr_server.api.auth import ApiKeys
-from asr_server.api.keys_file import Caller
+from asr_server.api.callers import Caller, Keys
 from asr_server.api.models import Models
 from asr_server.api.schemas import check_keyword
 from asr_server.core import DecodingOptions
@@ -195,12 +194,12 @@ class _Grant(msgspec.Struct, frozen=True):
     nonce: bytes
 
 
-def make_secret(api_keys: ApiKeys, caller: Caller, config: SessionConfig, expires_at: int) -> str:
+def make_secret(api_keys: Keys, caller: Caller, config: SessionConfig, expires_at: int) -> str:
     grant = msgspec.json.encode(_Grant(expires_at, config, secrets.token_bytes(12)))
     return PREFIX + base64.urlsafe_b64encode(api_keys.sign(grant, caller) + grant).decode().rstrip("=")
 
 
-def open_secret(api_keys: ApiKeys, secret: str) -> tuple[Caller, SessionConfig]:
+def open_secret(api_keys: Keys, secret: str) -> tuple[Caller, SessionConfig]:
     """Return a secret's settings, and who made it. Raises InvalidApiKey if expired or not ours."""
     try:
         raw = base64.urlsafe_b64decode(secret.removeprefix(PREFIX) + "==")

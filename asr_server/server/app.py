@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,42 +20,38 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi_offline import FastAPIOffline
 
 from asr_server import __version__
-from asr_server.api import activity_report, errors, metrics, openapi, routes
-from asr_server.api.activity import ActivityLog
+from asr_server.api import errors, openapi, routes
 from asr_server.api.admission import AdmissionLimiter
-from asr_server.api.auth import ApiKeys
 from asr_server.api.compat import azure, whisper_asr, whisper_cpp
 from asr_server.api.docs_page import install_docs_page
 from asr_server.api.form import ReadingTurns
+from asr_server.api.headers import HEADERS
 from asr_server.api.hosts import LocalHosts, checks_hosts
-from asr_server.api.limits import LIMIT_HEADERS
 from asr_server.api.middleware import (
-    DROPPED,
-    IGNORED_FIELDS,
-    MODEL_LIMIT,
-    REQUEST_ID,
-    TRACKS,
-    TRUNCATED,
     LastErrorMiddleware,
+    Observer,
     RequestLogMiddleware,
     UnreadBodyMiddleware,
 )
 from asr_server.api.models import ModelRegistry
 from asr_server.api.plain_errors import PlainErrors
 from asr_server.api.plain_routes import PlainRoutes, TrailingSlashes
-from asr_server.api.process_usage import STATM, resident_bytes
 from asr_server.api.state import AppState, RealtimeSessions
 from asr_server.api.upload import UploadStore
-from asr_server.api.usage import UsageLog
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import MIB, Settings
+from asr_server.keys.api_keys import ApiKeys
+from asr_server.keys.usage_log import UsageLog
+from asr_server.monitoring import activity_report, metrics
+from asr_server.monitoring.activity import ActivityLog
+from asr_server.monitoring.metrics_port import listening, settings_of_port
+from asr_server.monitoring.process_usage import STATM, resident_bytes
 from asr_server.realtime import openapi as realtime_openapi
 from asr_server.realtime.route import router as realtime_router
-from asr_server.server.metrics_port import listening, settings_of_port
 from asr_server.telemetry import announce
 
 if TYPE_CHECKING:
-    from asr_server.api.traces import Traces
+    from asr_server.monitoring.traces import Traces
 
 LOOK_EVERY_S: Final = 2.0  # at the memory
 WORTH_BYTES: Final = 4 * MIB  # less growth of the memory is left alone
@@ -94,6 +90,10 @@ def create_app(
         redirect_slashes=False,  # the Host of a redirect may be a proxy's
         swagger_ui_parameters={"validatorUrl": None},
     )
+    app.state.activity = ActivityLog()
+    app.state.usage = UsageLog(Path(settings.usage_log)) if settings.usage_log else None
+    observers: list[Observer | None] = [app.state.activity, app.state.usage, traces]
+    keys = app.state.keys = ApiKeys(settings, models.names)
     is_shared = bool(settings.keys_file)
     app.state.server = AppState(
         settings,
@@ -103,9 +103,8 @@ def create_app(
         UploadStore(settings.max_upload_memory_bytes),
         ReadingTurns(),
         RealtimeSessions(settings.max_realtime_sessions, is_shared),
-        ApiKeys(settings),
-        UsageLog(Path(settings.usage_log)) if settings.usage_log else None,
-        ActivityLog(),
+        keys,
+        tuple(observer for observer in observers if observer),
         started_at=int(time.time()),
     )
     errors.install(app)
@@ -123,7 +122,7 @@ def create_app(
     install_docs_page(app)
     openapi.install(app, settings, models, realtime_openapi.schemas)
     app.add_middleware(PlainRoutes, routes=routes.audio.routes)
-    _wrap(app, settings, traces, app.state.server.activity)
+    _wrap(app, settings, app.state.server.observers)
     return app
 
 
@@ -138,18 +137,15 @@ def create_metrics_app(state: AppState, settings: Settings) -> FastAPI:
     return app
 
 
-def _wrap(
-    app: FastAPI, settings: Settings, traces: Traces | None = None, activity: ActivityLog | None = None
-) -> None:
+def _wrap(app: FastAPI, settings: Settings, observers: Sequence[Observer] = ()) -> None:
     app.add_middleware(LastErrorMiddleware)
-    app.add_middleware(UnreadBodyMiddleware, turns=app.state.server.reading_turns)
+    app.add_middleware(UnreadBodyMiddleware)
     app.add_middleware(TrailingSlashes)
     if checks_hosts(settings):
         app.add_middleware(LocalHosts, settings=settings)
     _allow_origins(app, settings)
     app.add_middleware(PlainErrors)
-    usage = app.state.server.usage
-    app.add_middleware(RequestLogMiddleware, usage=usage, traces=traces, activity=activity)
+    app.add_middleware(RequestLogMiddleware, observers=observers)
 
 
 @asynccontextmanager
@@ -157,11 +153,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: AppState = app.state.server
     current_default_thread_limiter().total_tokens = FILE_THREADS
     helpers = [asyncio.create_task(release_memory_when_idle(lambda: state.is_idle))]
-    helpers += [asyncio.create_task(file.watch(), name="watch the keys") for file in state.api_keys.files]
+    usage: UsageLog | None = app.state.usage
+    if usage is not None:
+        helpers.append(asyncio.create_task(usage.run(), name="usage log"))
+    if (file := app.state.keys.file) is not None:
+        helpers.append(asyncio.create_task(file.watch(), name="watch the keys"))
     try:
         await state.models.start()
         async with _metrics_port(state):
-            helpers.append(asyncio.create_task(activity_report.keep_sampling(state)))
+            helpers.append(asyncio.create_task(activity_report.keep_sampling(state, app.state.activity)))
             if state.settings.reuse_port:  # it listens after this: connections go to others until then
                 await state.models.until_ready()
             yield
@@ -170,8 +170,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             helper.cancel()
         await state.models.stop()
         await asyncio.to_thread(state.pool.shutdown)
-        if state.usage:
-            await asyncio.to_thread(state.usage.close)
+        if usage is not None:
+            await usage.close()
 
 
 @asynccontextmanager
@@ -185,9 +185,6 @@ async def _metrics_port(state: AppState) -> AsyncIterator[None]:
         yield
 
 
-OWN_HEADERS: Final = (REQUEST_ID, MODEL_LIMIT, IGNORED_FIELDS, TRUNCATED, TRACKS, DROPPED)
-
-
 def _allow_origins(app: FastAPI, settings: Settings) -> None:
     if settings.allowed_origins:
         app.add_middleware(
@@ -195,5 +192,5 @@ def _allow_origins(app: FastAPI, settings: Settings) -> None:
             allow_origins=settings.allowed_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[*OWN_HEADERS, *errors.RETRY_HEADERS, *LIMIT_HEADERS],
+            expose_headers=[*HEADERS],
         )

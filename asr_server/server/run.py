@@ -35,7 +35,7 @@ from asr_server.server.app import create_app
 from asr_server.telemetry import announce
 
 if TYPE_CHECKING:
-    from asr_server.api.traces import Traces
+    from asr_server.monitoring.traces import Traces
     from asr_server.wyoming import WyomingServer
 
 
@@ -98,7 +98,7 @@ def start_traces(environment: Mapping[str, str]) -> Traces | None:
     if is_off or not named:
         return None
     try:
-        from asr_server.api.traces import Traces
+        from asr_server.monitoring.traces import Traces
 
         return Traces.to_collector()
     except ImportError as error:

@@ -9,8 +9,8 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from asr_server.api.keys_file import KeysFile
 from asr_server.config import Settings
+from asr_server.keys.watched_keys import WatchedKeys
 from tests.api.running_app import RunningApp, until
 from tests.embedded import embedded
 
@@ -40,9 +40,9 @@ def settings_with(path: Path, *entries: dict[str, Any], **values: Any) -> Settin
     return embedded(keys_file=str(write(path, *entries)), **values)
 
 
-def named(app: RunningApp) -> KeysFile:
-    file = app.app.state.server.api_keys.named
-    assert isinstance(file, KeysFile)
+def named(app: RunningApp) -> WatchedKeys:
+    file = app.app.state.server.api_keys.file
+    assert isinstance(file, WatchedKeys)
     return file
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from asr_server import __version__, metrics
-from asr_server.api import activity_report as report
-from asr_server.api.activity import Answer, Sample
-from asr_server.api.process_usage import Usage
+from asr_server.metrics import RequestStats
+from asr_server.monitoring.activity import ActivityLog, Sample
 from tests.api.named_keys import SHOP, WEB, bearer, entry, settings_with
 from tests.api.running_app import SECOND, THREE_CHUNKS, RunningApp, run_app, until
 from tests.api.sample_files import sound_file
@@ -55,10 +53,9 @@ async def test_times_are_told_as_the_median_and_what_19_of_20_and_99_of_100_stay
     figures = {"route": ROUTE, "status": 200, "chunks": 2}
     for seconds in range(101):
         stages_s = {"chunks_queued": 20.0 * seconds}
-        app.app.state.server.activity.add_answer(
-            "a", figures | {"seconds": seconds, "audio_s": 1.0, "first_text_s": seconds / 10}
-        )
-        app.app.state.server.activity.add_answer("b", figures | {"seconds": 1000, "stages_s": stages_s})
+        transcribed = {"seconds": seconds, "audio_s": 1.0, "first_text_s": seconds / 10}
+        for more in (transcribed, {"seconds": 1000, "stages_s": stages_s}):
+            app.app.state.activity.on_ended("POST /", RequestStats(), figures | more)
     told = await activity_of(app)
     assert told["latency"] == {"p50": 50, "p95": 95, "p99": 99}  # of those with a transcript
     assert told["first_text"] == {"p50": 5, "p95": 9.5, "p99": 9.9}
@@ -80,9 +77,9 @@ async def test_no_more_than_twenty_requests_are_listed(app: RunningApp) -> None:
 
 
 async def test_the_timeline_grows_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asr_server.api.activity_report.SAMPLE_EVERY_S", 0.05)
+    monkeypatch.setattr("asr_server.monitoring.activity_report.SAMPLE_EVERY_S", 0.05)
     async with run_app() as app:
-        log = app.app.state.server.activity
+        log = app.app.state.activity
         await app.post(THREE_CHUNKS)
         answered_at = time.monotonic()
         await until(lambda: log.samples(time.monotonic())[-1].at > answered_at)
@@ -122,53 +119,8 @@ def test_a_real_server_tells_its_replicas_memory_and_waits(server: Server) -> No
     assert told["uptime_s"] >= 0
 
 
-def test_figures_are_rounded_to_what_a_page_shows() -> None:
-    samples = [Sample(10.0, 0.0, 1, 2, 3, 4, 5), Sample(13.04, 10.0, 2, 3, 4, 5, 6)]
-    assert report._timeline(samples, 15.0).model_dump() == {
-        "seconds_ago": [5.0, 2.0],
-        "speed": [0.0, 3.29],
-        "requests": [1, 2],
-        "chunks_waiting": [2, 3],
-        "slots": [3, 4],
-        "slots_in_use": [4, 5],
-        "sessions": [5, 6],
-    }
-    shares = report._shares([None, 0.12345])
-    assert shares is not None
-    assert shares.model_dump() == {"p50": 0.123, "p95": 0.123, "p99": 0.123}
-    assert report._shares([None]) is None
-    answer = Answer(10.0, "a", ROUTE, 200, 2.5, 30.0, None, None, "")
-    assert report._listed(answer, 12.34).model_dump() == {
-        "id": "a",
-        "route": ROUTE,
-        "status": 200,
-        "seconds_ago": 2.3,
-        "seconds": 2.5,
-        "audio_s": 30.0,
-    }
-
-
-def test_a_replica_that_is_away_is_listed_without_slots() -> None:
-    here = SimpleNamespace(
-        replica=SimpleNamespace(name="replica 1"),
-        ready=True,
-        num_slots=8,
-        heartbeat=SimpleNamespace(slots_in_use=3),
-    )
-    supervisor = SimpleNamespace(replica_states=[here], num_replicas=2)
-    model: Any = SimpleNamespace(name="m", dispatcher=SimpleNamespace(supervisor=supervisor))
-    found = report._replicas(model, {("m", "replica 1"): Usage(1, 500, 1.0)})
-    assert [
-        (each.name, each.ready, each.slots, each.slots_in_use, each.resident_bytes) for each in found
-    ] == [
-        ("replica 0", False, 0, 0, None),
-        ("replica 1", True, 8, 3, 500),
-    ]
-
-
 async def test_the_time_since_the_start_and_the_restarts_are_counted(app: RunningApp) -> None:
-    state = app.app.state.server
-    state.started_at -= 7
+    app.app.state.activity._began_at -= 7
     before = (await activity_of(app))["restarts"].get("hung", 0)
     metrics.replica_restarts.labels("hung").inc()
     told = await activity_of(app)
@@ -177,12 +129,18 @@ async def test_the_time_since_the_start_and_the_restarts_are_counted(app: Runnin
     assert 0 not in told["restarts"].values()
 
 
-def test_a_sample_sums_up_all_models() -> None:
-    replica = SimpleNamespace(num_slots=8, heartbeat=SimpleNamespace(slots_in_use=3))
-    dispatcher = SimpleNamespace(num_waiting=2, supervisor=SimpleNamespace(replica_states=[replica, replica]))
-    state: Any = SimpleNamespace(
-        models=[SimpleNamespace(dispatcher=dispatcher)] * 2,
-        admission=SimpleNamespace(num_in_flight=5),
-        realtime=SimpleNamespace(num_active=6),
-    )
-    assert report._sample(state)[2:] == (5, 4, 32, 12, 6)
+async def test_uptime_is_not_the_wall_clocks(app: RunningApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock set by an hour, as after a boot without network, made it 3600 s more."""
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s + 3600)
+    assert (await activity_of(app))["uptime_s"] < 600
+
+
+async def test_a_window_of_fifteen_minutes_and_4096_requests_is_remembered() -> None:
+    log, now = ActivityLog(), time.monotonic()
+    for age_s in (901, 899, 0):
+        log.add_sample(Sample(now - age_s, 0.0, 0, 0, 0, 0, 0))
+    assert len(log.samples(now)) == 2
+    for _ in range(5000):
+        log.on_ended("POST /", RequestStats(), {"route": "/", "status": 200, "seconds": 1.0})
+    assert len(log.answers(now)) == 4096

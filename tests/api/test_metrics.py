@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from asr_server import __version__
-from asr_server.api.metrics import cumulative_buckets
 from asr_server.audio.recording import Recording
 from asr_server.engine.progress import StepTimer
 from asr_server.metrics import RestartReason
+from asr_server.monitoring.metrics import cumulative_buckets
 from tests.api.figures import Figures, figures_of, growth, read
 from tests.api.raw_client import FILE_PART, RawClient
 from tests.api.running_app import SECOND, THREE_CHUNKS, RunningApp, run_app, until

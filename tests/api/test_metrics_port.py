@@ -8,8 +8,6 @@ import time
 import httpx
 import pytest
 
-from asr_server.api import metrics_port
-from asr_server.api.upload import UploadStore
 from tests import conftest
 from tests.api.figures import figures_of
 from tests.api.running_app import run_app
@@ -93,10 +91,3 @@ def test_a_server_that_drains_still_answers_there() -> None:
             assert reply.status_code == 503
             assert figures_of(httpx.get(f"{watched}/metrics"))["asr_requests_in_flight"] == 0
         assert server.process.wait(60) == 0
-
-
-def test_the_port_says_nothing_of_its_program_and_ends_within_a_second() -> None:
-    settings = embedded(metrics_port=0, keep_alive_s=7)
-    config = metrics_port._config(lambda *_: None, settings, UploadStore(0))  # type: ignore[arg-type]
-    assert (config.access_log, config.server_header, config.log_config) == (False, False, None)
-    assert (config.timeout_graceful_shutdown, config.timeout_keep_alive) == (1, 7)

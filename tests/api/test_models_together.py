@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,10 +13,9 @@ from asr_server.api.models import AllowedModels, ModelRegistry
 from asr_server.api.served_model import ServedModel
 from asr_server.audio.pool import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow
-from asr_server.config import Settings
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import ReplicaLimits, StartImpossible
-from asr_server.errors import CheckpointError, EngineUnavailable, InvalidValue, ModelNotFound, ShuttingDown
+from asr_server.errors import EngineUnavailable, ModelNotFound, ShuttingDown
 from tests.api.running_app import number_of_the_chunk, until
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica
@@ -45,20 +42,6 @@ async def make() -> AsyncIterator[Callable[..., ServedModel]]:
     yield of
     await asyncio.gather(*(model.stop() for model in made))
     pool.shutdown()
-
-
-def version(monkeypatch: pytest.MonkeyPatch, *models: ServedModel) -> list[Settings]:
-    """Let checkpoints be found, and these models be made of them; return the settings that are asked for."""
-    asked: list[Settings] = []
-    remaining = list(models)
-
-    def from_checkpoint(settings: Settings, pool: PreprocessPool) -> ServedModel:
-        asked.append(settings)
-        return remaining.pop(0)
-
-    monkeypatch.setattr(module, "resolve_checkpoint", lambda name: f"/found/{name}")
-    monkeypatch.setattr(ServedModel, "from_checkpoint", from_checkpoint)
-    return asked
 
 
 # -- Whether it is well --------------------------------------------------------------------------------------
@@ -108,20 +91,31 @@ async def test_the_keys_models_are_those_with_its_names(make: Callable[..., Serv
         _ = AllowedModels(registry, ["none"]).default
 
 
-async def test_idle_models_are_looked_for_every_second(
+async def test_a_model_that_cannot_be_unloaded_ends_the_watch_of_no_other(
     make: Callable[..., ServedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert module.LOOK_EVERY_S == 1.0
     monkeypatch.setattr(module, "LOOK_EVERY_S", 0.001)
-    idle, used = make("idle", idle_unload_s=0.01), make("used")
-    registry = ModelRegistry([idle, used])
+    broken, idle, used = make("broken"), make("idle", idle_unload_s=0.01), make("used")
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(broken, "unload_if_idle", fail)
+    registry = ModelRegistry([broken, idle, used])
     await registry.start()
     await registry.until_ready()
     await until(lambda: idle.state == "unloaded")
     assert used.state == "ready"
     await registry.stop()
-    await until(lambda: registry._watching is not None and registry._watching.cancelled())
-    await ModelRegistry([]).stop()  # before its start
+
+
+def test_a_name_or_alias_chooses_its_model_and_no_name_the_first(make: Callable[..., ServedModel]) -> None:
+    one, two = make("one", model_alias="first"), make("two")
+    registry = ModelRegistry([one, two])
+    assert [registry.choose(name) for name in ("", "one", "first", "two")] == [one, one, one, two]
+    with pytest.raises(ModelNotFound, match="Served here: one, first, two"):
+        registry.choose("three")
+    assert ModelRegistry([one, make("any", model_alias="*")]).choose("three").name == "any"
 
 
 async def test_a_model_that_has_lost_its_replicas_is_neither_ready_nor_loaded(
@@ -157,88 +151,3 @@ async def test_a_model_is_loaded_by_its_name_unless_the_server_ends_or_it_cannot
     assert lazy.dispatcher.draining
     with pytest.raises(ShuttingDown):
         await registry.load("lazy")
-
-
-async def test_another_version_takes_a_models_place_once_it_is_ready(
-    make: Callable[..., ServedModel], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, logger="asr_server.api.models")
-    may_launch = asyncio.Event()
-    old, other, new = make("ears"), make("other"), make("ears", may_launch.wait, load="lazy")
-    registry = ModelRegistry([old, other])
-    await registry.start()
-    await registry.until_ready()
-    asked = version(monkeypatch, new)
-    replacing = asyncio.create_task(registry.load("ears", "turbo"))
-    await until(lambda: asked)
-    assert asked == [replace(old.settings, model="/found/turbo")]
-    assert list(registry) == [old, other]
-    may_launch.set()
-    assert await replacing is new
-    assert (list(registry), registry.default) == ([new, other], new)
-    await until(lambda: old.state == "unloaded")
-    assert caplog.messages[-1] == f"model ears is served from {new.settings.model}"
-
-
-async def test_a_version_that_has_ended_is_forgotten(
-    make: Callable[..., ServedModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second, third = make("ears"), make("ears", load="lazy"), make("ears", load="lazy")
-    registry = ModelRegistry([first])
-    await registry.start()
-    await registry.until_ready()
-    version(monkeypatch, second, third)
-    await registry.load("ears", "second")
-    await until(lambda: first.state == "unloaded")
-    async with second.using():
-        await registry.load("ears", "third")
-        registry.drain()
-        assert [model.dispatcher.draining for model in (first, second, third)] == [False, True, True]
-
-
-async def test_a_version_that_cannot_be_had_or_loaded_leaves_the_old_one(
-    make: Callable[..., ServedModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = make("ears")
-    registry = ModelRegistry([old])
-    await registry.start()
-    await registry.until_ready()
-    version(monkeypatch, make("ears", impossible, load="lazy"))
-    with pytest.raises(EngineUnavailable):
-        await registry.load("ears", "broken")
-    assert (list(registry), old.state) == ([old], "ready")
-
-    def none(name: str) -> None:
-        raise CheckpointError(f"no {name}")
-
-    monkeypatch.setattr(module, "resolve_checkpoint", none)
-    with pytest.raises(InvalidValue, match="no nowhere") as caught:
-        await registry.load("ears", "nowhere")
-    assert caught.value.param == "model"
-
-
-async def test_versions_beside_those_in_use_end_with_the_server(
-    make: Callable[..., ServedModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old, new = make("ears"), make("ears", load="lazy")
-    registry = ModelRegistry([old])
-    await registry.start()
-    await registry.until_ready()
-    version(monkeypatch, new)
-    async with old.using():  # a request goes on with the version that it began with
-        await registry.load("ears", "turbo")
-        failed: list[ServedModel] = []
-        expected: list[ServedModel] = []
-        for model in (old, new):
-            monkeypatch.setattr(model.dispatcher, "fail_all", lambda error, model=model: failed.append(model))
-            monkeypatch.setattr(
-                model.dispatcher.supervisor, "expect_ends", lambda model=model: expected.append(model)
-            )
-        registry.expect_ends()
-        registry.fail_all(ShuttingDown)
-        registry.drain()
-        assert failed == expected == [new, old]
-        assert old.dispatcher.draining
-        assert new.dispatcher.draining
-    await registry.stop()
-    assert not old.dispatcher.ready

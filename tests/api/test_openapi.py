@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-from asr_server.api.middleware import SAFE_HEADERS
+from asr_server.api.headers import SAFE_HEADERS
 from tests.api.running_app import RunningApp, run_app
 from tests.deploy.tools import run_tool
 from tests.embedded import embedded

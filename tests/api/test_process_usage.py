@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from asr_server.api import process_usage
-from asr_server.api.process_usage import Usage, resident_bytes, usage_of
+from asr_server.monitoring import process_usage
+from asr_server.monitoring.process_usage import Usage, resident_bytes, usage_of
 
 BUSY_CHILD = """
 import subprocess, sys, time
@@ -88,41 +88,3 @@ def test_a_process_that_hides_its_memory_can_be_read() -> None:
         assert process.stdout.readline() == "1\n"
         assert known_usage_of(process.pid).resident_bytes > 1 << 20
         process.communicate("go\n")
-
-
-def stat_of(cpu_ticks: int, childrens_ticks: int = 0, pages: int = 0) -> list[str]:
-    """The fields behind a command's name in /proc/PID/stat."""
-    fields = ["1000000"] * 50
-    fields[11:15] = map(str, (cpu_ticks, 10 * cpu_ticks, childrens_ticks, 10 * childrens_ticks))
-    fields[21] = str(pages)
-    return fields
-
-
-def test_ticks_and_pages_are_the_fields_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    stats = {1: stat_of(1, 3, 5), 2: stat_of(2, 0, 7)}
-    monkeypatch.setattr(process_usage, "_stat", stats.__getitem__)
-    monkeypatch.setattr(process_usage, "_children", lambda pid: iter([stats[2]]))
-    ticks_per_s, page_bytes = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-    assert usage_of(1) == Usage(2, 12 * page_bytes, (11 + 33 + 22) / ticks_per_s)
-
-
-@pytest.mark.parametrize(("num_changes", "num_tries"), [(0, 1), (1, 2), (2, 3), (9, 3)])
-def test_a_process_whose_child_ends_meanwhile_is_read_again_a_few_times(
-    num_changes: int, num_tries: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads = 0
-
-    def stat(pid: int) -> list[str]:
-        nonlocal reads
-        reads += 1
-        return stat_of(1, min(reads // 2, num_changes))
-
-    monkeypatch.setattr(process_usage, "_stat", stat)
-    monkeypatch.setattr(process_usage, "_children", lambda pid: iter(()))
-    assert usage_of(1)
-    assert reads == 2 * num_tries
-
-
-def test_processes_that_have_ended_are_left_out() -> None:
-    labels = {("m", "replica 0"): os.getpid(), ("m", "replica 1"): 1 << 30}
-    assert set(process_usage.usage_of_each(labels)) == {("m", "replica 0")}

@@ -83,27 +83,6 @@ async def test_a_load_that_the_end_of_the_server_cuts_short_leaves_nothing_loade
         assert model_of(app).state == "unloaded"
 
 
-async def test_a_version_that_is_long_in_coming_holds_up_no_other_load_and_ends_with_the_server(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    never = asyncio.Event()
-
-    async def with_checkpoint(model: ServedModel, checkpoint: str) -> ServedModel:
-        return new
-
-    async with run_app(embedded(load="lazy")) as app:
-        new = ServedModel.from_checkpoint(model_of(app).settings, app.pool)
-        monkeypatch.setattr(new.dispatcher.supervisor, "until_ready", never.wait)
-        monkeypatch.setattr(models_module, "_with_checkpoint", with_checkpoint)
-        models = app.app.state.server.models
-        swap = asyncio.create_task(models.load("", "elsewhere"))
-        await until(lambda: new.state == "loading")
-        assert await models.load("") is model_of(app)
-        await models.stop()
-        assert not new.dispatcher.supervisor.replica_states
-        swap.cancel()
-
-
 async def test_an_idle_model_gives_its_replicas_up_and_the_next_request_brings_them_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -155,18 +134,6 @@ async def test_an_unload_gives_up_on_a_request_that_lasts_and_changes_nothing() 
         with pytest.raises(EngineUnavailable, match="1 requests to 'whisper-digits' are still under way"):
             await model_of(app).unload(0.01)
         assert model_of(app).state == "ready"
-        app.replica.release(app.replica.held[0])
-        assert (await first).status_code == 200
-
-
-async def test_a_model_has_a_limit_of_requests_of_its_own() -> None:
-    async with run_app(embedded(max_model_requests=1)) as app:
-        app.replica.holding = True
-        first = asyncio.create_task(app.post())
-        await until(lambda: app.replica.held)
-        refused = await app.post()
-        assert refused.status_code == 429
-        assert "--max-model-requests" in str(error_of(refused)["message"])
         app.replica.release(app.replica.held[0])
         assert (await first).status_code == 200
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +11,11 @@ from starlette.requests import Request
 
 from asr_server import metrics
 from asr_server.api import state
-from asr_server.api.auth import NOBODY
-from asr_server.api.keys import Key
-from asr_server.api.keys_file import Caller
-from asr_server.api.limits import Account
+from asr_server.api.callers import Caller
 from asr_server.api.state import SERVICE_RESTART, AppState, RealtimeSessions
 from asr_server.errors import InvalidApiKey, ModelNotFound, RateLimited, SessionsTaken
-from tests.api.named_keys import SHOP, WEB, bearer, entry, settings_with
+from asr_server.keys.accounts import Account
+from asr_server.keys.keys_file import Key
 from tests.api.running_app import RunningApp, run_app
 from tests.embedded import embedded
 
@@ -114,28 +111,6 @@ def request_to(app: RunningApp, **headers: str) -> Request:
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope: dict[str, Any] = {"type": "http", "app": app.app, "headers": raw, "state": {}}
     return Request(scope)
-
-
-async def test_the_caller_is_who_the_key_belongs_to_and_the_request_is_counted_for(tmp_path: Path) -> None:
-    settings = settings_with(tmp_path / "keys", entry("web", WEB), entry("shop", SHOP, admin=True))
-    async with run_app(settings) as app:
-        for check, keys in (
-            (state.require_key, {WEB: "web", SHOP: "shop"}),
-            (state.require_admin_key, {SHOP: "shop"}),
-        ):
-            for key, name in keys.items():
-                request = request_to(app, **bearer(key))
-                assert state.caller_of(request) == NOBODY
-                stats = metrics.begin_request_stats(lambda: "/")
-                await check(request)
-                account = state.caller_of(request).account
-                assert account is not None
-                assert (account.name, stats.account) == (name, account)
-        for refused in (request_to(app), request_to(app, **bearer(WEB))):
-            with pytest.raises(InvalidApiKey):
-                await state.require_admin_key(refused)
-        with pytest.raises(InvalidApiKey):
-            await state.require_key(request_to(app))
 
 
 async def test_azures_header_comes_before_the_usual_one() -> None:

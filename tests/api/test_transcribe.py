@@ -15,7 +15,7 @@ import soundfile
 
 from asr_server.api import transcribe
 from asr_server.api.events import EventWriter
-from asr_server.api.middleware import answer_headers
+from asr_server.api.headers import answer_headers
 from asr_server.api.request import (
     TranscriptionRequest,
     parse_fields,

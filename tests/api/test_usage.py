@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
-import threading
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from asr_server import metrics
-from asr_server.api import usage
-from asr_server.api.usage import UsageLog
+from asr_server.keys import usage_log
 from asr_server.telemetry import FIGURES
 from tests import conftest
 from tests.api.figures import figures_of, growth, read
 from tests.api.named_keys import NEW, SHOP, WEB, bearer, entry, hash_of, rewrite, settings_with, write
-from tests.api.running_app import SECOND, RunningApp, run_app
+from tests.api.running_app import SECOND, RunningApp, run_app, until
 from tests.cli.test_options import problems
 from tests.embedded import embedded
 from tests.realtime.realtime_client import open_session
@@ -70,16 +68,14 @@ def test_a_file_that_cannot_be_written_ends_the_start_with_a_line(tmp_path: Path
     assert "the file cannot be written: Is a directory" in line
 
 
-async def test_a_rotated_usage_log_goes_on_in_a_new_file(tmp_path: Path) -> None:
+async def test_a_rotated_usage_log_goes_on_in_a_new_file_and_its_last_line_is_written(tmp_path: Path) -> None:
     path, old = tmp_path / "usage", tmp_path / "usage.1"
-    log = UsageLog(path)
-    log.add(metrics.RequestStats(), status=200)
-    log.close()
-    path.rename(old)
-    log = UsageLog(path)
-    log.add(metrics.RequestStats(), status=400)
-    log.close()
-    assert [line["status"] for line in (*lines_of(old), *lines_of(path))] == [200, 400]
+    async with run_app(embedded(usage_log=str(path))) as app:
+        await post(app, "none")
+        await until(path.exists)
+        path.rename(old)
+        await post(app, "none", b"no audio")
+    assert [line["status"] for each in (old, path) for line in lines_of(each)] == [200, 400]
 
 
 async def test_a_full_disk_costs_lines_and_no_request(caplog: pytest.LogCaptureFixture) -> None:
@@ -91,28 +87,26 @@ async def test_a_full_disk_costs_lines_and_no_request(caplog: pytest.LogCaptureF
     assert caplog.text.count("/dev/full cannot be written, its lines are lost: No space left") == 1
 
 
-def num_lines_lost() -> float:
-    return metrics.REGISTRY.get_sample_value("asr_usage_lines_lost_total") or 0
-
-
-def test_a_disk_that_hangs_costs_lines_beyond_what_may_wait(
+async def test_a_disk_that_hangs_costs_lines_beyond_those_that_may_wait_and_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(usage, "MAX_WAITING", 2)
+    monkeypatch.setattr(usage_log, "MAX_WAITING", 2)
     path = tmp_path / "pipe"
     os.mkfifo(path)  # opening it waits for a reader
-    log, before = UsageLog(path), num_lines_lost()
-    for _ in range(20):
-        log.add(metrics.RequestStats(), status=200)
-    num_lost = num_lines_lost() - before
-    assert num_lost >= 20 - 2 - 3  # at most one batch of three is in the thread's hands
-    closing = threading.Thread(target=log.close)
-    closing.start()
-    read_lines = 0
-    while read_lines < 20 - num_lost:
-        read_lines += len(path.read_text().splitlines())
-    closing.join()
-    assert read_lines == 20 - num_lost
+    async with run_app(embedded(usage_log=str(path))) as app:
+        before = await read(app)
+        assert [await post(app, "none") for _ in range(6)] == [200] * 6
+        num_lost = growth(before, await read(app), "asr_usage_lines_lost_total")
+        assert num_lost in (3, 4)  # two wait, and the first or the first two are being written
+        reader, written = os.open(path, os.O_RDONLY | os.O_NONBLOCK), bytearray()
+
+        def all_have_come() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                written.extend(os.read(reader, 1 << 16))
+            return written.count(b"\n") == 6 - num_lost
+
+        await until(all_have_come)
+        os.close(reader)
 
 
 async def test_the_log_line_names_the_key_and_no_log_has_a_key_or_hash(
@@ -137,7 +131,7 @@ async def test_the_log_line_names_the_key_and_no_log_has_a_key_or_hash(
 async def test_metrics_name_the_keys_of_the_file_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asr_server.api.watched_file.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("asr_server.keys.watched_keys.LOOK_EVERY_S", 0.01)
     path = tmp_path / "keys"
     async with run_app(settings_with(path, entry("web", WEB), entry("shop", SHOP))) as app:
         for number in range(20):
@@ -175,32 +169,3 @@ def test_the_server_takes_files_and_keys_from_flags_and_variables(tmp_path: Path
         assert len([line for line in server.lines() if ": 200 in " in line and "; key web, " in line]) == 1
         assert not any(key in server.written() for key in (WEB, NEW, hash_of(WEB)))
     assert [line["key"] for line in lines_of(log)] == ["web", None]
-
-
-def test_a_log_that_is_closed_has_written_all_and_its_thread_has_ended(tmp_path: Path) -> None:
-    stats = metrics.RequestStats()
-    stats.on_audio(1.23456, "en")
-    log = UsageLog(tmp_path / "usage")
-    log.add(stats, status=200)
-    assert log._thread.daemon
-    log.close()
-    assert not log._thread.is_alive()
-    assert [(line["audio_s"], line["request_id"]) for line in lines_of(tmp_path / "usage")] == [(1.235, "")]
-
-
-def test_each_time_that_a_log_cannot_be_written_is_one_line_and_every_line_lost_is_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "usage"
-    log, before, num_files = UsageLog(path), num_lines_lost(), len(os.listdir("/proc/self/fd"))
-    for _ in range(2):
-        path.symlink_to("/dev/full")
-        for _ in range(2):
-            log._write([b"one\n", b"two\n"])
-        path.unlink()
-        log._write([b"three\n"])
-        path.unlink()
-    assert num_lines_lost() - before == 8
-    assert caplog.text.count("cannot be written, its lines are lost: No space left") == 2
-    assert len(os.listdir("/proc/self/fd")) == num_files
-    log.close()

@@ -59,7 +59,7 @@ CHARTS: dict[str, tuple[str, ...]] = {
     "cpu": (),
     "gpu": ("--values", str(DEPLOY / "chart/values-gpu.yaml")),
     "everything": ("--set", EVERYTHING),
-    "several": ("--set-json", f"servedModels={json.dumps(SEVERAL)}", "--set", "adminKeySecret=admin"),
+    "several": ("--set-json", f"servedModels={json.dumps(SEVERAL)}"),
     "hpa": ("--set", "autoscaling.enabled=true"),
     "keda": ("--set", "keda.enabled=true"),
     "surroundings": tuple(

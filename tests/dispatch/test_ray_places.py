@@ -157,7 +157,7 @@ async def test_an_actor_is_started_in_its_place_and_sent_its_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("ray")
-    stand_in, executor = await started(monkeypatch, api_key="s3cret", admin_key="s3cret", cpu_threads=2)
+    stand_in, executor = await started(monkeypatch, api_key="s3cret", cpu_threads=2)
     stand_in.began.set_result(None)
     replica = await executor.launch(1)
     options = stand_in.options["actor"]
@@ -167,7 +167,7 @@ async def test_an_actor_is_started_in_its_place_and_sent_its_settings(
     ((line, version),) = stand_in.lines
     spec = ReplicaSpec.from_line(line)
     assert (spec.index, spec.num_on_device, version) == (1, 2, __version__)
-    assert (spec.settings.api_key, spec.settings.admin_key, spec.settings.model) == ("", "", "whisper-digits")
+    assert (spec.settings.api_key, spec.settings.model) == ("", "whisper-digits")
     assert "check 10.0.0.9:6379" in stand_in.calls
     assert replica.name == "replica 1"
     stand_in.end.set_exception(RuntimeError("the actor\n died"))

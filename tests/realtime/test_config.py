@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from asr_server.api.auth import ApiKeys
 from asr_server.api.models import ModelRegistry
 from asr_server.config import Settings
 from asr_server.errors import InvalidApiKey, InvalidValue, ModelNotFound
+from asr_server.keys.api_keys import ApiKeys
 from asr_server.realtime.client_events import (
     AlawFormat,
     Include,

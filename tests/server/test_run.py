@@ -373,7 +373,7 @@ def test_without_a_collector_nothing_is_traced(environment: dict[str, str]) -> N
 def test_a_server_without_a_collector_imports_nothing_for_it() -> None:
     code = (
         "import asr_server.server.run as run, sys; run.start_traces({});"
-        "sys.exit('asr_server.api.traces' in sys.modules or 'opentelemetry.sdk' in sys.modules)"
+        "sys.exit('asr_server.monitoring.traces' in sys.modules or 'opentelemetry.sdk' in sys.modules)"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0

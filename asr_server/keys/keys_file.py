@@ -14,12 +14,12 @@ from typing import Annotated, Final
 import msgspec
 
 MAX_KEYS: Final = 1000  # each given key is compared with all
+MAX_LIMIT: Final = 10**9
 _NAME: Final = r"^[!-~]([ -~]{0,62}[!-~])?\Z"
-_UNKNOWN: Final = re.compile(r"contains unknown field `.*`(?= - at|$)", re.DOTALL)
 
 _Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
 _Hash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-fA-F]{64}\Z")]
-_Limit = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+_Limit = Annotated[int, msgspec.Meta(ge=0, le=MAX_LIMIT)]
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,10 +39,26 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(map(bytes.fromhex, hashes))
 
 
-def read_named_keys(path: Path) -> tuple[Key, ...]:
-    """Raises OSError, ValueError."""
-    require_trusted(path)
-    keys = _keys_of(_parsed(path.read_bytes()))
+_LIMIT_RULE: Final = f"a whole number from 0 to {MAX_LIMIT}"
+_RULES: Final = {
+    "name": "1 to 64 printable ASCII characters",
+    "hash": "the SHA-256 of the key in 64 hexadecimal digits, or a list of 1 to 8 of these",
+    "models": "a list of names of models",
+    "requests_per_minute": _LIMIT_RULE,
+    "audio_seconds_per_minute": _LIMIT_RULE,
+    "concurrent_requests": _LIMIT_RULE,
+    "admin": "true or false",
+}
+
+
+def read_keys_file(path: Path) -> tuple[Key, ...]:
+    """Raises OSError; ValueError if the file is broken, or every user could add a key."""
+    if path.stat().st_mode & stat.S_IWOTH:
+        raise ValueError("every user of this machine can write the file: chmod o-w")
+    entries = _parsed(path.read_bytes())
+    if not isinstance(entries, list) or len(entries) > MAX_KEYS:
+        raise ValueError(f"the file must be a list of at most {MAX_KEYS} keys")
+    keys = tuple(_key_of(number, entry) for number, entry in enumerate(entries, 1))
     name, count = next(iter(Counter(key.name for key in keys).most_common(1)), ("", 0))
     if count > 1:
         raise ValueError(f"{name!r} is the name of {count} keys: give one key a list of hashes")
@@ -50,12 +66,6 @@ def read_named_keys(path: Path) -> tuple[Key, ...]:
     if len(set(digests)) < len(digests):
         raise ValueError("two keys have the same hash")
     return keys
-
-
-def require_trusted(path: Path) -> None:
-    """Raises OSError; ValueError if every user could add a key."""
-    if path.stat().st_mode & stat.S_IWOTH:
-        raise ValueError("every user of this machine can write the file: chmod o-w")
 
 
 def _parsed(text: bytes) -> object:
@@ -69,12 +79,19 @@ def _parsed(text: bytes) -> object:
         raise ValueError(f"the file is not YAML{f': line {mark.line + 1}' if mark else ''}") from None
 
 
-def _keys_of(parsed: object) -> tuple[Key, ...]:
-    kind = Annotated[tuple[Key, ...], msgspec.Meta(max_length=MAX_KEYS)]
+def _key_of(number: int, entry: object) -> Key:
     try:
-        keys: tuple[Key, ...] = msgspec.convert(parsed, kind)
+        return msgspec.convert(entry, Key)
     except msgspec.ValidationError as error:
-        known = ", ".join(Key.__struct_fields__)
-        reason = _UNKNOWN.sub(f"has a field that is none of {known}", str(error))
-        raise ValueError(f"the file must be a list of keys: {reason}") from None
-    return keys
+        name = entry.get("name") if isinstance(entry, dict) else None
+        is_name = isinstance(name, str) and re.match(_NAME, name)
+        shown = f"key {number} ('{name}')" if is_name else f"key {number}"
+        raise ValueError(f"{shown} {_reason(str(error))}") from None
+
+
+def _reason(text: str) -> str:
+    if missing := re.match(r"Object missing required field `(\w+)`", text):
+        return f"has no '{missing[1]}': {_RULES[missing[1]]}"
+    if field := re.search(r" - at `\$\.(\w+)", text):
+        return f"has a wrong '{field[1]}': it must be {_RULES[field[1]]}"
+    return f"must have fields of these names only: {', '.join(_RULES)}"

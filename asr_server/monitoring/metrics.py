@@ -22,11 +22,11 @@ from starlette.responses import Response
 
 from asr_server import metrics as counted
 from asr_server.api.openapi import metrics_responses
-from asr_server.api.process_usage import DECODING, Labels, Usage, child_pids, usage_of_each
 from asr_server.api.served_model import ServedModel
 from asr_server.api.state import AppState, get_state
 from asr_server.channel.messages import STEP_TIME_BOUNDS_S, StepTimes
 from asr_server.checkpoint.cache import revision_of
+from asr_server.monitoring.process_usage import DECODING, Labels, Usage, child_pids, usage_of_each
 
 router = APIRouter(tags=["operations"])
 
@@ -80,9 +80,8 @@ class _StateCollector(Collector):
             audio.add_metric([account.name], account.audio_s)
             for status, count in account.answers.items():
                 requests.add_metric([account.name, str(status)], count)
-        is_stale = keys.named is not None and keys.named.is_stale
         meaning = "1 while the file of keys is broken or gone, and its last keys are taken."
-        yield from (requests, audio, _gauge("asr_keys_file_stale", meaning, is_stale))
+        yield from (requests, audio, _gauge("asr_keys_file_stale", meaning, keys.is_stale))
 
     def _realtime(self) -> Iterator[Metric]:
         sessions = self._state.realtime

@@ -6,19 +6,27 @@ import asyncio
 import time
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 from fastapi import APIRouter, Depends, Request
 from prometheus_client import Counter
+from starlette.applications import Starlette
 
 from asr_server import __version__, metrics
-from asr_server.api.activity import SAMPLE_EVERY_S, Answer, Sample, speeds
 from asr_server.api.openapi import KEY_ERRORS, error_responses
-from asr_server.api.process_usage import DECODING, Labels, Usage, child_pids, resident_bytes, usage_of_each
 from asr_server.api.served_model import ServedModel, State
 from asr_server.api.state import AppState, caller_of, get_state, require_key
 from asr_server.formats.bodies import Body
+from asr_server.monitoring.activity import SAMPLE_EVERY_S, ActivityLog, Answer, Sample, speeds
+from asr_server.monitoring.process_usage import (
+    DECODING,
+    Labels,
+    Usage,
+    child_pids,
+    resident_bytes,
+    usage_of_each,
+)
 
 MAX_LISTED: Final = 20
 
@@ -130,15 +138,15 @@ class Activity(Body):
 @router.get("/activity", responses=error_responses(*KEY_ERRORS))
 async def activity(request: Request) -> Activity:
     """Return what the server did in the last 15 minutes."""
-    state = get_state(request)
+    state, log = get_state(request), activity_log_of(request.app)
     usages = await asyncio.to_thread(usage_of_each, child_pids(state))
     now = time.monotonic()
-    answers = state.activity.answers(now)
+    answers = log.answers(now)
     account = caller_of(request).account
-    shown = [each for each in answers if account is None or account.key.admin or each.key == account.name]
+    shown = [each for each in answers if account is None or account.is_admin or each.key == account.name]
     return Activity(
         version=__version__,
-        uptime_s=int(time.time()) - state.started_at,
+        uptime_s=log.uptime_s,
         models=list(map(_running, state.models)),
         replicas=[replica for model in state.models for replica in _replicas(model, usages)],
         resident_bytes=resident_bytes(),
@@ -150,7 +158,7 @@ async def activity(request: Request) -> Activity:
         latency=_shares(answer.duration_s for answer in answers if answer.audio_s),
         first_text=_shares(answer.first_text_s for answer in answers),
         queue=_shares(answer.queue_s for answer in answers),
-        timeline=_timeline(state.activity.samples(now), now),
+        timeline=_timeline(log.samples(now), now),
         last=[_listed(answer, now) for answer in shown[: -MAX_LISTED - 1 : -1]],
     )
 
@@ -217,10 +225,14 @@ def _listed(answer: Answer, now: float) -> AnsweredRequest:
     )
 
 
-async def keep_sampling(state: AppState) -> None:
+def activity_log_of(app: Starlette) -> ActivityLog:
+    return cast(ActivityLog, app.state.activity)
+
+
+async def keep_sampling(state: AppState, log: ActivityLog) -> None:
     """Run until cancelled."""
     while True:
-        state.activity.add_sample(_sample(state))
+        log.add_sample(_sample(state))
         await asyncio.sleep(SAMPLE_EVERY_S)
 
 

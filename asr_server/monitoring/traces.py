@@ -11,12 +11,13 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, format_trace_id, set_span_in_context
+from opentelemetry.trace import Span, SpanKind, StatusCode, format_trace_id, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from asr_server import __version__
+from asr_server.api.middleware import SAFE_METHODS
 from asr_server.machine import in_daemon_thread
 from asr_server.metrics import RequestStats
 from asr_server.telemetry import current_request_id
@@ -35,6 +36,8 @@ class Traces:
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("asr_server", __version__)
+        self._clock_ns = time.time_ns() - time.monotonic_ns()
+        self._spans: dict[RequestStats, Span] = {}
         self._propagator = TraceContextTextMapPropagator()
 
     @classmethod
@@ -52,45 +55,44 @@ class Traces:
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         return cls(provider)
 
-    def begin(self, scope: Scope, stats: RequestStats) -> RequestTrace | None:
-        """Begin the request's span, within the client's trace; None if it is not sampled."""
+    def on_begun(self, scope: Scope, stats: RequestStats) -> None:
+        """Begin the request's span, within the client's trace, if it is sampled."""
+        if scope.get("method") in SAFE_METHODS:
+            return
         parent = self._propagator.extract(Headers(scope=scope))
         own = {"asr.request_id": current_request_id.get()}
         span = self._tracer.start_span(scope["type"], parent, SpanKind.SERVER, attributes=own)
-        if not span.is_recording():
-            return None
-        stats.timeline = []
-        stats.asked_for["trace_id"] = format_trace_id(span.get_span_context().trace_id)
-        return RequestTrace(self._tracer, span, stats)
+        if span.is_recording():
+            self._spans[stats] = span
+            stats.timeline = []
+            stats.asked_for["trace_id"] = format_trace_id(span.get_span_context().trace_id)
 
-    def close(self) -> None:
-        """Send the spans that are left, unless the collector takes too long."""
-        with contextlib.suppress(TimeoutError):
-            in_daemon_thread(self._provider.shutdown, "last traces").result(CLOSE_LIMIT_S)
-
-
-class RequestTrace:
-    def __init__(self, tracer: Tracer, span: Span, stats: RequestStats) -> None:
-        self._tracer, self._span, self._stats = tracer, span, stats
-        self._clock_ns = time.time_ns() - time.monotonic_ns()  # from the clock of stages to that of spans
-
-    def end(self, name: str, figures: Mapping[str, Any]) -> None:
+    def on_ended(self, what: str, stats: RequestStats, figures: Mapping[str, Any]) -> None:
         """Name the span, add the stages below it, and hand all to the exporter."""
-        self._span.update_name(name)
-        self._span.set_attributes(_attributes(figures))
+        span = self._spans.pop(stats, None)
+        if span is None:
+            return
+        span.update_name(what)
+        span.set_attributes(_attributes(figures))
         if figures.get("status", 0) >= _SERVER_ERROR:
-            self._span.set_status(StatusCode.ERROR)
-        context = set_span_in_context(self._span)
-        for stage in self._stats.timeline or ():
+            span.set_status(StatusCode.ERROR)
+        context = set_span_in_context(span)
+        for stage in stats.timeline or ():
             attributes = {} if stage.chunk is None else {"asr.chunk": stage.chunk}
             child = self._tracer.start_span(
                 stage.name, context, start_time=self._ns(stage.began_at), attributes=attributes
             )
             child.end(self._ns(stage.ended_at))
-        self._span.end()
+        span.end()
 
     def _ns(self, time_s: float) -> int:
+        """Return a time of the stages' clock by that of spans."""
         return round(time_s * _NS_PER_S) + self._clock_ns
+
+    def close(self) -> None:
+        """Send the spans that are left, unless the collector takes too long."""
+        with contextlib.suppress(TimeoutError):
+            in_daemon_thread(self._provider.shutdown, "last traces").result(CLOSE_LIMIT_S)
 
 
 _STANDARD_NAMES: Final = {

@@ -7,6 +7,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from starlette.types import Scope
+
+from asr_server.api.middleware import SAFE_METHODS
+from asr_server.metrics import RequestStats
+from asr_server.telemetry import current_request_id
+
 WINDOW_S: Final = 900.0
 SAMPLE_EVERY_S: Final = 5.0
 SPEED_OVER_S: Final = 30.0
@@ -37,16 +43,26 @@ class Sample(NamedTuple):
 
 class ActivityLog:
     def __init__(self) -> None:
+        self._began_at = time.monotonic()
         self._answers: deque[Answer] = deque(maxlen=MAX_ANSWERS)
         self._samples: deque[Sample] = deque(maxlen=1 + round(WINDOW_S / SAMPLE_EVERY_S))
 
-    def add_answer(self, request_id: str, figures: Mapping[str, Any]) -> None:
+    @property
+    def uptime_s(self) -> int:
+        return int(time.monotonic() - self._began_at)
+
+    def on_begun(self, scope: Scope, stats: RequestStats) -> None:
+        pass
+
+    def on_ended(self, what: str, stats: RequestStats, figures: Mapping[str, Any]) -> None:
         """Remember a request by the figures of its log line."""
+        if figures.get("method") in SAFE_METHODS or "status" not in figures:
+            return
         queued_s = figures.get("stages_s", {}).get("chunks_queued")
         self._answers.append(
             Answer(
                 time.monotonic(),
-                request_id,
+                current_request_id.get(),
                 figures["route"],
                 figures["status"],
                 figures["seconds"],

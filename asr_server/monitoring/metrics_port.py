@@ -29,7 +29,6 @@ def settings_of_port(settings: Settings) -> Settings:
         host=host,
         port=settings.metrics_port,
         api_key="",
-        api_key_file="",
         keys_file="",
         ssl_certfile="",
         ssl_keyfile="",

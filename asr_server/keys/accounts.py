@@ -12,14 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from asr_server.api.keys import Key
+from asr_server.api.headers import LIMIT_UNITS
 from asr_server.config import naming
 from asr_server.errors import RateLimited
+from asr_server.keys.keys_file import Key
 
-UNITS: Final = ("requests", "audio-seconds")  # in the names of headers
-LIMIT_HEADERS: Final = tuple(
-    f"x-ratelimit-{part}-{unit}" for part in ("limit", "remaining", "reset") for unit in UNITS
-)
 PLACE_WAIT_S: Final = 1.0  # for one of the key's own requests to end
 
 
@@ -81,7 +78,7 @@ class Account:
         self.num_open = 0
         self.audio_s = 0.0
         self.answers = Counter[int]()  # by status
-        self._requests, self._audio = (Bucket(unit, clock) for unit in UNITS)
+        self._requests, self._audio = (Bucket(unit, clock) for unit in LIMIT_UNITS)
         self.set_key(key)
 
     def set_key(self, key: Key) -> None:
@@ -92,6 +89,14 @@ class Account:
     @property
     def name(self) -> str:
         return self.key.name
+
+    @property
+    def models(self) -> tuple[str, ...] | None:
+        return self.key.models
+
+    @property
+    def is_admin(self) -> bool:
+        return self.key.admin
 
     @contextmanager
     def enter(self) -> Iterator[None]:

@@ -1,0 +1,67 @@
+"""The one table of the headers that answers carry: documented, and shown to pages of other origins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import quote
+
+from asr_server.config import Settings
+from asr_server.core import Transcript
+
+REQUEST_ID: Final = "x-request-id"
+MODEL_LIMIT: Final = "x-model-limit"
+IGNORED_FIELDS: Final = "x-ignored-fields"
+TRUNCATED: Final = "x-truncated"
+TRACKS: Final = "x-audio-tracks"
+DROPPED: Final = "x-dropped-segments"
+RETRY_AFTER: Final = "retry-after"
+RETRY_AFTER_MS: Final = "retry-after-ms"
+SHOULD_RETRY: Final = "x-should-retry"
+LIMIT_UNITS: Final = ("requests", "audio-seconds")
+LIMIT_HEADERS: Final = tuple(
+    f"x-ratelimit-{part}-{unit}" for part in ("limit", "remaining", "reset") for unit in LIMIT_UNITS
+)
+HEADERS: Final = {
+    REQUEST_ID: "The request's id: the one that was sent, or a new one. The server's log names it.",
+    MODEL_LIMIT: "What the embedded model cannot do; absent with any other model.",
+    IGNORED_FIELDS: "The fields that were left out, where the server ignores unknown ones.",
+    TRUNCATED: "`true`: the recording is damaged or cut short. A stream says it in its last event.",
+    TRACKS: "The numbers of the audio tracks that were read, of a file that has several; not with a stream.",
+    DROPPED: "How many segments that the model wrote are left out; not with a stream.",
+    RETRY_AFTER: "Seconds to wait before the next try.",
+    RETRY_AFTER_MS: "The same in milliseconds.",
+    "www-authenticate": "How to send a key.",
+    SHOULD_RETRY: "`false`: another try would fail as well.",
+    "connection": "`close`: this server is about to stop.",
+    "x-accel-buffering": "With a stream `no`: a proxy is not to hold the events back.",
+} | dict.fromkeys(LIMIT_HEADERS, "Of a key with a limit, as OpenAI has it.")
+# Of replies that have no others: browsers guess no type, show them in no frame and run nothing in them.
+SAFE_HEADERS: Final = {
+    "x-content-type-options": "nosniff",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+}
+_MAX_NAMED: Final = 32  # fields
+_MAX_NAME: Final = 80  # characters of a field's name
+
+
+def answer_headers(settings: Settings, ignored_fields: Sequence[str] = ()) -> dict[str, str]:
+    headers = {}
+    if settings.model_limit:
+        headers[MODEL_LIMIT] = settings.model_limit
+    if ignored_fields:
+        headers[IGNORED_FIELDS] = ", ".join(map(_quoted, ignored_fields[:_MAX_NAMED]))
+    return headers
+
+
+def recording_headers(transcript: Transcript) -> dict[str, str]:
+    headers = {TRUNCATED: "true"} if transcript.is_cut_short else {}
+    if transcript.tracks:
+        headers[TRACKS] = ",".join(str(track.number) for track in transcript.tracks)
+    if transcript.dropped:
+        headers[DROPPED] = str(len(transcript.dropped))
+    return headers
+
+
+def _quoted(name: str) -> str:
+    return quote(name[:_MAX_NAME], safe="[]")

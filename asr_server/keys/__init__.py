@@ -1,0 +1,1 @@
+"""Keys of clients: who may ask, for which models, and how much."""

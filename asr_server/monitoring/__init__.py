@@ -1,0 +1,1 @@
+"""What an operator sees of the server: metrics, the last minutes, traces."""
