@@ -273,7 +273,7 @@ def test_a_server_says_little_of_itself_and_ends_in_order_at_a_signal() -> None:
 @pytest.mark.parametrize("module", [app_module, run_module])
 def test_a_server_needs_none_of_the_packages_of_its_extras(module: ModuleType) -> None:
     def load(tell: Callable[[Any], None]) -> None:
-        for name in ("opentelemetry", "wyoming", "asr_server.api.traces", "asr_server.wyoming"):
+        for name in ("opentelemetry", "wyoming", "asr_server.monitoring.traces", "asr_server.wyoming"):
             vars(sys)["modules"][name] = None  # cannot be imported
         importlib.reload(module)
         tell("loaded")
