@@ -8,6 +8,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ class UsageLog:
         self._path = path
         self._lines: list[bytes] = []
         self._is_failing = False
+        self._writing: Future[None] | None = None  # in a thread
         self._has_lines = asyncio.Event()
 
     def on_begun(self, scope: Scope, stats: metrics.RequestStats) -> None:
@@ -61,8 +63,10 @@ class UsageLog:
             await self._write()
 
     async def close(self) -> None:
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(CLOSE_LIMIT_S):
+                if self._writing is not None:
+                    await asyncio.wrap_future(self._writing)
                 await self._write()
 
     async def _write(self) -> None:
@@ -70,9 +74,9 @@ class UsageLog:
         self._has_lines.clear()
         if not lines:
             return
-        writing = in_daemon_thread(partial(append, self._path, b"".join(lines)), "usage log")
+        self._writing = in_daemon_thread(partial(append, self._path, b"".join(lines)), "usage log")
         try:
-            await asyncio.wrap_future(writing)
+            await asyncio.wrap_future(self._writing)
             self._is_failing = False
         except OSError as error:
             metrics.usage_lines_lost.inc(len(lines))
