@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
-from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.api.served_model import LOAD_FAILED, ServedModel
 from asr_server.config import naming
 from asr_server.errors import EngineUnavailable, ModelNotFound, ShuttingDown
