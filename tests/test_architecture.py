@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "protocols": {"api"},
     "keys": {"api"},
     "monitoring": {"api", "audio", "channel", "dispatch", "formats", "protocols"},
-    "api": {"audio", "channel", "dispatch", "formats", "speakers", "transcription"},
+    "api": {"annexes.model_sources", "audio", "channel", "dispatch", "formats", "speakers", "transcription"},
     "realtime": {"api", "audio", "dispatch", "speakers", "transcription"},
     "wyoming": {"api", "audio", "transcription"},
     "offline": {"annexes.model_sources", "audio", "dispatch", "formats", "speakers", "transcription"},
