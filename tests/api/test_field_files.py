@@ -134,3 +134,36 @@ def test_speech_in_a_second_language_lies_in_segments(real_server: Server) -> No
 def test_faint_speech_under_an_offset_is_read_whole(real_server: Server) -> None:
     answer = transcribed(real_server, content_of("c14_dc50_quiet50.flac"), language="en")
     assert errors(answer, QUIET) <= 9
+
+
+def text_in(server: Server, file: bytes, response_format: str, **fields: str) -> str:
+    data = {"model": "whisper-1", "response_format": response_format} | fields
+    url = f"{server.url}/v1/audio/transcriptions"
+    return httpx.post(url, files={"file": file}, data=data, timeout=120).raise_for_status().text
+
+
+@pytest.mark.parametrize("response_format", ["json", "text", "srt"])
+def test_a_sentence_said_four_times_is_in_every_format_four_times(
+    real_server: Server, response_format: str
+) -> None:
+    text = text_in(real_server, content_of("c26_C4.flac"), response_format)
+    assert text.lower().replace("\n", " ").count("small dog") == 4
+
+
+def test_noise_in_one_channel_hides_no_sentence_of_the_other(real_server: Server) -> None:
+    assert errors(transcribed(real_server, content_of("c25_noise_then_clean.ogg")), f"{A} {B}") == 0
+
+
+def test_two_equal_channels_are_one_speaker_and_the_answer_says_so(real_server: Server) -> None:
+    answer = transcribed(real_server, content_of("c04_same.ogg"), channels="split")
+    assert answer["text"].lower().count("ask not") == 1
+    assert {segment["speaker"] for segment in answer["words"]} == {"A"}
+    assert [each["reason"] for each in answer["dropped"]] == ["same_channel"]
+
+
+def test_no_cue_ends_behind_the_recording(real_server: Server) -> None:
+    file = content_of("c32_L_end80.wav")
+    duration_s = soundfile.info(io.BytesIO(file)).duration
+    last = text_in(real_server, file, "srt").strip().split("\n\n")[-1].splitlines()[1]
+    minutes, seconds = last.split(" --> ")[1].replace(",", ".").split(":")[1:]
+    assert 60 * int(minutes) + float(seconds) <= duration_s + 0.0005
