@@ -280,6 +280,7 @@ class TranscriptionSession:
                 heard = await self._reader.hear(chunk)
                 if heard.is_copy:
                     self._builder.drop_copy(chunk)
+                    self.handle.stats.on_segments_dropped("same_channel", 1)
                 # Waiting here while another chunk detects also keeps this side from decoding on.
                 language, progress = await self._language.next_language(), ChunkProgress()
                 self._pending.put_nowait(progress)
