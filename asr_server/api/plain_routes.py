@@ -6,13 +6,16 @@ The innermost middleware, so replies, ids, log and metrics stay the same. FastAP
 from __future__ import annotations
 
 from collections.abc import Sequence
+from http import HTTPStatus
 
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
-from asr_server.api.errors import HANDLED, reply_to
+from asr_server.api.errors import HANDLED, reply_to, response_to
 
 
 class PlainRoutes:
@@ -51,3 +54,9 @@ class TrailingSlashes:
             if path.endswith("/") and path.removeprefix(root).strip("/"):
                 scope["path"] = path.rstrip("/")
         await self._app(scope, receive, send)
+
+
+async def refuse_unknown_websocket(socket: WebSocket) -> None:
+    """Answer 404, where Starlette's own refusal becomes 403."""
+    error = HTTPException(HTTPStatus.NOT_FOUND, "There is no WebSocket at this path.")
+    await socket.send_denial_response(response_to(error))

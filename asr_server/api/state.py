@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 from starlette.requests import HTTPConnection, Request
 
 from asr_server import metrics
 from asr_server.api.admission import AdmissionLimiter, Places
-from asr_server.api.callers import NOBODY, Caller, Keys
 from asr_server.api.form import ReadingTurns
 from asr_server.api.middleware import Observer
 from asr_server.api.models import AllowedModels, ModelRegistry, Models
@@ -22,8 +22,31 @@ from asr_server.api.upload import MEMORY_BYTES, UploadStore
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import Settings, naming
 from asr_server.errors import SessionsTaken
+from asr_server.metrics import Account
 
 SERVICE_RESTART: Final = 1012  # the official client connects again
+
+
+class Caller(NamedTuple):
+    digest: bytes  # of the key, which signs client secrets
+    account: Account | None = None  # of a key that has a name
+
+
+NOBODY: Final = Caller(secrets.token_bytes(32))  # who asks a server without keys
+
+
+class Keys(Protocol):
+    @property
+    def required(self) -> bool: ...
+    @property
+    def accounts(self) -> Sequence[Account]: ...
+    @property
+    def is_stale(self) -> bool: ...
+    def check(self, authorization: str) -> Caller: ...
+    def check_admin(self, authorization: str) -> Caller: ...
+    def find(self, given: str) -> Caller | None: ...
+    def sign(self, message: bytes, caller: Caller) -> bytes: ...
+    def signer_of(self, message: bytes, signature: bytes) -> Caller | None: ...
 
 
 class _Session(Protocol):

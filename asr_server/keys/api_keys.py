@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
-from asr_server.api.callers import NOBODY, Caller
+from asr_server.api.state import NOBODY, Caller
 from asr_server.config import Settings, naming
 from asr_server.errors import AdminRequired, InvalidApiKey
 from asr_server.keys.accounts import Account

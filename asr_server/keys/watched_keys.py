@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from asr_server.api.callers import Caller
+from asr_server.api.state import Caller
 from asr_server.keys.accounts import Account
 from asr_server.keys.keys_file import Key, read_keys_file
 

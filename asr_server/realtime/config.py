@@ -14,9 +14,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from asr_server.api.callers import Caller, Keys
 from asr_server.api.models import Models
 from asr_server.api.schemas import check_keyword
+from asr_server.api.state import Caller, Keys
 from asr_server.core import DecodingOptions
 from asr_server.errors import InvalidApiKey, InvalidValue
 from asr_server.realtime.client_events import (

@@ -18,6 +18,7 @@ from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi_offline import FastAPIOffline
+from starlette.routing import WebSocketRoute
 
 from asr_server import __version__
 from asr_server.api import errors, openapi, routes
@@ -34,8 +35,7 @@ from asr_server.api.middleware import (
     UnreadBodyMiddleware,
 )
 from asr_server.api.models import ModelRegistry
-from asr_server.api.plain_errors import PlainErrors
-from asr_server.api.plain_routes import PlainRoutes, TrailingSlashes
+from asr_server.api.plain_routes import PlainRoutes, TrailingSlashes, refuse_unknown_websocket
 from asr_server.api.state import AppState, RealtimeSessions
 from asr_server.api.upload import UploadStore
 from asr_server.audio.pool import PreprocessPool
@@ -120,6 +120,7 @@ def create_app(
         app.include_router(compatible.router)
     routes.install_page(app)
     install_docs_page(app)
+    app.router.routes.append(WebSocketRoute("/{path:path}", refuse_unknown_websocket))
     openapi.install(app, settings, models, realtime_openapi.schemas)
     app.add_middleware(PlainRoutes, routes=routes.audio.routes)
     _wrap(app, settings, app.state.server.observers)
@@ -144,7 +145,6 @@ def _wrap(app: FastAPI, settings: Settings, observers: Sequence[Observer] = ()) 
     if checks_hosts(settings):
         app.add_middleware(LocalHosts, settings=settings)
     _allow_origins(app, settings)
-    app.add_middleware(PlainErrors)
     app.add_middleware(RequestLogMiddleware, observers=observers)
 
 

@@ -13,6 +13,7 @@ from asr_server.api.plain_routes import PlainRoutes
 from asr_server.metrics import REGISTRY
 from tests.api.running_app import MODEL, SECOND, RunningApp, run_app
 from tests.embedded import embedded
+from tests.realtime.realtime_client import refused
 
 PATH = "/v1/audio/transcriptions"
 KEY = {"authorization": "Bearer right"}
@@ -105,3 +106,9 @@ async def test_a_slash_at_the_end_of_a_path_changes_nothing(keyed: RunningApp, p
     status, _, _, counted_for = await ask(keyed, Asked(method, f"{path}/", files=files))
     assert status == 200
     assert not any("other" in str(key) for key in counted_for)
+
+
+async def test_a_websocket_at_an_unknown_path_is_an_error_of_ours(app: RunningApp) -> None:
+    refusal = await refused(f"http://{app.host}:{app.port}", "/nowhere")
+    assert (refusal.status, refusal.error["type"]) == (404, "invalid_request_error")
+    assert refusal.headers["x-request-id"]

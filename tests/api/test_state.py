@@ -11,8 +11,7 @@ from starlette.requests import Request
 
 from asr_server import metrics
 from asr_server.api import state
-from asr_server.api.callers import Caller
-from asr_server.api.state import SERVICE_RESTART, AppState, RealtimeSessions
+from asr_server.api.state import SERVICE_RESTART, AppState, Caller, RealtimeSessions
 from asr_server.errors import InvalidApiKey, ModelNotFound, RateLimited, SessionsTaken
 from asr_server.keys.accounts import Account
 from asr_server.keys.keys_file import Key
