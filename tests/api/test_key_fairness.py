@@ -40,7 +40,7 @@ async def test_one_keys_requests_never_take_the_last_places(other: str, tmp_path
     async with run_app(settings) as app:
         admission = app.app.state.server.admission
         app.replica.holding = True
-        greedy = [asyncio.create_task(post(app, WEB)) for _ in range(40)]
+        greedy = [asyncio.create_task(post(app, WEB)) for _ in range(60)]
         await until(lambda: admission.num_rejected >= 20 and len(app.replica.held) == 12)
         assert admission.num_in_flight == 12  # three quarters of the places
         asking = asyncio.create_task(post(app, other))
