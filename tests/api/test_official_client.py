@@ -126,7 +126,7 @@ async def full_app() -> AsyncIterator[RunningApp]:
     async with app_with(max_concurrent_requests=1) as app:
         app.replica.holding = True
         inside = [asyncio.create_task(app.post()) for _ in range(2)]
-        await until(lambda: app.replica.held and app.app.state.server.admission.num_open == 2)
+        await until(lambda: app.replica.held and app.app.state.server.admission.num_waiting)
         yield app
         free(app)
         assert [(await each).status_code for each in inside] == [200, 200]

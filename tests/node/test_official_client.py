@@ -134,13 +134,13 @@ async def test_each_refusal_is_of_its_class_and_is_not_sent_again(second: Path, 
 async def test_a_429_is_sent_again_when_the_server_said(second: Path) -> None:
     async with one_place() as app:
         app.replica.holding = True
-        first = asyncio.create_task(app.post())
-        await until(lambda: app.replica.held)
+        before = [asyncio.create_task(app.post()) for _ in range(2)]
+        await until(lambda: app.replica.held and app.app.state.server.admission.num_waiting)
         asking = asyncio.create_task(ask(app, second))
         await until(lambda: app.app.state.server.admission.num_rejected)
         app.replica.holding = False
         app.replica.release(app.replica.held[0])
-        assert (await first).status_code == 200
+        assert [(await reply).status_code for reply in before] == [200, 200]
         answered = await asking
     assert (answered["text"], answered["numSent"]) == ("zero", 2)
     assert answered["took_s"] >= 1.0  # Retry-After is a whole second at least
@@ -149,11 +149,12 @@ async def test_a_429_is_sent_again_when_the_server_said(second: Path) -> None:
 async def test_a_server_that_stays_full_is_a_rate_limit_error(second: Path) -> None:
     async with one_place() as app:
         app.replica.holding = True
-        first = asyncio.create_task(app.post())
-        await until(lambda: app.replica.held)
+        before = [asyncio.create_task(app.post()) for _ in range(2)]
+        await until(lambda: app.replica.held and app.app.state.server.admission.num_waiting)
         refused = await ask(app, second, max_retries=0)
+        app.replica.holding = False
         app.replica.release(app.replica.held[0])
-        await first
+        await asyncio.gather(*before)
     assert (refused["error"], refused["status"], refused["type"]) == (
         "RateLimitError",
         429,
