@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Literal
 
 import numpy as np
 import pytest
 
-from asr_server.channel.messages import ChunkTimes
 from asr_server.core import TEMPERATURE_LADDER, ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine.active_chunk import ActiveChunk, _num_closed
-from asr_server.engine.beam import BeamSearch, Hypothesis
-from asr_server.engine.boost import KeywordBoost, Match
 from tests.vocabulary import make_tokenizer, words
 
 FLUENT, SAID_TWICE, REPETITIVE = 1.0, 2.6, 5.0
@@ -72,14 +68,6 @@ def test_a_drawn_text_that_goes_on_repeating_itself_is_ended(
     assert len(sequence.tokens) == expected
 
 
-def test_a_drawn_text_that_repeats_little_is_not_ended() -> None:
-    options = DecodingOptions(temperatures=(0.4,))
-    sequence = ActiveChunk(ChunkId("a", 0), np.zeros(160, np.float32), options, "en", max_tokens=448)
-    while sequence.append(len(sequence.tokens) % 50, -0.1, 50) is None:
-        pass
-    assert len(sequence.tokens) == 448
-
-
 def test_a_text_ends_where_a_segment_would_begin_behind_the_audio() -> None:
     first_time = END_OF_TEXT + 1
     samples = np.zeros(16_000 * 2 - 1, np.float32)
@@ -111,67 +99,6 @@ def test_the_text_of_a_search_begins_with_the_segments_that_it_reported() -> Non
     result = chunk.result_of_beam(chunk.beam, tokenizer)
     assert reports[-1].tokens == tuple(said)
     assert result.tokens[: len(said)] == tuple(said)
-
-
-def test_a_guess_that_adds_the_same_is_not_wrong() -> None:
-    for unspaced, is_wrong in (((), False), ((7,), True)):
-        own = KeywordBoost([(2, 3)], [unspaced], lambda token: True)
-        chunk = ActiveChunk(
-            ChunkId("", 0),
-            np.zeros(160, np.float32),
-            DecodingOptions(),
-            "de",
-            slots=[4],
-            max_tokens=9,
-            boost=own,
-        )
-        ((slot, row),) = chunk.boost_rows(has_unread=True)
-        assert (slot, row) == (4, own.row(1))
-        assert chunk.append(5, -1.0, 100) is None
-        assert chunk.boost_states == [KeywordBoost.start]
-        assert chunk.has_guessed_wrong() == is_wrong
-
-
-def test_a_new_chunk_has_nothing_yet_and_equals_none_but_itself() -> None:
-    chunks = [ActiveChunk(ChunkId("a", 0), np.ones(160, np.float32), DecodingOptions(), "en") for _ in "ab"]
-    assert len(set(chunks)) == 2
-    for chunk in chunks:
-        assert (chunk.audio_slot, chunk.num_examined, chunk.finished) == (-1, 0, False)
-        assert (chunk.admitted_at, chunk.encoded_at, chunk.pauses.shape) == (0, 0, (0, 2))
-        chunk.drop_samples()
-        assert len(chunk.samples) == 160
-        assert not chunk.samples.any()
-
-
-@pytest.mark.parametrize("is_ended", [True, False])
-def test_a_searchs_result_is_its_best_text_without_the_bonus_of_keywords(is_ended: bool) -> None:
-    chunk = ActiveChunk(ChunkId("a", 0), np.zeros(160, np.float32), DecodingOptions(), "en")
-    beam = chunk.beam = BeamSearch(2, 9, END_OF_TEXT)
-    best = Hypothesis((1, 2), (-0.5, -0.75), -0.25, is_ended, match=Match(earned=1.5))
-    if is_ended:
-        beam.ended, beam.running = [best], []
-    else:
-        beam.running = [best]
-        assert chunk.position == 1, "behind no prompt"
-    result = chunk.result_of_beam(beam, make_tokenizer())
-    assert (result.tokens, result.logprobs) == ((1, 2), (-0.5, -0.75))
-    assert result.avg_logprob == pytest.approx(-1.75 / 3)
-    assert result.finish_reason == ("stop" if is_ended else "length")
-
-
-@pytest.mark.parametrize(("languages", "expected"), [(("en",), None), (("en", "de"), "de")])
-def test_a_result_has_a_language_where_there_is_more_than_one(
-    languages: tuple[str, ...], expected: str | None
-) -> None:
-    chunk = ActiveChunk(ChunkId("a", 0), np.zeros(160, np.float32), DecodingOptions(), "de")
-    assert chunk.result("stop", make_tokenizer(languages)).language == expected
-
-
-def test_a_chunks_times_are_those_to_its_audio_and_since(monkeypatch: pytest.MonkeyPatch) -> None:
-    chunk = ActiveChunk(ChunkId("a", 0), np.zeros(160, np.float32), DecodingOptions(), "en")
-    chunk.admitted_at, chunk.encoded_at = 100.0, 100.5
-    monkeypatch.setattr(time, "monotonic", lambda: 102.5)
-    assert chunk.times() == ChunkTimes(0.5, 2.0)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import math
 import shutil
 import threading
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from asr_server.channel.messages import Cancel, Credit, Event, Failed, Result
 from asr_server.core import DecodingOptions, Samples
 from asr_server.engine import Engine, alignment
-from asr_server.engine.alignment import Aligner, first_frames, smooth
+from asr_server.engine.alignment import Aligner, first_frames
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint, results, run, submit, transcribe
 from tests.checkpoints import pocket_directory
@@ -198,23 +198,6 @@ def with_heads(target: Path, heads: list[list[int]]) -> Path:
     config = json.loads((target / "generation_config.json").read_text())
     (target / "generation_config.json").write_text(json.dumps(config | {"alignment_heads": heads}))
     return target
-
-
-@pytest.mark.parametrize("length", [1, 3, 4, 7, 50])
-def test_smoothing_takes_the_median_of_seven(length: int) -> None:
-    x = torch.from_numpy(np.random.default_rng(1).normal(size=(2, 3, length)))
-    if length <= 3:
-        expected = x  # openai/whisper leaves what is shorter than the half of it
-    else:
-        padded = np.pad(x.numpy(), ((0, 0), (0, 0), (3, 3)), mode="reflect")
-        expected = torch.from_numpy(np.median(np.lib.stride_tricks.sliding_window_view(padded, 7, -1), -1))
-    torch.testing.assert_close(smooth(x), expected)
-
-
-def test_the_median_is_right_in_every_order_of_seven() -> None:
-    """A network that sorts zeros and ones in any order sorts all numbers."""
-    orders = torch.tensor(list(product((0.0, 1.0), repeat=7)))
-    assert torch.equal(smooth(orders)[:, 3], orders.median(dim=1).values)
 
 
 def test_attention_of_nan_fails_its_chunk_alone(pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,12 +140,6 @@ def test_a_word_that_is_spelt_in_more_tokens_is_the_same_a_step_later() -> None:
     assert read_on(beam, {6: 0.9}, {5: 0.9}) == [(1, 4, 5, 6)]
 
 
-def test_a_hypothesis_goes_on_with_one_timestamp() -> None:
-    beam = BeamSearch(WIDTH, 30, END)
-    assert read_on(beam, {1: 0.45, END + 1: 0.3, END + 2: 0.2}) == [(1,), (END + 1,)]
-    assert beam.running[1].sum_logprob == pytest.approx(math.log(0.5)), "that there is one, whichever"
-
-
 def test_a_text_ends_where_a_segment_would_begin_behind_the_audio() -> None:
     beam = BeamSearch(WIDTH, 30, END, audio_end=END + 5)
     assert read_on(beam, {1: 0.9}) == [(1,)]
@@ -153,13 +147,6 @@ def test_a_text_ends_where_a_segment_would_begin_behind_the_audio() -> None:
     assert read_on(beam, {END + 8: 0.5, END + 4: 0.15, END: 0.3}) == []
     assert beam.best().tokens == (1, END + 7)
     assert beam.best().sum_logprob == pytest.approx(math.log(0.9 * 0.9 * 0.95)), "that it ends, or goes on"
-
-
-def test_a_text_goes_on_where_a_segment_begins_within_the_audio() -> None:
-    beam = BeamSearch(WIDTH, 30, END, audio_end=END + 5)
-    read_on(beam, {1: 0.9})
-    read_on(beam, {END + 3: 0.9})
-    assert read_on(beam, {END + 4: 0.6, END + 5: 0.2, END: 0.1}) == [(1, END + 3, END + 4)]
 
 
 def test_a_long_text_is_not_given_up_for_a_short_one_that_is_less_likely_for_its_length() -> None:
@@ -171,19 +158,6 @@ def test_a_long_text_is_not_given_up_for_a_short_one_that_is_less_likely_for_its
     read_on(beam, {END: 0.9})
     assert beam.is_over
     assert beam.best().tokens == (2, 3, 4, 5, 6, 7, 8)
-
-
-def test_a_text_of_more_words_has_to_be_likelier_than_its_mean_says() -> None:
-    def both(beam: BeamSearch) -> tuple[int, ...]:
-        read_on(beam, {1: 0.9})
-        read_on(beam, {2: 0.6, 3: 0.38})
-        read_on(beam, {END: 0.95}, {4: 0.95})
-        read_on(beam, {5: 0.95})
-        read_on(beam, {END: 0.95})
-        return beam.best().tokens
-
-    assert both(BeamSearch(WIDTH, 30, END)) == (1, 2)
-    assert both(BeamSearch(WIDTH, 30, END, margin=math.inf)) == (1, 3, 4, 5), "openai-whisper's mean"
 
 
 # -- In the engine ----------------------------------------------------------------------------------------

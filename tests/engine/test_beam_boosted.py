@@ -63,20 +63,6 @@ def lists(*following: dict[int, float]) -> Lists:
     return [[(token, math.log(p)) for token, p in each.items()] for each in following]
 
 
-def test_two_of_five_places_are_left_to_the_likeliest_of_three_matches() -> None:
-    beam = BeamSearch(WIDTH, 30, END, boost=machine((8, 3), (2, 3), (6, 3)))
-    likely, named = {1: 0.24, 3: 0.2, 4: 0.17, 5: 0.15, 7: 0.13}, {8: 0.08, 2: 0.1, 6: 0.09}
-    assert beam.advance(lists(likely), lists(named)) == [0] * WIDTH
-    expected = [(1, True, False), (3, False, False), (4, False, False), (2, False, True), (6, False, True)]
-    assert flags(beam) == [((token,), *flag) for token, *flag in expected]
-
-
-def test_of_two_places_a_match_may_take_one() -> None:
-    beam = BeamSearch(2, 30, END, boost=machine((2, 3)))
-    assert beam.advance(lists({1: 0.5, 4: 0.4}), lists({2: 0.1})) == [0, 0]
-    assert flags(beam) == [((1,), True, False), ((2,), False, True)]
-
-
 def test_a_match_stays_tentative_until_its_keyword_is_complete() -> None:
     beam = BeamSearch(WIDTH, 30, END, boost=machine((2, 3, 4)))
     beam.advance(lists({1: 0.5}), lists({2: 0.4}))
@@ -94,19 +80,6 @@ def test_an_unlikely_candidate_is_kept_for_its_match_up_to_the_margin() -> None:
     beam = BeamSearch(WIDTH, 30, END, boost=machine((2, 3), (4, 3)))
     beam.advance([[(1, -0.5), (2, -3.0), (4, -3.25)]])  # of 1.5, and a bonus of 1
     assert flags(beam) == [((1,), True, False), ((2,), False, True)]
-
-
-def test_texts_that_wait_for_the_same_keyword_behind_other_words_are_both_kept() -> None:
-    beam = BeamSearch(WIDTH, 30, END, boost=machine((2, 3)))
-    beam.advance(lists({1: 0.5, 5: 0.4}))
-    beam.advance(lists({6: 0.9}, {7: 0.9}), lists({2: 0.3}, {2: 0.3}))
-    assert sorted(each.tokens for each in beam.running) == [(1, 2), (1, 6), (5, 2), (5, 7)]
-
-
-def test_a_token_without_a_bonus_is_close_within_the_margin_alone() -> None:
-    for other, is_sure in (((5, -2.5), True), ((2, -3.0), False), ((2, -3.25), True), ((5, -2.0), False)):
-        beam = BeamSearch(WIDTH, 30, END, boost=machine((2, 3)))
-        assert beam.append_if_sure(1, -0.5, 9.0, [other]) is is_sure, other
 
 
 def test_a_token_is_not_sure_where_a_keyword_s_is_close_with_its_bonus() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import FrozenInstanceError
 from itertools import accumulate
 from typing import Any
 
@@ -16,7 +15,6 @@ from asr_server.engine.boost import (
     NEXT_BONUS,
     KeywordBoost,
     Match,
-    Row,
     keyword_boost,
 )
 from tests.vocabulary import make_tokenizer, spell
@@ -80,21 +78,6 @@ def test_without_a_space_a_match_begins_at_the_start_of_a_word_alone() -> None:
     assert boost.row(states(boost, [C])[-1]).tokens == ()
 
 
-def test_a_row_has_the_deltas_above_the_refund_and_names_every_token_that_gains() -> None:
-    chance = random.Random(0)
-    keywords = [[chance.randrange(6) for _ in range(chance.randint(1, 5))] for _ in range(12)]
-    boost = machine(*keywords[:8], unspaced=keywords[8:])
-    state = boost.start
-    for _ in range(500):
-        row = boost.row(state)
-        gains = {token: boost.delta(state, token) + boost.potential(state) for token in range(8)}
-        assert {token: gain for token, gain in gains.items() if gain} == dict(
-            zip(row.tokens, row.bonuses, strict=True)
-        )
-        assert all(gain > 0 for gain in row.bonuses)
-        state = boost.step(state, chance.randrange(8))
-
-
 def test_no_order_of_tokens_earns_more_than_its_complete_matches() -> None:
     """Texts of chance: what is left of every match that is not complete is nothing."""
     chance = random.Random(1)
@@ -115,14 +98,6 @@ def test_a_keyword_as_long_as_a_sentence_gets_no_bonus() -> None:
     assert total(machine(longest), longest) == 1 + 23 * 2
     assert total(machine([*longest, 24]), [*longest, 24]) == 0
     assert not machine([]).at_end(KeywordBoost.start)
-
-
-def test_a_row_is_made_once_and_may_be_empty() -> None:
-    row = Row((), ())
-    assert row.highest == 0
-    assert Row((A, B), (1.0, 3.0)).highest == 3
-    with pytest.raises(FrozenInstanceError):
-        row.tokens = (A,)  # type: ignore[misc]
 
 
 def test_a_keyword_is_matched_with_a_space_before_it_and_without() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import FrozenInstanceError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asr_server.config import Settings
 from asr_server.dispatch.dispatcher import describe
-from asr_server.engine import Engine, EngineConfig, config, runner
+from asr_server.engine import EngineConfig, config, runner
 from asr_server.engine.config import choose_device, choose_dtype, choose_num_slots, engine_info
 from asr_server.machine import available_cores
 from asr_server.model import WhisperSizes
@@ -70,20 +69,6 @@ def test_a_default_servers_scores_take_at_most_300_mb_of_a_gpu(monkeypatch: pyte
     assert scores.nbytes <= 0.3e9
 
 
-def test_a_gpu_encodes_so_many_positions_at_once_however_long_the_chunks_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gpu, turbo = torch.device("cuda"), WhisperSizes(51866, 128, 1280, 32, 20, 5120, 4, 20, 5120)
-    monkeypatch.setattr(config, "free_bytes", lambda *_: 80 << 30)
-    chosen = {
-        mode: EngineConfig(short_audio=mode).resolved(turbo, gpu, torch.bfloat16)
-        for mode in ("auto", "exact")
-    }
-    assert {each.encode_batch for each in chosen.values()} == {11}
-    assert chosen["auto"].chunks_per_encode == 33
-    assert chosen["exact"].chunks_per_encode == 11
-
-
 def test_a_gpu_without_memory_for_the_engine_ends_the_start_with_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -95,16 +80,6 @@ def test_a_gpu_without_memory_for_the_engine_ends_the_start_with_one_line(
         load_engine(Settings(model=str(pocket_directory()), device="cpu"), 1)
     assert "8.15 GiB" in str(failure.value)
     assert "\n" not in str(failure.value)
-
-
-def test_a_configuration_is_frozen_and_copies_in_turn_by_default() -> None:
-    assert not EngineConfig().copy_overlap
-    with pytest.raises(FrozenInstanceError):
-        EngineConfig().model = "other"  # type: ignore[misc]
-
-
-def test_some_memory_is_free() -> None:
-    assert config.free_bytes(CPU) > 1 << 20
 
 
 def test_replicas_share_the_cores() -> None:
@@ -199,12 +174,3 @@ def test_a_gpu_that_torch_was_not_built_for_is_said_in_one_line_and_a_busy_one_m
     with pytest.raises(error, match=said) as raised:
         choose_device("auto")
     assert type(raised.value) is error
-
-
-def test_an_engine_starts_from_its_configuration_alone() -> None:
-    threads = torch.get_num_threads()
-    engine = Engine.load(
-        EngineConfig(str(pocket_directory()), "cpu", "float32", num_slots=3, cpu_threads=threads)
-    )
-    assert engine.num_slots == 3
-    assert engine.initial_credit().count == engine.config.chunks_per_encode

@@ -14,13 +14,11 @@ import torch
 from asr_server.channel.messages import (
     Cancel,
     Credit,
-    Drain,
     Event,
     Failed,
     LanguageDetected,
     Result,
     SetLanguage,
-    Submit,
 )
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.engine import Engine
@@ -227,14 +225,6 @@ def test_detection_keeps_to_the_candidates(pocket: Checkpoint) -> None:
     assert set(detected.probabilities) == {"fi", "nl"}
 
 
-def test_a_single_candidate_needs_no_detection(pocket: Checkpoint) -> None:
-    engine = pocket.engine()
-    submit(engine, "x", CLIPS[3], DecodingOptions(candidate_languages=("fi",), max_new_tokens=2))
-    events = run(engine)
-    assert not [event for event in events if isinstance(event, LanguageDetected)]
-    assert results(events)["x"].language == "fi"
-
-
 def test_a_checkpoint_of_one_language_is_not_asked(embedded: Checkpoint) -> None:
     engine = embedded.engine()
     submit(engine, "x", CLIPS[1], DecodingOptions(max_new_tokens=4))
@@ -253,19 +243,6 @@ def test_a_held_chunk_can_be_cancelled_or_told_nonsense(pocket: Checkpoint) -> N
     (failure,) = [event for event in run(engine) if isinstance(event, Failed)]
     assert failure.id.request_id == "fool"
     assert engine.slots_in_use == 0
-
-
-def test_a_late_language_is_ignored(pocket: Checkpoint) -> None:
-    engine = pocket.engine()
-    engine.handle(SetLanguage(ChunkId("nobody", 0), "de"))
-    assert engine.step() == []
-
-
-def test_drain_is_remembered(pocket: Checkpoint) -> None:
-    engine = pocket.engine()
-    assert not engine.draining
-    engine.handle(Drain())
-    assert engine.draining
 
 
 # -- Options --------------------------------------------------------------------------------------------
@@ -451,10 +428,3 @@ def test_heartbeat_figures_count_steps_and_batches(pocket: Checkpoint) -> None:
     sizes = pocket.model.sizes
     prefill_and_decode = 2
     assert engine.num_layers == 4 * sizes.encoder_layers + prefill_and_decode * sizes.decoder_layers
-
-
-def test_a_submit_names_its_chunk_in_the_answer(pocket: Checkpoint) -> None:
-    engine = pocket.engine()
-    id = ChunkId("r", 7, part=2, attempt=1)
-    engine.handle(Submit(id, CLIPS[1], PLAIN))
-    assert [event.id for event in run(engine) if isinstance(event, Result)] == [id]

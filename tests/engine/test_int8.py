@@ -5,17 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asr_server.config import EMBEDDED_MODEL, Settings
+from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import DecodingOptions
-from asr_server.dispatch.dispatcher import describe
 from asr_server.engine import Engine, EngineConfig, config
 from asr_server.engine.config import choose_dtype, choose_int8, engine_info
-from asr_server.model import Whisper, load_whisper, weights
-from asr_server.model.int8 import Int8EncoderLinear, Int8Linear, can_multiply_in_int8
-from asr_server.model.layers import Linear
+from asr_server.model import load_whisper
+from asr_server.model.int8 import can_multiply_in_int8
 from asr_server.model.rows import rows_of
-from asr_server.model.weights import read_weights
-from asr_server.model.whisper import Convolution
 from benchmarks.engine_helpers import Checkpoint, transcribe
 from benchmarks.speech import corpus
 from benchmarks.speech.error_rates import word_errors
@@ -129,56 +125,6 @@ def test_silence_is_read_from_a_slot_of_its_own_for_few_rows_and_little_silence_
     blocks = cache.own_blocks(mostly_whole, 1)
     assert blocks is not None
     assert len(blocks.owners) == 12 * cache.keys.shape[2] * blocks.num_blocks  # silence among them
-
-
-@needs_int8
-@pytest.mark.parametrize(
-    ("dtype", "has_amx", "encoder", "decoder"),
-    [
-        (torch.float32, False, Int8EncoderLinear, Int8Linear),
-        (torch.bfloat16, False, Int8EncoderLinear, Linear),
-        (torch.bfloat16, True, Linear, Linear),  # AMX multiplies bfloat16 fast enough
-    ],
-)
-def test_layers_are_in_int8_where_that_is_the_faster(
-    dtype: torch.dtype,
-    has_amx: bool,
-    encoder: type[Linear],
-    decoder: type[Linear],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(weights, "HAS_AMX", has_amx)
-    model = load_whisper(EMBEDDED_MODEL, "cpu", dtype, int8=True)
-    assert type(model.encoder.layers[0].qkv) is encoder
-    assert type(model.decoder.layers[0].cross_out) is decoder
-    assert type(model.encoder.conv1) is Convolution
-    info = engine_info(EngineConfig().resolved(model.sizes, CPU, dtype, model.int8))
-    assert "dtype int8 (the processor multiplies in it)" in describe(Settings(), info, 1)
-
-
-@needs_int8
-@torch.inference_mode()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_few_large_numbers_of_the_norm_leave_the_scores_of_all_tokens_exact(dtype: torch.dtype) -> None:
-    """As in whisper-base: a few of the norm's outputs are far larger; all tokens share a part."""
-    torch.manual_seed(0)
-    sizes = load_whisper(EMBEDDED_MODEL, "cpu", torch.float32).sizes
-    tensors = dict(read_weights(EMBEDDED_MODEL))
-    tensors["decoder.layer_norm.weight"] = torch.ones(sizes.width).index_fill_(0, torch.arange(8), 30.0)
-    tensors["decoder.layer_norm.bias"] = torch.randn(sizes.width)
-    embedding = torch.randn(sizes.vocabulary, sizes.width) * 0.1
-    embedding[:, :8] *= 0.03  # they say little of which token it is
-    tensors["decoder.embed_tokens.weight"] = embedding + torch.randn(sizes.width)
-    x = torch.randn(40, sizes.width)
-
-    def scores(dtype: torch.dtype, int8: bool) -> torch.Tensor:
-        model = Whisper(sizes, CPU, dtype, int8=int8)
-        model.load_hugging_face(tensors)
-        return model.decoder.logits(model.decoder.norm(x.to(dtype)))
-
-    expected, found = scores(torch.float32, int8=False), scores(dtype, int8=True)
-    off = (found - found.mean(-1, keepdim=True)) - (expected - expected.mean(-1, keepdim=True))
-    assert 0 < off.square().mean().sqrt() < 0.02 * expected.std(-1).mean()
 
 
 @needs_int8

@@ -15,11 +15,9 @@ import torch
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine import ranks
 from asr_server.engine.active_chunk import ActiveChunk
-from asr_server.engine.boost import Row
 from asr_server.engine.config import EngineConfig, Loaded
 from asr_server.engine.ranks import (
     Begin,
-    Decode,
     LeadingRunner,
     Operation,
     RanksFailed,
@@ -145,15 +143,6 @@ def test_what_fails_on_rank_0_ends_all_ranks(error: Exception, monkeypatch: pyte
     runner.close()
 
 
-def test_a_rank_begins_once_and_only_by_a_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RanksFailed, match="a second beginning"):
-        followed([Begin(CONFIG)], monkeypatch)
-    made = small()
-    loaded = Loaded(made.model, made.tokenizer, made.rules, CONFIG)
-    monkeypatch.setattr(ranks, "Runner", None)
-    follow(loaded, lambda: None)  # rank 0 ended before it began
-
-
 def test_on_a_cpu_ranks_join_when_all_are_there() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor(2) as pool:
@@ -201,10 +190,3 @@ def test_the_model_and_the_devices_have_to_be_enough_for_the_ranks(monkeypatch: 
     with pytest.raises(ValueError, match="--tensor-parallel-size 2 needs as many GPUs; this replica has 1"):
         check_ranks(replace(config, device="cuda"))
     assert WHOLE.count == 1
-
-
-def test_other_ranks_are_sent_the_rows_of_keywords() -> None:
-    row = Row((5, 7), (1.0, 3.0))
-    plan = StepPlan(2, 9, boosted=((1, row),), named=((0, row),))
-    encoded = msgspec.msgpack.encode(Decode(plan))
-    assert msgspec.msgpack.decode(encoded, type=Decode).plan == plan

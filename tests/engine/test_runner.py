@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from asr_server.engine.runner import Runner, StepPlan
 from asr_server.engine.slots import SlotStart
 from asr_server.model.rows import rows_of
 from tests.engine.device_stand_ins import imitate_graphs
-from tests.engine.small import PROMPT, RULES, SIZES, SPECIALS, clip, small
+from tests.engine.small import PROMPT, RULES, SPECIALS, clip, small
 
 END, FIRST_TIME = SPECIALS.end_of_text, SPECIALS.timestamp_begin
 PLAIN = DecodingOptions(language="de")
@@ -170,14 +169,6 @@ def test_rows_that_draw_or_have_penalties_choose_by_their_options_alone(runner: 
     assert texts[0] != texts[3]
 
 
-def test_where_no_row_is_restricted_the_draw_is_from_all_tokens(runner: Runner) -> None:
-    """A plan says so; it is then not looked at."""
-    cold = DecodingOptions(language="de", top_k=1)
-    begin(runner, [SlotStart(0, PROMPT, cold, 9.0, noise_seed=5)], [0])
-    drawn = int(runner.decode(StepPlan(1, 3, sampled=(0,))).array()[0, 0])
-    assert drawn != int(logprobs_after(0, PROMPT).argmax())
-
-
 def test_keywords_raise_the_tokens_that_they_name(runner: Runner) -> None:
     begin(runner, [SlotStart(slot, PROMPT, PLAIN) for slot in range(3)], [0, 1, 2])
     expected = [logprobs_after(number, PROMPT) for number in range(3)]
@@ -215,15 +206,6 @@ def test_a_branch_goes_on_with_the_text_and_audio_of_another_slot(runner: Runner
     check_row(runner.decode(StepPlan(4, 5)).array(), 3, logprobs_after(2, PROMPT, text[:2]))
 
 
-def test_a_text_that_moves_goes_on_in_its_new_slot(runner: Runner) -> None:
-    begin(runner, [SlotStart(2, PROMPT, PLAIN)], [1])
-    text = [int(runner.decode(StepPlan(3, 3 + step)).array()[0, 2]) for step in range(2)]
-    runner.move([(2, 0)], 5)
-    lines = runner.decode(StepPlan(1, 5)).array()
-    check_row(lines, 0, logprobs_after(1, PROMPT, text))
-    assert not runner.state.active[2]
-
-
 @pytest.mark.parametrize("has_graphs", [False, True])
 def test_nothing_of_a_longer_text_before_is_left_behind_a_new_one(
     has_graphs: bool, monkeypatch: pytest.MonkeyPatch
@@ -245,26 +227,3 @@ def test_nothing_of_a_longer_text_before_is_left_behind_a_new_one(
         assert tensor[:, 1, :, :2].isfinite().all()
     check_row(runner.decode(StepPlan(2, 3)).array(), 1, logprobs_after(3, PROMPT))
     runner.close()
-
-
-def test_without_beams_a_step_reports_no_candidates() -> None:
-    runner = make_runner(beam_size=1)
-    begin(runner, [SlotStart(0, PROMPT, PLAIN)], [0])
-    assert runner.decode(StepPlan(1, 3)).array().shape == (3, 1)
-    assert runner.state.token.shape == (CONFIG.num_slots,)
-    runner.close()
-    assert np.array_equal(make_runner().state.token.shape, (CONFIG.num_slots * 2,)), "a search has two"
-
-
-def test_graphs_are_recorded_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded: list[list[tuple[int, ...]]] = []
-
-    def record(_: object, shapes: list[tuple[int, ...]], *__: object) -> None:
-        recorded.append(shapes)
-
-    monkeypatch.setattr("asr_server.engine.runner.record_graphs", record)
-    make_runner(cuda_graphs=False)
-    assert recorded == []
-    make_runner()
-    (of_scores,) = recorded
-    assert max(of_scores) == (8, SIZES.text_positions)

@@ -14,7 +14,6 @@ from asr_server.checkpoint.files import short_audio_mode
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions
 from asr_server.model import Whisper
-from asr_server.model.cache import key_block
 from asr_server.model.silence import Silence
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint, submit, transcribe
@@ -52,15 +51,6 @@ def rough(model: Whisper, silence: Silence, num_positions: int, clip: int) -> to
         x = x + layer.feed_forward.change(layer.feed_forward.norm(x))
     result: torch.Tensor = encoder.norm(x)
     return result
-
-
-@torch.inference_mode()
-def test_own_positions_attend_to_themselves_and_to_the_silence_behind_in_means(pocket: Checkpoint) -> None:
-    model = pocket.model
-    silence = model.encode_silence()
-    for clip, num_positions in ((0, 200), (1, 800)):
-        found = model.encoder(model.log_mel([CLIPS[clip]], 2 * num_positions), silence=silence)
-        torch.testing.assert_close(found, rough(model, silence, num_positions, clip), atol=1e-4, rtol=1e-4)
 
 
 @torch.inference_mode()
@@ -111,14 +101,6 @@ def test_a_slot_s_own_copy_of_the_silence_serves_as_well_as_the_shared_one(
         assert result.logprobs == pytest.approx(expected.logprobs, abs=1e-3)
 
 
-def test_the_padding_matters_here(pocket: Checkpoint, alone: list[ChunkResult]) -> None:
-    """Else the tests above would compare nothing."""
-    whole = transcribe(pocket.engine(), CLIPS, OPTIONS)
-    assert any(a.logprobs != b.logprobs for a, b in zip(whole[:4], alone[:4], strict=True))
-    filled = DURATIONS_S.index(29)
-    assert whole[filled].tokens == alone[filled].tokens, "a window with no room for a tail"
-
-
 def test_no_segment_begins_where_the_audio_has_ended(pocket: Checkpoint) -> None:
     """In whole windows a published model has such segments, and says its last sentence again there."""
     first_time = pocket.tokenizer.specials.timestamp_begin
@@ -141,10 +123,6 @@ def test_words_are_aligned_to_audio_of_fewer_positions(pocket: Checkpoint) -> No
     for duration_s, result in zip(DURATIONS_S, transcribe(pocket.engine(**TAIL), CLIPS, asked), strict=True):
         assert len(result.token_times_s) > 1
         assert 0 <= min(result.token_times_s) <= max(result.token_times_s) <= duration_s
-
-
-def test_the_blocks_of_keys_divide_every_window() -> None:
-    assert [key_block(num_positions) for num_positions in (1500, 400, 297, 160)] == [100, 100, 99, 80]
 
 
 def test_who_asks_for_float32_gets_whole_windows_and_anybody_may_choose() -> None:

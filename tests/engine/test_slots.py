@@ -8,7 +8,7 @@ import torch
 from asr_server.core import ChunkId, DecodingOptions
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.engine.cuda import Transfers
-from asr_server.engine.slots import SlotStart, SlotState, SlotTable, grouped
+from asr_server.engine.slots import SlotStart, SlotState, SlotTable
 
 END, FIRST_TIME = 60, 70
 CPU = torch.device("cpu")
@@ -73,12 +73,6 @@ def test_a_chunk_that_may_not_move_stays() -> None:
     assert (second.slots, third.slots) == ([0], [2])
 
 
-def test_groups_are_in_the_order_of_slots() -> None:
-    table = SlotTable(num_chunks=3, num_searches=0, beam_size=1)
-    first, second, third = placed(table, "first", "second", "third")
-    assert grouped([third, second, first], lambda chunk: chunk.slot == 1) == [[first, third], [second]]
-
-
 def begun(*starts: SlotStart, num_positions: int = 8) -> SlotState:
     state = SlotState.empty(3, num_positions, CPU)
     state.begin(starts, FIRST_TIME - 1, Transfers(CPU, overlap=False))
@@ -126,11 +120,3 @@ def test_a_slot_that_is_held_does_not_run_over_its_last_position() -> None:
         state.advance(torch.tensor([token] * 3), FIRST_TIME, END)
     assert history(state, 0)[:4] == (6, 5, 3, 6)
     assert state.generated[:, 0].tolist() == [1, 2, 3, 6]
-
-
-def test_what_moves_is_active_in_its_new_slot_alone() -> None:
-    state = begun(SlotStart(2, PROMPT, DecodingOptions(), temperature=0.5, tokens=[70, 5]))
-    state.move(torch.tensor([2]), torch.tensor([0]))
-    assert history(state, 0) == (5, 70, 4, 2, 70)
-    assert float(state.temperature[0]) == 0.5
-    assert state.active.tolist() == [True, False, False]

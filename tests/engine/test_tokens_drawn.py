@@ -13,7 +13,6 @@ from asr_server.core import ChunkId
 from asr_server.engine.slots import SlotState
 from asr_server.engine.tokens import (
     _gumbel_noise,
-    _restrict,
     draw,
     log_probabilities,
     noise_seed_of,
@@ -131,15 +130,6 @@ def test_random_numbers_are_the_same_in_every_process() -> None:
     assert draw(torch.zeros(5, 51866), made).tolist() == KNOWN_DRAWS
 
 
-def test_random_numbers_hang_on_seed_chunk_part_and_temperature_alone() -> None:
-    base = noise_seed_of(7, ChunkId("a", 3, 1), 0.4)
-    assert base == noise_seed_of(7, ChunkId("b", 3, 1, attempt=2), 0.4)
-    assert base < 2**53, "it crosses to the device as a double"
-    others = [(8, 3, 1, 0.4), (7, 2, 1, 0.4), (7, 3, 0, 0.4), (7, 3, 1, 0.6)]
-    seeds = {noise_seed_of(seed, ChunkId("a", chunk, part), at) for seed, chunk, part, at in others}
-    assert len(seeds | {base}) == 5
-
-
 KNOWN_SEED = 3054469152052268
 KNOWN_DRAWS = [20964, 16800, 51852, 26998, 45850]
 
@@ -161,29 +151,3 @@ def test_noise_is_gumbels_of_splitmix64_counted_over_tokens_and_steps() -> None:
         torch.testing.assert_close(
             found[row], torch.tensor(expected, dtype=torch.double), atol=1e-12, rtol=1e-12
         )
-
-
-@pytest.mark.parametrize(("score", "expected"), [(4.0, 2.0), (0.5, 0.25), (-0.5, -1.0), (0.0, 0.0)])
-def test_a_repeated_tokens_score_comes_nearer_to_impossible(score: float, expected: float) -> None:
-    own = state(1, repetition_penalty=2.0, num_generated=1)
-    own.generated[0, 0] = 3
-    scores = torch.full((1, 10), score)
-    assert penalise(scores, own, 9)[0].tolist() == [expected if token == 3 else score for token in range(10)]
-
-
-@pytest.mark.parametrize(
-    ("settings", "scores", "allowed"),
-    [
-        ({"top_p": 0.5}, [0.0, 0.0, -99.0], 1),
-        ({"top_p": 0.51}, [0.0, 0.0, -99.0], 2),
-        ({"top_p": 1.0}, [40.0, 0.0, -40.0], 3),
-        ({"min_p": 1.0}, [1.0, 1.0, 0.0], 2),
-        ({"top_k": 2}, [2.0, 1.0, 0.0], 2),
-    ],
-)
-def test_what_lies_at_a_limit_is_drawn_or_not(
-    settings: dict[str, float], scores: list[float], allowed: int
-) -> None:
-    """Half is reached by one of two equal tokens; a top-p of 1 cuts off nothing."""
-    found = _restrict(torch.tensor([scores]), state(1, **settings))
-    assert int(found.isfinite().sum()) == allowed

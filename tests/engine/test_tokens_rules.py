@@ -104,12 +104,3 @@ def test_the_top_scores_are_those_of_a_whole_sort(vocabulary: int, count: int) -
     expected = scores.sort(descending=True)
     assert torch.equal(values, expected.values[:, :count])
     assert torch.equal(tokens, expected.indices[:, :count])
-
-
-def test_of_equal_scores_the_first_is_chosen_and_nan_is_not_passed_over() -> None:
-    scores = torch.zeros(2, 1000)
-    scores[0, [300, 700, 999]] = 1.0
-    scores[1, 998] = float("nan")
-    values, tokens = top_scores(scores, 1)
-    assert tokens[0] == 300
-    assert values[1].isnan()

@@ -19,8 +19,6 @@ from asr_server.model.int8 import (
     can_multiply_in_int8,
     pack_rows,
     packed_row_bytes,
-    round_rows,
-    round_together,
     sum_weighted_packed_rows,
     unpack_rows,
 )
@@ -159,47 +157,3 @@ def test_weights_have_a_bit_less_on_processors_without_vnni(monkeypatch: pytest.
         monkeypatch.setattr(int8, "cpu_flags", lambda flags=flags: flags)
         errors.append(error(Int8Weight(weight).product(x), weight.t()))
     assert 1.7 < errors[1] / errors[0] < 2.3
-
-
-@pytest.mark.parametrize(
-    ("shape", "rows_at_once"),
-    [
-        ((5, 2**18), [2, 2, 1]),
-        ((3, 2**18 + 1), [1, 1, 1]),
-        ((2, 2**19 + 1), [1, 1]),
-        ((900, 1024), [512, 388]),
-    ],
-)
-def test_rows_are_rounded_a_cache_at_a_time(
-    shape: tuple[int, int], rows_at_once: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In blocks of half a million numbers, whatever the rows' length."""
-    written: list[int] = []
-
-    def write(numbers: torch.Tensor, *_: object) -> None:
-        written.append(len(numbers))
-
-    monkeypatch.setattr(int8, "_write_rounded", write)
-    round_rows(torch.zeros(shape))
-    assert written == rows_at_once
-
-
-@pytest.mark.parametrize(
-    ("least", "largest"), [(2.0, 3.0), (-3.0, -2.0), (-1.0, 5.0), (0.0, 0.5), (0.0, 0.0)]
-)
-def test_rows_that_share_a_scale_have_a_number_for_zero(least: float, largest: float) -> None:
-    """Among 256 even steps that reach from the least number to the largest and take in zero."""
-    rows = torch.linspace(least, largest, 64).view(4, 16)
-    rounded, step, zero = round_together(rows)
-    assert 0 <= zero <= 255
-    assert step == pytest.approx((max(largest, 0) - min(least, 0)) / 255, abs=1e-12)
-    torch.testing.assert_close((rounded.float() - zero) * step, rows, atol=0.51 * step + 1e-9, rtol=0)
-
-
-@pytest.mark.parametrize("gelu", [False, True])
-def test_packed_layers_keep_no_other_weights_and_add_a_float32_bias_before_a_gelu(gelu: bool) -> None:
-    for layer in (Int8Linear(64, 32, gelu), Int8EncoderLinear(64, 32, gelu)):
-        layer.to(torch.bfloat16).pack()
-        assert not layer.weight.numel()
-        is_exact = gelu and isinstance(layer, Int8EncoderLinear)
-        assert layer.bias.dtype == (torch.float32 if is_exact else torch.bfloat16)

@@ -10,17 +10,13 @@ from torch import Tensor
 from asr_server.model import layers
 from asr_server.model.layers import (
     Behind,
-    FeedForward,
     Linear,
     attend_audio,
     attend_cached,
     attend_cached_audio,
     linear_gelu,
-    load_packed,
-    load_summed,
     sums_text_rows,
 )
-from asr_server.model.sizes import WHOLE, Shard
 
 HEADS, DEPTH = 2, 4
 WIDTH = HEADS * DEPTH
@@ -157,45 +153,3 @@ def test_text_is_summed_by_rows_in_bfloat16_where_that_is_fastest(
 def named(name: str, outputs: int, inputs: int, has_bias: bool = True, seed: int = 0) -> dict[str, Tensor]:
     weights = {f"{name}.weight": random(outputs, inputs, seed=seed)}
     return weights | ({f"{name}.bias": random(outputs, seed=seed + 1)} if has_bias else {})
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_projections_are_stacked_and_the_first_is_scaled(rank: int) -> None:
-    weights = named("q", 4, 3) | named("k", 4, 3, has_bias=False, seed=5) | named("v", 4, 3, seed=8)
-    product, own = Linear(3, 6).requires_grad_(False), slice(2 * rank, 2 * rank + 2)
-    product.bias.fill_(9)
-    load_packed(product, weights, ("q", "k", "v"), Shard(rank, 2), scale=0.5)
-    expected = [weights["q.weight"][own] / 2, weights["k.weight"][own], weights["v.weight"][own]]
-    assert torch.equal(product.weight, torch.cat(expected))
-    expected = [weights["q.bias"][own] / 2, torch.zeros(2), weights["v.bias"][own]]
-    assert torch.equal(product.bias, torch.cat(expected))
-    load_packed(product, weights, ("k", "q", "v"), Shard(rank, 2))
-    assert torch.equal(product.weight[2:4], weights["q.weight"][own]), "unscaled"
-    assert torch.equal(product.weight[:2], weights["k.weight"][own])
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_of_a_product_that_ranks_sum_each_has_its_inputs_and_one_the_bias(rank: int) -> None:
-    weights, product = named("out", 3, 4), Linear(2, 3).requires_grad_(False)
-    product.bias.fill_(9)
-    load_summed(product, weights, "out", Shard(rank, 2))
-    assert torch.equal(product.weight, weights["out.weight"][:, 2 * rank : 2 * rank + 2])
-    assert torch.equal(product.bias, weights["out.bias"] * (rank == 0))
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_feed_forward_is_two_products_with_a_gelu_between_them(count: int) -> None:
-    weights = named("fc1", 6, 4) | named("fc2", 4, 6, seed=3)
-    weights |= {"final_layer_norm.weight": random(4), "final_layer_norm.bias": random(4, seed=9)}
-    x, total = random(2, 3, 4, seed=7), torch.zeros(2, 3, 4)
-    for rank in range(count):
-        parts: list[Tensor] = []
-        shard = Shard(rank, count, parts.append) if count > 1 else WHOLE
-        part = FeedForward(4, 6, shard).requires_grad_(False)
-        part.load(weights)
-        assert torch.equal(part.norm.weight, weights["final_layer_norm.weight"])
-        total += part.change(x)
-        assert len(parts) == count - 1
-    hidden = F.gelu(F.linear(x, weights["fc1.weight"], weights["fc1.bias"]))
-    expected = F.linear(hidden, weights["fc2.weight"], weights["fc2.bias"])
-    torch.testing.assert_close(total, expected, atol=1e-5, rtol=1e-5)

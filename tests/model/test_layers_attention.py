@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 import subprocess
 import sys
 from typing import Any
@@ -103,23 +102,6 @@ def test_a_single_query_sums_the_rows_of_cached_audio(
     expected = (scores.softmax(-1) @ values.float()).transpose(1, 2).flatten(2)
     torch.testing.assert_close(found.float(), expected, atol=1e-5 if dtype == torch.float32 else 0.1, rtol=0)
     assert sums == ([(6, 8), (6, 9)] if weighted_rows and num_queries == 1 else [])
-
-
-@pytest.mark.parametrize(
-    ("machine", "flags", "weighted_rows", "has_amx"),
-    [
-        ("x86_64", {"avx2"}, True, False),
-        ("AMD64", {"amx_bf16"}, True, True),
-        ("aarch64", {"asimd"}, False, False),
-    ],
-)
-def test_what_is_fastest_is_known_of_the_processor(
-    machine: str, flags: set[str], weighted_rows: bool, has_amx: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    monkeypatch.setattr("asr_server.machine.cpu_flags", lambda: frozenset(flags))
-    fresh = runpy.run_path(layers.__file__)
-    assert (fresh["WEIGHTED_ROWS"], fresh["HAS_AMX"]) == (weighted_rows, has_amx)
 
 
 @pytest.mark.parametrize("has_amx", [False, True])

@@ -15,7 +15,6 @@ from asr_server.model.packed import (
     in_float16,
     multiply,
     pack,
-    padded_rows,
 )
 
 NEEDS_FBGEMM = pytest.mark.skipif(
@@ -128,61 +127,9 @@ def test_float16_is_for_float32_on_processors_with_avx2_and_no_more(
         assert type(found) is (expected or type(None))
 
 
-def test_weights_elsewhere_than_on_a_cpu_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "cpu_flags", lambda: frozenset({"avx2"}))
-    for dtype in (torch.float32, torch.bfloat16):
-        weight = torch.empty(96, 64, dtype=dtype, device="meta")
-        assert not can_pack(weight)
-        assert pack(weight) is None
-
-
-@pytest.mark.parametrize("is_supported", [False, True])
-def test_onednn_takes_bfloat16_where_the_processor_has_it(
-    is_supported: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: is_supported)
-    assert can_pack(torch.zeros(2, 2, dtype=torch.bfloat16)) is is_supported
-    assert can_pack(torch.zeros(2, 2)) is torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    assert not can_pack(torch.zeros(2, 2, dtype=torch.float64))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_two_matrices_are_multiplied_in_any_precision(has_bias: bool, dtype: torch.dtype) -> None:
     x, y = torch.randn(12, 64, dtype=dtype), torch.randn(96, 64, dtype=dtype)
     bias = torch.randn(96, dtype=dtype) if has_bias else None
     torch.testing.assert_close(multiply(x, y, bias), F.linear(x, y, bias), atol=1e-4, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("count", "padded"), [(1, 1), (8, 8), (9, 16), (16, 16), (17, 24), (63, 64), (64, 64), (65, 65)]
-)
-def test_rows_between_8_and_64_are_padded_to_a_multiple_of_8(
-    count: int, padded: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = torch.randn(count, 64)
-    found = padded_rows(rows)
-    assert torch.equal(found, F.pad(rows, (0, 0, 0, padded - count)))
-    counts: list[int] = []
-
-    def multiplied(x: torch.Tensor, *_: object) -> torch.Tensor:
-        counts.append(x.shape[:-1].numel())
-        return x.new_zeros(*x.shape[:-1], 96)
-
-    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", multiplied)
-    weight = published(96, 64)
-    if can_pack(weight):
-        assert multiply(rows, weight).shape == (count, 96)
-        assert multiply(rows[:, None], weight).shape == (count, 1, 96)
-        assert counts == [padded, padded]
-
-
-@NEEDS_FBGEMM
-@pytest.mark.parametrize("number", [1 + 2**-12, 1e5, float("nan")])
-def test_weights_that_float16_lacks_keep_their_precision(number: float) -> None:
-    weight = published(96, 64)
-    weight[5, 7] = number
-    assert in_float16(weight) is None
-    packed, unit = pack(weight), torch.eye(64)[7:8]
-    if packed is not None and number == number:
-        assert packed.product(unit)[0, 5] == number

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from asr_server.model.int8 import pack_rows, unpack_rows
 from asr_server.model.silence import OwnBlocks, SilentLayer
-from tests.model.test_whisper import AsOnGpu
 
 HEADS, DEPTH, WINDOW, BLOCK = 2, 4, 200, 50
 SLOTS = 3
@@ -21,32 +20,6 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 # -- The encoder's part ---------------------------------------------------------------------------------
-
-
-def test_of_a_silent_layer_keys_and_values_are_kept_as_they_are() -> None:
-    qkv = random(WINDOW, 3 * HEADS * DEPTH)
-    layer = SilentLayer.of(qkv, HEADS)
-    assert torch.equal(layer.keys_values, qkv[:, HEADS * DEPTH :])
-    assert layer.keys_values.data_ptr() != qkv.data_ptr(), "the rest may be given back"
-    assert layer.means.shape == (WINDOW // 25, 2 * HEADS * DEPTH)
-    assert layer.biases.shape == (HEADS, WINDOW // 25)
-
-
-def test_on_a_gpu_all_positions_of_silence_are_read() -> None:
-    """Biases would keep attention from its fastest kernel."""
-    layer = SilentLayer.of(random(WINDOW, 3 * HEADS * DEPTH).as_subclass(AsOnGpu), HEADS)
-    behind = layer.behind(60)
-    assert (layer.means.shape, layer.biases.shape) == ((0, 2 * HEADS * DEPTH), (HEADS, 0))
-    assert (behind.keys_values.shape, behind.biases) == ((WINDOW - 60, 2 * HEADS * DEPTH), None)
-
-
-def test_of_four_heads_each_has_its_own_means() -> None:
-    qkv = random(WINDOW, 3, 4, DEPTH)
-    layer = SilentLayer.of(qkv.flatten(1), 4)
-    for head in range(4):
-        alone = SilentLayer.of(qkv[:, :, head].flatten(1), 1)
-        torch.testing.assert_close(layer.means.view(-1, 2, 4, DEPTH)[:, :, head].flatten(1), alone.means)
-        torch.testing.assert_close(layer.biases[head], alone.biases[0])
 
 
 def test_25_equal_positions_act_as_one_of_25_times_the_weight() -> None:
@@ -85,14 +58,6 @@ def test_half_a_second_to_a_second_behind_the_audio_is_read_as_it_is_and_then_me
     assert behind.biases is not None
     assert not behind.biases[:, :near].any()
     assert torch.equal(behind.biases[:, near:], layer.biases[:, first_mean:])
-
-
-@pytest.mark.parametrize("length", [151, 175, 176, 200])
-def test_the_last_second_of_the_window_is_read_as_it_is(length: int) -> None:
-    layer = SilentLayer.of(random(WINDOW, 3 * HEADS * DEPTH), HEADS)
-    behind = layer.behind(length)
-    assert torch.equal(behind.keys_values, layer.keys_values[length:])
-    assert behind.biases is None
 
 
 # -- The decoder's part ---------------------------------------------------------------------------------
@@ -152,17 +117,6 @@ def test_each_query_attends_to_its_slots_audio_and_then_to_silence(
         torch.testing.assert_close(found[row, 0], expected, atol=1e-5, rtol=1e-4)
 
 
-def test_several_queries_of_a_slot_are_rows_of_their_own() -> None:
-    stored, query = Stored(False), random(2, 3, HEADS, DEPTH, seed=3)
-    own = blocks([2, 2, 2, 0, 0, 0], [50] * 3 + [150] * 3, False, None)
-    found = own.attend(query, stored.keys, stored.values, stored.silence)
-    assert found.shape == (2, 3, HEADS * DEPTH)
-    for row, (slot, length) in enumerate(((2, 50), (0, 150))):
-        for place in range(3):
-            expected = stored.expected(query[row, place], slot, length, goes_on=True)
-            torch.testing.assert_close(found[row, place], expected, atol=1e-5, rtol=1e-4)
-
-
 def test_silence_of_a_packed_cache_is_read_from_its_own_slot() -> None:
     stored, query = Stored(True), random(2, 1, HEADS, DEPTH, seed=3)
     own = blocks([2, 0], [50, 150], True, silent_slot=SLOTS)
@@ -181,16 +135,3 @@ def test_whole_windows_need_no_silence(is_packed: bool) -> None:
     for row, slot in enumerate((1, 0)):
         expected = stored.expected(query[row, 0], slot, WINDOW, goes_on=False)
         torch.testing.assert_close(found[row, 0], expected, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("is_packed", [False, True])
-def test_a_half_precision_query_gets_a_half_precision_answer(is_packed: bool) -> None:
-    stored, query = Stored(is_packed), random(1, 1, HEADS, DEPTH, seed=3).bfloat16()
-    keys, values = stored.keys, stored.values
-    if not is_packed:
-        keys, values = keys.bfloat16(), values.bfloat16()
-    silence = stored.silence[0].bfloat16(), stored.silence[1].bfloat16()
-    found = blocks([1], [100], is_packed, None).attend(query, keys, values, silence)
-    assert found.dtype == torch.bfloat16
-    expected = stored.expected(query[0, 0].float(), 1, 100, goes_on=True)
-    torch.testing.assert_close(found[0, 0].float(), expected, atol=0.03, rtol=0.03)
