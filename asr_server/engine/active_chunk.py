@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import cached_property
 from typing import Final, Literal
 
@@ -29,9 +30,8 @@ from asr_server.engine.ladder import (
     needs_fallback,
     repeats_a_little,
 )
-from asr_server.engine.prompt import previous_text, sot_sequence
+from asr_server.engine.prompt import prompt_of
 from asr_server.levels import Pauses, find_pauses
-from asr_server.model import WhisperSizes
 
 # Above it only what repeats itself is read again: of an unlikely text a try there is hardly ever likelier.
 HIGHEST_FOR_UNLIKELY: Final = 0.4
@@ -40,6 +40,39 @@ _LOOP_TOKENS_PER_S: Final = 5.4
 _FEWEST_LOOP_TOKENS: Final = 48
 _LONGEST_REPEATED: Final = 32
 _TOKENS_PER_LOOP_CHECK: Final = 16
+
+
+class Stage(Enum):
+    """A chunk's way through the engine."""
+
+    NEW = auto()
+    WAITING = auto()  # for a slot
+    ENCODING = auto()
+    CANCELLED = auto()  # while it is encoded: its slot is still being written
+    ASKED = auto()  # for its language
+    ENCODED = auto()  # its audio is in; the prompt is not
+    DECODING = auto()
+    DECODED = auto()  # in its slot until its words are aligned
+    ENDED = auto()  # finished, failed or cancelled: what still comes for it is dropped
+
+
+class Stages:
+    """The chunks of each stage, in the order in which they came to it."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[Stage, dict[ActiveChunk, None]] = {stage: {} for stage in Stage}
+
+    def __getitem__(self, stage: Stage) -> Collection[ActiveChunk]:
+        return self._chunks[stage].keys()
+
+    def of_request(self, request_id: str) -> list[ActiveChunk]:
+        return [each for own in self._chunks.values() for each in own if each.id.request_id == request_id]
+
+    def move(self, chunk: ActiveChunk, stage: Stage) -> None:
+        self._chunks[chunk.stage].pop(chunk, None)
+        chunk.stage = stage
+        if stage is not Stage.ENDED:
+            self._chunks[stage][chunk] = None
 
 
 @dataclass(eq=False)
@@ -77,7 +110,8 @@ class ActiveChunk:
     num_examined: int = 0  # tokens up to the last segment that was examined for an early result
     early_result: ChunkResult | None = None  # reported: what follows may not take it back
     tries: list[ChunkResult] = field(default_factory=list)  # that have ended, each at the whole chunk
-    finished: bool = False  # finished, failed or cancelled: what still comes for it is dropped
+    stage: Stage = Stage.NEW  # set by `Stages.move` alone
+    decoded: ChunkResult | None = None  # whose words are to be aligned
 
     @classmethod
     def from_submit(cls, command: Submit, beam_size: int = 1) -> ActiveChunk:
@@ -128,9 +162,7 @@ class ActiveChunk:
         Raises:
             ValueError: the checkpoint cannot translate.
         """
-        before = previous_text(self.options, specials, num_positions)
-        start = sot_sequence(self.options, self.language, specials)
-        self.prompt, self.sot_index = [*before, *start], len(before)
+        self.prompt, self.sot_index = prompt_of(self.options, self.language, specials, num_positions)
         room = num_positions - len(self.prompt)
         wanted = self.options.max_new_tokens
         self.max_tokens = room if wanted is None else min(room, wanted)
@@ -305,47 +337,3 @@ def _num_closed(tokens: Sequence[int], num_before: int, first_time: int) -> int:
         if tokens[end - 1] > first_time and tokens[end - 2] < first_time:
             return end
     return num_before
-
-
-def check_timestamps(specials: SpecialTokens, sizes: WhisperSizes) -> None:
-    """Raise ValueError if the vocabulary has no timestamp for the window's end."""
-    last_s = (sizes.vocabulary - 1 - specials.timestamp_begin) / POSITIONS_PER_S
-    if last_s < sizes.window.duration_s:
-        raise ValueError(
-            f"the vocabulary's timestamps end at {last_s:g} s, the window at {sizes.window.duration_s:g} s"
-        )
-
-
-def check(chunk: ActiveChunk, specials: SpecialTokens, sizes: WhisperSizes) -> None:
-    """Check the chunk; set the language if only one is possible.
-
-    Raises:
-        ValueError: it cannot be decoded as asked.
-    """
-    options = chunk.options
-    possible = candidates(options, specials)
-    if chunk.language is None and len(possible) == 1:
-        chunk.language = possible[0]
-    if not specials.is_multilingual:
-        chunk.language = None
-    elif chunk.language is not None and chunk.language not in specials.languages:
-        raise ValueError(f"this checkpoint does not know the language {chunk.language!r}")
-    if not options.temperatures or min(options.temperatures) < 0:
-        raise ValueError("temperatures must be one or more numbers not below 0")
-    if options.max_new_tokens is not None and options.max_new_tokens < 1:
-        raise ValueError("max_new_tokens must be at least 1")
-    if any(not 0 <= token < sizes.vocabulary for token in options.prompt_tokens):
-        raise ValueError("a prompt token is not in this checkpoint's vocabulary")
-    if len(chunk.samples) == 0 or not np.isfinite(chunk.samples).all():
-        raise ValueError("no samples, or samples that are not finite")
-    if len(chunk.samples) > sizes.window.num_samples:
-        raise ValueError(f"the chunk is longer than the model's window of {sizes.window.duration_s:g} s")
-    chunk.set_prompt(specials, sizes.text_positions)
-
-
-def candidates(options: DecodingOptions, specials: SpecialTokens) -> list[str]:
-    """Return the languages to choose from; none for an English-only model."""
-    if not specials.is_multilingual:
-        return []
-    wanted = [code for code in options.candidate_languages if code in specials.languages]
-    return wanted or list(specials.languages)

@@ -17,7 +17,7 @@ from asr_server.channel.messages import EngineInfo
 from asr_server.checkpoint.files import short_audio_mode
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings, naming, values_for
-from asr_server.engine.active_chunk import check_timestamps
+from asr_server.engine.prompt import check_timestamps
 from asr_server.engine.tokens import GenerationRules
 from asr_server.machine import VNNI_FLAGS, available_cores, cpu_flags, free_memory_bytes, mps_is_running
 from asr_server.model import WHOLE, DecoderCache, Shard, Whisper, WhisperSizes, load_whisper

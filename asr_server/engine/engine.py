@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -32,7 +31,7 @@ from asr_server.channel.messages import (
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import naming
 from asr_server.core import ChunkResult
-from asr_server.engine.active_chunk import ActiveChunk, candidates, check
+from asr_server.engine.active_chunk import ActiveChunk, Stage, Stages
 from asr_server.engine.alignment import ALIGN_BATCH, NAN, PendingAlignment, TokenTimesThread
 from asr_server.engine.config import EngineConfig, engine_info, load
 from asr_server.engine.cuda import HostCopy
@@ -40,6 +39,7 @@ from asr_server.engine.encoding import PendingEncode
 from asr_server.engine.ladder import is_broken
 from asr_server.engine.loop import DecodeLoop
 from asr_server.engine.progress import LayerCount, StepTimer
+from asr_server.engine.prompt import candidates, checked_language
 from asr_server.engine.ranks import Begin, Broadcast, LeadingRunner
 from asr_server.engine.runner import Runner
 from asr_server.engine.slots import SlotTable, grouped
@@ -77,15 +77,13 @@ class Engine:
         self._runner = _runner(model, rules, tokenizer, config, broadcast)
         sizes = config.num_slots, config.num_searches, config.beam_size
         self._slots = SlotTable(*sizes, self._runner.row_sizes)
-        self._loop = DecodeLoop(self._runner, tokenizer, self._slots, bool(config.lookahead), self._report)
-        self._waiting: deque[ActiveChunk] = deque()
+        self._stages = Stages()
+        parts = self._runner, tokenizer, self._slots, self._stages
+        self._loop = DecodeLoop(*parts, bool(config.lookahead), self._report)
         self._encoding: list[tuple[PendingEncode, list[ActiveChunk]]] = []
-        self._encoded: list[ActiveChunk] = []  # their audio is in; the prompt is not
         self._detecting: list[tuple[HostCopy, list[ActiveChunk]]] = []
-        self._to_align: list[tuple[ActiveChunk, ChunkResult]] = []  # in their slots, but no longer decoded
-        self._aligning: list[PendingAlignment] = []  # finished, but for the times of their tokens
+        self._aligning: list[PendingAlignment] = []  # ended, but for the times of their tokens
         self._token_times = TokenTimesThread()  # then these
-        self._held: list[ActiveChunk] = []  # waiting for SetLanguage
         self._events: list[Event] = []
         self._seconds_per_encode = 0.0
         self._window = self._runner.window
@@ -159,10 +157,10 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Return whether a step would do anything: not if all chunks wait for SetLanguage."""
-        can_admit = bool(self._waiting) and self._num_admissible > 0
-        aligning = self._to_align or self._aligning or len(self._token_times)
-        on_device = self._encoding or self._detecting or aligning or self._loop.has_work
-        return bool(can_admit or on_device or self._encoded or self._events)
+        can_admit = self._stages[Stage.WAITING] and self._num_admissible > 0
+        ready = self._stages[Stage.ENCODED] or self._stages[Stage.DECODED] or self._loop.has_work
+        on_device = self._encoding or self._detecting or self._aligning or len(self._token_times)
+        return bool(can_admit or ready or on_device or self._events)
 
     def handle(self, command: Command) -> None:
         """Take a command. If a chunk cannot be decoded, the next step emits Failed."""
@@ -197,50 +195,46 @@ class Engine:
 
     def _submit(self, chunk: ActiveChunk) -> None:
         try:
-            check(chunk, self.tokenizer.specials, self.model.sizes)
+            given = chunk.options, chunk.samples
+            chunk.language = checked_language(*given, self.tokenizer.specials, self.model.sizes)
         except ValueError as error:
             self._finish(chunk, Failed(chunk.id, str(error)))
         else:
             if self.config.short_audio == "tail":
                 chunk.end_with_audio(self.tokenizer.specials.timestamp_begin)
-            self._waiting.append(chunk)
+            self._stages.move(chunk, Stage.WAITING)
 
     def _set_language(self, command: SetLanguage) -> None:
-        for chunk in [held for held in self._held if held.id == command.id]:
-            self._held.remove(chunk)
+        for chunk in [asked for asked in self._stages[Stage.ASKED] if asked.id == command.id]:
             if command.language in self.tokenizer.specials.languages:
                 chunk.language = command.language
-                self._encoded.append(chunk)
+                self._stages.move(chunk, Stage.ENCODED)
             else:
                 message = f"this checkpoint does not know the language {command.language!r}"
                 self._finish(chunk, Failed(chunk.id, message))
 
     def _cancel(self, request_id: str) -> None:
-        for chunks in (self._waiting, self._encoded, self._held, self._loop.chunks):
-            for chunk in [each for each in chunks if each.id.request_id == request_id]:
-                chunks.remove(chunk)
+        for chunk in self._stages.of_request(request_id):
+            if chunk.stage is Stage.ENCODING:  # its slot is being written to: it is freed afterwards
+                self._stages.move(chunk, Stage.CANCELLED)
+            elif chunk.stage is not Stage.CANCELLED:
                 self._finish(chunk)
-        for chunk, _ in [each for each in self._to_align if each[0].id.request_id == request_id]:
-            self._finish(chunk)
-        self._to_align = [each for each in self._to_align if each[0].id.request_id != request_id]
-        for _, run in self._encoding:
-            for chunk in run:  # its slot is being written to: it is freed afterwards
-                chunk.finished |= chunk.id.request_id == request_id
 
     # -- Admit --------------------------------------------------------------------------------------------
 
     def _admit(self) -> list[ActiveChunk]:
-        count = min(self._num_admissible, len(self._waiting), self._encode_allowance())
+        count = min(self._num_admissible, self._encode_allowance())
         if len(self._encoding) >= _ENCODES_IN_FLIGHT * self.config.compute_workers:
             count = 0  # what comes meanwhile is encoded together, when one of them is done
         admitted: list[ActiveChunk] = []
         loads = [0] * self._num_loads  # positions encoded one after another, or as one
-        for chunk in list(islice(self._waiting, count)):
+        for chunk in list(islice(self._stages[Stage.WAITING], count)):
             load = loads.index(min(loads))
             loads[load] += self._window.positions_for(len(chunk.samples))
             if loads[load] > self._most_positions:
                 break
-            admitted.append(self._waiting.popleft())
+            admitted.append(chunk)
+            self._stages.move(chunk, Stage.ENCODING)
             self._slots.place(chunk)
             chunk.admitted_at = time.monotonic()
             self._events.append(Credit(1))
@@ -285,10 +279,10 @@ class Engine:
                 pending.join()
                 for chunk in run:
                     chunk.encoded_at = time.monotonic()
-                    if chunk.finished:  # cancelled meanwhile
+                    if chunk.stage is Stage.CANCELLED:
                         self._finish(chunk)
                     else:
-                        self._encoded.append(chunk)
+                        self._stages.move(chunk, Stage.ENCODED)
 
     @contextmanager
     def _failing(self, run: list[ActiveChunk], doing: str = "encoding") -> Iterator[None]:
@@ -300,14 +294,15 @@ class Engine:
                 self._finish(chunk, Failed(chunk.id, f"{doing} failed: {error}"))
 
     def _prefill(self) -> None:
-        ready, self._encoded = self._encoded, []
+        ready = list(self._stages[Stage.ENCODED])
         unknown = [chunk for chunk in ready if self._needs_detection(chunk)]
         known = [chunk for chunk in ready if not self._needs_detection(chunk)]
         if unknown:
             with self._failing(unknown, "language detection"):
                 slots = [chunk.slot for chunk in unknown]
                 self._detecting.append((self._runner.language_probabilities(slots), unknown))
-                self._held += unknown  # in their slots, until the answer comes
+                for chunk in unknown:  # in their slots, until the answer comes
+                    self._stages.move(chunk, Stage.ASKED)
         self._report_languages()
         for chunk in known:
             chunk.set_prompt(self.tokenizer.specials, self.model.sizes.text_positions)
@@ -322,7 +317,7 @@ class Engine:
         while self._detecting and (idle or self._detecting[0][0].is_ready()):
             rows, run = self._detecting.pop(0)
             for chunk, row in zip(run, rows.read(), strict=True):
-                if not chunk.finished:
+                if chunk.stage is Stage.ASKED:
                     self._events.append(LanguageDetected(chunk.id, self._candidates(chunk, row)))
 
     def _candidates(self, chunk: ActiveChunk, probabilities: list[float]) -> dict[str, float]:
@@ -347,7 +342,7 @@ class Engine:
             if is_broken(result):
                 self._finish(chunk, Failed(chunk.id, NAN))
             elif chunk.options.word_timestamps and any(map(self.tokenizer.is_text, result.tokens)):
-                self._to_align.append((chunk, result))
+                chunk.decoded = result
             else:
                 self._finish(chunk, Result(chunk.id, result, chunk.times()))
 
@@ -358,12 +353,11 @@ class Engine:
 
     def _align(self) -> None:
         room = _MOST_ALIGNING - len(self._aligning) - len(self._token_times)
-        count = max(0, min(room, ALIGN_BATCH))
-        batch, self._to_align = self._to_align[:count], self._to_align[count:]
+        batch = list(islice(self._stages[Stage.DECODED], max(0, min(room, ALIGN_BATCH))))
         if batch:
-            with self._failing([chunk for chunk, _ in batch], "alignment"):
-                self._aligning += self._runner.align(batch)
-                for chunk, _ in batch:
+            with self._failing(batch, "alignment"):
+                self._aligning += self._runner.align([(each, each.decoded) for each in batch if each.decoded])
+                for chunk in batch:
                     self._finish(chunk)
         waits = not self._loop.has_work or not self.config.lookahead
         for pending in self._aligning[:ALIGN_BATCH]:
@@ -378,7 +372,7 @@ class Engine:
     # -- Emit ---------------------------------------------------------------------------------------------
 
     def _finish(self, chunk: ActiveChunk, event: Event | None = None) -> None:
-        chunk.finished = True
+        self._stages.move(chunk, Stage.ENDED)
         if chunk.slot >= 0:
             self._slots.free(chunk)
         elif not chunk.admitted_at:

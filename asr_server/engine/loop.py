@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult
-from asr_server.engine.active_chunk import ActiveChunk
+from asr_server.engine.active_chunk import ActiveChunk, Stage, Stages
 from asr_server.engine.beam import NUM_NAMED, BeamSearch, leads
 from asr_server.engine.boost import Row, keyword_boost
 from asr_server.engine.cuda import HostCopy
@@ -99,10 +99,11 @@ class DecodeLoop:
         runner: Runner | LeadingRunner,
         tokenizer: Tokenizer,
         slots: SlotTable,
+        stages: Stages,
         overlapped: bool,
         on_early_result: OnEarlyResult,
     ) -> None:
-        self.chunks: list[ActiveChunk] = []
+        self._stages = stages
         self.num_steps = 0
         self.num_tokens = 0
         self.search_steps = (0, 0, 0)  # of chunks: all, sure ones, those of several hypotheses
@@ -114,6 +115,10 @@ class DecodeLoop:
         self._in_flight: Launched | None = None
         # Searches that have more hypotheses than slots, and which of those before each one continues.
         self._waiting: list[tuple[ActiveChunk, BeamSearch, list[int]]] = []
+
+    @property
+    def chunks(self) -> Collection[ActiveChunk]:
+        return self._stages[Stage.DECODING]
 
     @property
     def has_work(self) -> bool:
@@ -147,7 +152,8 @@ class DecodeLoop:
             boost = keyword_boost(self._tokenizer, keywords) if keywords else None
             chunk.begin(self._tokenizer.specials.end_of_text, boost)
         self._start(chunks)
-        self.chunks.extend(chunks)
+        for chunk in chunks:
+            self._stages.move(chunk, Stage.DECODING)
 
     def _start(self, chunks: list[ActiveChunk]) -> None:
         if chunks:
@@ -228,18 +234,21 @@ class DecodeLoop:
             if chunk.next_try(result):
                 again.append(chunk)
             else:
-                chunk.finished = True
+                self._stages.move(chunk, Stage.DECODED)
                 kept = chunk.best_result(result)
                 finished.append((chunk, chunk.with_fallbacks(kept)))
         self._start(again)
         self._drop_wrong_guesses(launched.boosted)
-        self.chunks = [chunk for chunk in self.chunks if not chunk.finished]
         return finished
+
+    def _is_of(self, chunk: ActiveChunk, restarts: int) -> bool:
+        """Return whether a step's results are for what the chunk decodes now."""
+        return chunk.stage is Stage.DECODING and chunk.restarts == restarts
 
     def _drop_wrong_guesses(self, boosted: list[tuple[ActiveChunk, int]]) -> None:
         branches = []
         for chunk, restarts in boosted:
-            if chunk.restarts == restarts and not chunk.finished and chunk.has_guessed_wrong():
+            if self._is_of(chunk, restarts) and chunk.has_guessed_wrong():
                 tokens = chunk.tokens if chunk.beam is None else chunk.beam.running[0].tokens
                 branches.append((chunk.slot, self._slot_start(chunk, chunk.slot, tuple(tokens))))
                 chunk.restarts += 1
@@ -249,7 +258,7 @@ class DecodeLoop:
         ended: Finished = []
         end_of_text = self._tokenizer.specials.end_of_text
         for chunk, slot, restarts in launched.rows:
-            if chunk.finished or chunk.restarts != restarts:
+            if not self._is_of(chunk, restarts):
                 continue
             chunk.no_speech_prob = report.no_speech[slot]
             reason = chunk.append(int(report.tokens[slot]), report.logprobs[slot], end_of_text)
@@ -266,7 +275,7 @@ class DecodeLoop:
         ended: Finished = []
         branches: list[tuple[int, SlotStart]] = []
         for chunk, beam, slots, restarts in launched.searches:
-            if chunk.finished or chunk.restarts != restarts:
+            if not self._is_of(chunk, restarts):
                 continue
             chunk.no_speech_prob = report.no_speech[slots[0]]
             has_keywords = chunk.boost is not None
@@ -325,7 +334,7 @@ class DecodeLoop:
         waiting, self._waiting = self._waiting, []
         branches: list[tuple[int, SlotStart]] = []
         for chunk, beam, parents in waiting:
-            if not chunk.finished:
+            if chunk.stage is Stage.DECODING:
                 branches += self._branch(chunk, beam, parents, [])
         self._apply(branches)
 

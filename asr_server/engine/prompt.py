@@ -1,9 +1,24 @@
-"""The tokens before a chunk's text: the text so far, language and task."""
+"""The tokens before a chunk's text, and the checks of a chunk before anything is computed."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from asr_server.checkpoint.tokenizer import SpecialTokens
-from asr_server.core import DecodingOptions
+from asr_server.core import POSITIONS_PER_S, DecodingOptions, Samples
+from asr_server.model import WhisperSizes
+
+
+def prompt_of(
+    options: DecodingOptions, language: str | None, specials: SpecialTokens, num_positions: int
+) -> tuple[list[int], int]:
+    """Return the prompt, and where <|startoftranscript|> is in it.
+
+    Raises:
+        ValueError: the checkpoint cannot translate.
+    """
+    before = previous_text(options, specials, num_positions)
+    return [*before, *sot_sequence(options, language, specials)], len(before)
 
 
 def previous_text(options: DecodingOptions, specials: SpecialTokens, num_positions: int) -> list[int]:
@@ -23,3 +38,49 @@ def sot_sequence(options: DecodingOptions, language: str | None, specials: Speci
     if specials.is_multilingual and task is not None:
         tokens.append(task)
     return tokens
+
+
+def check_timestamps(specials: SpecialTokens, sizes: WhisperSizes) -> None:
+    """Raise ValueError if the vocabulary has no timestamp for the window's end."""
+    last_s = (sizes.vocabulary - 1 - specials.timestamp_begin) / POSITIONS_PER_S
+    if last_s < sizes.window.duration_s:
+        raise ValueError(
+            f"the vocabulary's timestamps end at {last_s:g} s, the window at {sizes.window.duration_s:g} s"
+        )
+
+
+def checked_language(
+    options: DecodingOptions, samples: Samples, specials: SpecialTokens, sizes: WhisperSizes
+) -> str | None:
+    """Check a chunk; return its language if it is given or only one is possible.
+
+    Raises:
+        ValueError: it cannot be decoded as asked.
+    """
+    language, possible = options.language, candidates(options, specials)
+    if language is None and len(possible) == 1:
+        language = possible[0]
+    if not specials.is_multilingual:
+        language = None
+    elif language is not None and language not in specials.languages:
+        raise ValueError(f"this checkpoint does not know the language {language!r}")
+    if not options.temperatures or min(options.temperatures) < 0:
+        raise ValueError("temperatures must be one or more numbers not below 0")
+    if options.max_new_tokens is not None and options.max_new_tokens < 1:
+        raise ValueError("max_new_tokens must be at least 1")
+    if any(not 0 <= token < sizes.vocabulary for token in options.prompt_tokens):
+        raise ValueError("a prompt token is not in this checkpoint's vocabulary")
+    if len(samples) == 0 or not np.isfinite(samples).all():
+        raise ValueError("no samples, or samples that are not finite")
+    if len(samples) > sizes.window.num_samples:
+        raise ValueError(f"the chunk is longer than the model's window of {sizes.window.duration_s:g} s")
+    prompt_of(options, language, specials, sizes.text_positions)
+    return language
+
+
+def candidates(options: DecodingOptions, specials: SpecialTokens) -> list[str]:
+    """Return the languages to choose from; none for an English-only model."""
+    if not specials.is_multilingual:
+        return []
+    wanted = [code for code in options.candidate_languages if code in specials.languages]
+    return wanted or list(specials.languages)

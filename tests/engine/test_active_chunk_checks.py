@@ -8,7 +8,7 @@ import pytest
 
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.engine.active_chunk import check_timestamps
+from asr_server.engine.prompt import check_timestamps
 from asr_server.model import WhisperSizes
 from tests.checkpoints import short_window_directory
 
