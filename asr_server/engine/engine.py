@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -16,6 +17,7 @@ from itertools import islice
 import torch
 
 from asr_server.channel.messages import (
+    STEP_TIME_BOUNDS_S,
     Cancel,
     Command,
     Credit,
@@ -26,6 +28,7 @@ from asr_server.channel.messages import (
     LanguageDetected,
     Result,
     SetLanguage,
+    StepTimes,
     Submit,
 )
 from asr_server.checkpoint.tokenizer import Tokenizer
@@ -38,7 +41,6 @@ from asr_server.engine.cuda import HostCopy
 from asr_server.engine.encoding import PendingEncode
 from asr_server.engine.ladder import is_broken
 from asr_server.engine.loop import DecodeLoop
-from asr_server.engine.progress import LayerCount, StepTimer
 from asr_server.engine.prompt import candidates, checked_language
 from asr_server.engine.ranks import Begin, Broadcast, LeadingRunner
 from asr_server.engine.runner import Runner
@@ -52,6 +54,22 @@ logger = logging.getLogger(__name__)
 _ENCODES_IN_FLIGHT = 2  # batches that a compute worker has under way: one runs, the next one is ready
 _ENCODE_BUDGET_S = 1.5  # longest that encoding may hold up chunks that are being decoded
 _MOST_ALIGNING = 32  # texts without slots whose token times are on the way
+
+
+class StepTimer:
+    """A histogram of steps. One thread writes, others may read."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(STEP_TIME_BOUNDS_S) + 1)  # the last one: longer than every bound
+        self._sum_s = 0.0
+
+    def add(self, step_s: float) -> None:
+        self._counts[bisect_left(STEP_TIME_BOUNDS_S, step_s)] += 1
+        self._sum_s += step_s
+
+    @property
+    def times(self) -> StepTimes:
+        return StepTimes(tuple(self._counts), self._sum_s)
 
 
 class Engine:
@@ -73,7 +91,6 @@ class Engine:
         self.num_steps = 0
         self.draining = False
         self.step_timer = StepTimer()
-        self._layers = LayerCount(model)
         self._runner = _runner(model, rules, tokenizer, config, broadcast)
         sizes = config.num_slots, config.num_searches, config.beam_size
         self._slots = SlotTable(*sizes, self._runner.row_sizes)
@@ -152,7 +169,7 @@ class Engine:
     @property
     def num_layers(self) -> int:
         """Return the layers computed so far, progress within a step. Thread-safe."""
-        return self._layers.count
+        return self.model.encoder.progress[0] + self.model.decoder.progress[0]
 
     @property
     def has_work(self) -> bool:

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import torch
 import torch.distributed
+from torch import Tensor
 
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.engine.active_chunk import ActiveChunk
@@ -28,7 +29,6 @@ from asr_server.engine.cuda import HostCopy
 from asr_server.engine.encoding import PendingEncode
 from asr_server.engine.runner import Runner, StepPlan
 from asr_server.engine.slots import SlotStart
-from asr_server.engine.socket_sum import SocketSum
 from asr_server.model import Shard, WhisperSizes
 
 T = TypeVar("T")
@@ -239,3 +239,42 @@ def _chunk(finished: FinishedSlot) -> ActiveChunk:
 
 def _result(finished: FinishedSlot) -> ChunkResult:
     return ChunkResult(finished.tokens, (), 0.0, 0.0, 0.0, 0.0, None, finished.finish_reason)
+
+
+BUFFER_BYTES = 1 << 20
+
+
+class SocketSum:
+    """Rank 0 adds the parts in order and returns the sum, so all have the same bits."""
+
+    def __init__(self, rank: int, links: Sequence[socket.socket]) -> None:
+        self._leads, self._links = rank == 0, links
+        for link in links:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+
+    def __call__(self, part: Tensor) -> None:
+        if self._leads:
+            self._add_up(part)
+        else:
+            self._links[0].sendall(_bytes_of(part))
+            _receive(self._links[0], part)
+
+    def _add_up(self, part: Tensor) -> None:
+        received = torch.empty_like(part)
+        for link in self._links:
+            _receive(link, received)
+            part += received
+        for link in self._links:
+            link.sendall(_bytes_of(part))
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.view(-1).view(torch.uint8).numpy().data
+
+
+def _receive(link: socket.socket, tensor: Tensor) -> None:
+    view = _bytes_of(tensor)
+    while view:
+        if not (received := link.recv_into(view, 0, socket.MSG_WAITALL)):
+            raise ConnectionAbortedError("a rank has ended")
+        view = view[received:]

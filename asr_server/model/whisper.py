@@ -52,6 +52,7 @@ class Encoder(nn.Module):
         self.positions = nn.Parameter(torch.empty(sizes.audio_positions, sizes.width))
         self.layers = nn.ModuleList(EncoderLayer(sizes, shard, linear) for _ in range(sizes.encoder_layers))
         self.norm = nn.LayerNorm(sizes.width)
+        self.progress = [0]  # layers computed
 
     def forward(self, mel: Tensor, kernels: Kernels = TORCH, silence: Silence | None = None) -> Tensor:
         """Encode [B, num_mels, 2 F] to [B, F, D]; `silence` fills the rest of the window."""
@@ -64,6 +65,7 @@ class Encoder(nn.Module):
         change = self.positions[:length]
         for layer, silent in zip_longest(self.layers, behind):
             x, change = layer(x, change, kernels, silent and silent.behind(length))
+            self.progress[0] += 1
         return add_norm(x, change, self.norm, kernels)[1]
 
     def encode_silence(self, mel: Tensor, kernels: Kernels = TORCH) -> Silence:
@@ -184,6 +186,7 @@ class Decoder(nn.Module):
         self.norm = nn.LayerNorm(sizes.width)
         self._int8_scores = Int8Linear(sizes.width, sizes.vocabulary) if int8_scores else None
         self._packed_embedding: PackedWeight | None = None
+        self.progress = [0]  # layers computed
 
     def forward(self, tokens: Tensor, positions: Tensor, rows: CacheRows) -> Tensor:
         """Return hidden states [B, T, D] of the next tokens.
@@ -195,6 +198,7 @@ class Decoder(nn.Module):
         x, change = self._embed(tokens, positions)
         for layer in self.layers:
             x, change = layer(x, change, rows)
+            self.progress[0] += 1
         return add_norm(x, change, self.norm, rows.kernels)[1]
 
     def audio_queries(self, tokens: Tensor, positions: Tensor, rows: CacheRows) -> Iterator[Tensor]:
@@ -202,6 +206,7 @@ class Decoder(nn.Module):
         x, change = self._embed(tokens, positions)
         for layer in self.layers:
             x, query = layer.attend_text(x, change, rows)  # type: ignore[operator]
+            self.progress[0] += 1
             yield query
             x, change = layer.attend_audio(x, query, rows)  # type: ignore[operator]
 

@@ -13,7 +13,7 @@ import pytest
 
 from asr_server import __version__
 from asr_server.audio.recording import Recording
-from asr_server.engine.progress import StepTimer
+from asr_server.engine.engine import StepTimer
 from asr_server.metrics import RestartReason
 from asr_server.monitoring.metrics import cumulative_buckets
 from tests.api.figures import Figures, figures_of, growth, read

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_server.engine.socket_sum import BUFFER_BYTES, SocketSum
+from asr_server.engine.ranks import BUFFER_BYTES, SocketSum
 
 
 def add_up(parts: list[Tensor]) -> list[Tensor]:

@@ -42,10 +42,8 @@ def choose_kernels(
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:
-        remedy = "--kernels torch does without them"
-        raise ValueError(
-            f"a kernel of Triton has left the GPU unusable ({_line(error)}): {remedy}"
-        ) from error
+        reason = "a kernel of Triton has left the GPU unusable: --kernels torch does without them"
+        raise ValueError(reason) from error
     return choice
 
 
@@ -69,7 +67,7 @@ def check_kernels(
     load: Callable[[], Kernels], model: Whisper, choice_error: Callable[[Kernels], float]
 ) -> tuple[Kernels, str]:
     """Return the kernels if they run and agree with torch, else torch's operations after a warning."""
-    tolerance = 1e-5 if model.dtype == torch.float32 else 2e-2
+    tolerance = 1e-4 if model.dtype == torch.float32 else 2e-2
     try:
         kernels = load()
         errors = [decoder_error(kernels, model, num_rows) for num_rows in (1, NUM_ROWS)]
@@ -80,7 +78,7 @@ def check_kernels(
     except torch.OutOfMemoryError:
         raise
     except Exception as failure:  # whatever goes wrong in a compiler or a driver, torch can do the same
-        reason = _line(failure)
+        reason = f"{type(failure).__name__}: {' '.join(str(failure).split())[:120]}"
     logger.warning("decoding takes two to three times as long, as Triton's kernels are not used: %s", reason)
     return TORCH, f"torch: {reason}"
 
@@ -99,13 +97,12 @@ def decoder_error(kernels: Kernels, model: Whisper, num_rows: int) -> float:
 
     x, change = draw(2, num_rows, 1, sizes.width).unbind()
     query, key, value = draw(3, num_rows, 1, sizes.decoder_heads, depth).unbind()
-    steps = torch.arange(1, num_rows + 1, device=model.device)[:, None]
-    positions = steps * (sizes.text_positions - 1) // num_rows
-    slots, active = slice(0, num_rows), torch.ones(num_rows, dtype=torch.bool, device=model.device)
+    active = torch.ones(num_rows, dtype=torch.long, device=model.device)
+    positions = (active.cumsum(0) * (sizes.text_positions - 1) // num_rows)[:, None]
 
     def compute(chosen: Kernels) -> list[Tensor]:
         cache.kernels = chosen
-        rows = rows_of(cache, slots, positions, sizes.text_positions, active)
+        rows = rows_of(cache, slice(0, num_rows), positions, sizes.text_positions, active)
         text = rows.attend_text(0, query * depth**-0.5, key, value)
         audio = rows.attend_audio(0, query * depth**-0.5)
         stored = cache.keys.clone(), cache.values.clone()
@@ -117,8 +114,3 @@ def decoder_error(kernels: Kernels, model: Whisper, num_rows: int) -> float:
 def relative_error(found: Tensor, expected: Tensor) -> float:
     difference = (found.float() - expected.float()).norm() / expected.float().norm()
     return float(difference.nan_to_num(torch.inf))
-
-
-def _line(failure: Exception) -> str:
-    lines = str(failure).strip().splitlines() or [""]
-    return f"{type(failure).__name__}: {lines[0][:120]}"
