@@ -17,8 +17,8 @@ from websockets.http11 import MAX_LINE_LENGTH
 
 from asr_server import errors
 from asr_server.api.errors import response_to
-from asr_server.api.form import MAX_DELIMITERS
-from asr_server.api.middleware import MAX_DISCARDED_BYTES
+from asr_server.api.intake.form import MAX_DELIMITERS
+from asr_server.api.middleware.request_log import MAX_DISCARDED_BYTES
 from asr_server.cli import main
 from asr_server.config import (
     DEFAULT_MODEL,

@@ -100,7 +100,7 @@ def test_no_log_has_the_key_of_a_live_session(server: Server) -> None:
     with connect(address, additional_headers={"Authorization": "Bearer a-secret", "x-request-id": "live"}):
         pass
     deadline = time.monotonic() + 60
-    while "live] asr_server.api.middleware: WebSocket" not in server.written():
+    while "live] asr_server.api.middleware.request_log: WebSocket" not in server.written():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert "a-secret" not in server.written()

@@ -23,7 +23,7 @@ from asr_server.api.headers import (
     RETRY_AFTER_MS,
     SHOULD_RETRY,
 )
-from asr_server.api.models import ModelRegistry
+from asr_server.api.models.registry import ModelRegistry
 from asr_server.api.schemas import (
     AudioFields,
     ErrorBody,

@@ -10,9 +10,10 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from asr_server import metrics
-from asr_server.api.form import VOICE_FIELD
 from asr_server.api.hints import MAX_QUOTED, unknown_field
-from asr_server.api.models import Models
+from asr_server.api.intake.form import VOICE_FIELD
+from asr_server.api.models.registry import Models
+from asr_server.api.models.served_model import ServedModel
 from asr_server.api.schemas import (
     ARRAY_FIELDS,
     COUNT_FIELDS,
@@ -25,7 +26,6 @@ from asr_server.api.schemas import (
     TranslationFields,
     loads,
 )
-from asr_server.api.served_model import ServedModel
 from asr_server.audio.tracks import TrackChoice, parse_choice
 from asr_server.core import Clip, DecodingOptions
 from asr_server.errors import InvalidValue

@@ -15,6 +15,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from asr_server import __version__
+from asr_server.api.models.served_model import ServedModel
 from asr_server.api.openapi import (
     ADMIN_ERRORS,
     ENGINE_ERRORS,
@@ -35,7 +36,6 @@ from asr_server.api.schemas import (
     TranslationFields,
     Version,
 )
-from asr_server.api.served_model import ServedModel
 from asr_server.api.state import AppState, get_state, models_of, require_admin_key, require_key
 from asr_server.api.transcribe import TranscriptionResponse
 from asr_server.dispatch.supervisor import ReplicaState

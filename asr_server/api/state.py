@@ -13,12 +13,12 @@ from typing import Final, NamedTuple, Protocol, cast
 from starlette.requests import HTTPConnection, Request
 
 from asr_server import metrics
-from asr_server.api.admission import AdmissionLimiter, Places
-from asr_server.api.form import ReadingTurns
-from asr_server.api.middleware import Observer
-from asr_server.api.models import AllowedModels, ModelRegistry, Models
-from asr_server.api.served_model import RETRY_AFTER_S
-from asr_server.api.upload import MEMORY_BYTES, UploadStore
+from asr_server.api.intake.admission import AdmissionLimiter, Places
+from asr_server.api.intake.form import ReadingTurns
+from asr_server.api.intake.upload import MEMORY_BYTES, UploadStore
+from asr_server.api.middleware.request_log import Observer
+from asr_server.api.models.registry import AllowedModels, ModelRegistry, Models
+from asr_server.api.models.served_model import RETRY_AFTER_S
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import Settings, naming
 from asr_server.errors import SessionsTaken

@@ -16,16 +16,16 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from asr_server import metrics
-from asr_server.api.disconnect import cancel_on_disconnect
 from asr_server.api.events import EventStream, EventWriter
-from asr_server.api.form import FILE, VOICE_FIELD, Form, read_form
 from asr_server.api.headers import answer_headers, recording_headers
-from asr_server.api.middleware import OVER_LIMIT
-from asr_server.api.models import Models
+from asr_server.api.intake.disconnect import cancel_on_disconnect
+from asr_server.api.intake.form import FILE, VOICE_FIELD, Form, read_form
+from asr_server.api.intake.voices import decode_reference
+from asr_server.api.middleware.request_log import OVER_LIMIT
+from asr_server.api.models.registry import Models
 from asr_server.api.request import TranscriptionRequest
 from asr_server.api.schemas import TranscriptionFields
 from asr_server.api.state import AppState, metered, models_of
-from asr_server.api.voices import decode_reference
 from asr_server.audio.recording import Recording
 from asr_server.config import naming
 from asr_server.core import Transcript

@@ -14,8 +14,8 @@ from prometheus_client import Counter
 from starlette.applications import Starlette
 
 from asr_server import __version__, metrics
+from asr_server.api.models.served_model import ServedModel, State
 from asr_server.api.openapi import KEY_ERRORS, error_responses
-from asr_server.api.served_model import ServedModel, State
 from asr_server.api.state import AppState, caller_of, get_state, require_key
 from asr_server.formats.bodies import Body
 from asr_server.monitoring.activity import SAMPLE_EVERY_S, ActivityLog, Answer, Sample, speeds

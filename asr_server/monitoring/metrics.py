@@ -21,8 +21,8 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from asr_server import metrics as counted
+from asr_server.api.models.served_model import ServedModel
 from asr_server.api.openapi import metrics_responses
-from asr_server.api.served_model import ServedModel
 from asr_server.api.state import AppState, get_state
 from asr_server.channel.messages import STEP_TIME_BOUNDS_S, StepTimes
 from asr_server.checkpoint.cache import revision_of

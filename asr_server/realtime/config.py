@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from asr_server.api.models import Models
+from asr_server.api.models.registry import Models
 from asr_server.api.schemas import check_keyword
 from asr_server.api.state import Caller, Keys
 from asr_server.core import DecodingOptions

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from asr_server.api.errors import body_of
-from asr_server.api.served_model import ServedModel
+from asr_server.api.models.served_model import ServedModel
 from asr_server.audio.split import Splitter
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Piece, Samples, TokenLogprob, TranscriptDelta
 from asr_server.realtime import server_events as out

@@ -18,8 +18,8 @@ from starlette.websockets import WebSocketState
 from asr_server import metrics
 from asr_server.api.errors import HANDLED, body_of, response_to
 from asr_server.api.headers import answer_headers
-from asr_server.api.hosts import check_origin
-from asr_server.api.served_model import ServedModel
+from asr_server.api.middleware.hosts import check_origin
+from asr_server.api.models.served_model import ServedModel
 from asr_server.api.state import AppState, caller_of, get_state, metered, models_of, require_key, set_caller
 from asr_server.errors import InvalidValue, ShuttingDown
 from asr_server.realtime.client_events import as_invalid_value

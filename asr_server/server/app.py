@@ -22,22 +22,22 @@ from starlette.routing import WebSocketRoute
 
 from asr_server import __version__
 from asr_server.api import errors, openapi, routes
-from asr_server.api.admission import AdmissionLimiter
 from asr_server.api.compat import azure, whisper_asr, whisper_cpp
 from asr_server.api.docs_page import install_docs_page
-from asr_server.api.form import ReadingTurns
 from asr_server.api.headers import HEADERS
-from asr_server.api.hosts import LocalHosts, checks_hosts
-from asr_server.api.middleware import (
+from asr_server.api.intake.admission import AdmissionLimiter
+from asr_server.api.intake.form import ReadingTurns
+from asr_server.api.intake.upload import UploadStore
+from asr_server.api.middleware.hosts import LocalHosts, checks_hosts
+from asr_server.api.middleware.plain_routes import PlainRoutes, TrailingSlashes, refuse_unknown_websocket
+from asr_server.api.middleware.request_log import (
     LastErrorMiddleware,
     Observer,
     RequestLogMiddleware,
     UnreadBodyMiddleware,
 )
-from asr_server.api.models import ModelRegistry
-from asr_server.api.plain_routes import PlainRoutes, TrailingSlashes, refuse_unknown_websocket
+from asr_server.api.models.registry import ModelRegistry
 from asr_server.api.state import AppState, RealtimeSessions
-from asr_server.api.upload import UploadStore
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import MIB, Settings
 from asr_server.keys.api_keys import ApiKeys

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
-from asr_server.api.models import ModelRegistry
-from asr_server.api.served_model import ServedModel
+from asr_server.api.models.registry import ModelRegistry
+from asr_server.api.models.served_model import ServedModel
 from asr_server.api.state import AppState
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import NO_PORT, Settings, in_mebibytes, naming

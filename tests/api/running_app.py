@@ -13,8 +13,8 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from asr_server.api.models import ModelRegistry
-from asr_server.api.served_model import ServedModel
+from asr_server.api.models.registry import ModelRegistry
+from asr_server.api.models.served_model import ServedModel
 from asr_server.audio.pool import PreprocessPool
 from asr_server.channel.messages import Submit
 from asr_server.checkpoint.files import AudioWindow

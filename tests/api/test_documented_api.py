@@ -12,9 +12,9 @@ from pydantic import BaseModel
 
 from asr_server import errors
 from asr_server.api.compat import whisper_asr, whisper_cpp
-from asr_server.api.form import MAX_DELIMITERS
 from asr_server.api.hints import FOREIGN_FIELDS
-from asr_server.api.models import ModelRegistry
+from asr_server.api.intake.form import MAX_DELIMITERS
+from asr_server.api.models.registry import ModelRegistry
 from asr_server.api.schemas import TranscriptionFields, TranslationFields
 from asr_server.config import MIB, Settings
 from asr_server.errors import ModelNotFound

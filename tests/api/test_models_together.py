@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from asr_server.api import models as module
-from asr_server.api.models import AllowedModels, ModelRegistry
-from asr_server.api.served_model import ServedModel
+from asr_server.api.models import registry as module
+from asr_server.api.models.registry import AllowedModels, ModelRegistry
+from asr_server.api.models.served_model import ServedModel
 from asr_server.audio.pool import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.dispatch.dispatcher import Dispatcher

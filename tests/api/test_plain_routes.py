@@ -9,7 +9,7 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-from asr_server.api.plain_routes import PlainRoutes
+from asr_server.api.middleware.plain_routes import PlainRoutes
 from asr_server.metrics import REGISTRY
 from tests.api.running_app import MODEL, SECOND, RunningApp, run_app
 from tests.embedded import embedded

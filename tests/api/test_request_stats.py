@@ -26,7 +26,7 @@ from tests.vocabulary import at, make_tokenizer, words
 
 TOKENIZER = make_tokenizer()
 ROUTE = "/v1/audio/transcriptions"
-REQUEST_LOG = "asr_server.api.middleware"
+REQUEST_LOG = "asr_server.api.middleware.request_log"
 
 
 def t(time_s: float) -> int:

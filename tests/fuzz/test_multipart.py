@@ -10,8 +10,8 @@ import psutil
 import pytest
 from hypothesis.strategies import integers, one_of, sampled_from, tuples
 
-from asr_server.api.form import Form, ReadingTurns, read_form
-from asr_server.api.upload import UploadStore
+from asr_server.api.intake.form import Form, ReadingTurns, read_form
+from asr_server.api.intake.upload import UploadStore
 from asr_server.errors import RequestError
 from tests.api.test_form import BOUNDARY, FILE, Client, body, part
 from tests.fuzz.fuzzing import damaged, fuzz, fuzzing, pieces_of

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from asr_server.api.models import ModelRegistry
+from asr_server.api.models.registry import ModelRegistry
 from asr_server.config import Settings
 from asr_server.errors import InvalidApiKey, InvalidValue, ModelNotFound
 from asr_server.keys.api_keys import ApiKeys

@@ -18,8 +18,8 @@ from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from asr_server.api import middleware
-from asr_server.api.middleware import RequestLogMiddleware
+from asr_server.api.middleware import request_log as middleware
+from asr_server.api.middleware.request_log import RequestLogMiddleware
 from asr_server.channel.messages import Submit
 from asr_server.config import MIB
 from asr_server.core import ChunkResult, Samples
@@ -134,7 +134,7 @@ async def test_what_two_readings_agree_on_is_sent_while_one_speaks() -> None:
 
 
 async def test_a_turn_counts_once_however_often_it_is_read(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="asr_server.api.middleware")
+    caplog.set_level("INFO", logger="asr_server.api.middleware.request_log")
     async with run_app(embedded(realtime_interim_s=0.2), one) as app:
         before = await read(app)
         async with open_session(url(app)) as client:
@@ -160,7 +160,7 @@ async def test_a_turn_counts_once_however_often_it_is_read(caplog: pytest.LogCap
 async def test_each_session_is_a_line_and_a_count_by_its_close_code_or_status(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO", logger="asr_server.api.middleware")
+    caplog.set_level("INFO", logger="asr_server.api.middleware.request_log")
     async with run_app(embedded(api_key="s3cret")) as app:
         before = await read(app)
         await refused(url(app))
@@ -180,7 +180,7 @@ async def test_each_session_is_a_line_and_a_count_by_its_close_code_or_status(
 async def test_a_close_right_behind_a_commit_is_counted_as_the_clients(
     app: RunningApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="asr_server.api.middleware")
+    caplog.set_level("INFO", logger="asr_server.api.middleware.request_log")
     for _ in range(5):
         async with open_session(url(app)) as client:
             await client.update(**MANUAL)
@@ -193,7 +193,7 @@ async def test_a_close_right_behind_a_commit_is_counted_as_the_clients(
 async def test_a_connection_that_breaks_is_not_counted_as_a_close_by_the_client(
     app: RunningApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="asr_server.api.middleware")
+    caplog.set_level("INFO", logger="asr_server.api.middleware.request_log")
     before = await read(app)
     async with open_session(url(app)) as client:
         client.socket.transport.abort()
@@ -217,7 +217,7 @@ async def test_a_connection_that_breaks_is_not_counted_as_a_close_by_the_client(
 async def test_a_frame_that_may_not_come_is_counted_as_a_close_by_the_server(
     app: RunningApp, caplog: pytest.LogCaptureFixture, frame: bytes, code: int
 ) -> None:
-    caplog.set_level("INFO", logger="asr_server.api.middleware")
+    caplog.set_level("INFO", logger="asr_server.api.middleware.request_log")
     async with open_session(url(app)) as client:
         client.socket.transport.write(frame)
         await until(lambda: len(sessions_in(caplog)) == 1)
@@ -234,7 +234,7 @@ async def test_a_session_that_nobody_closed_is_counted_as_broken(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server learns of it when it sends, and not by a message."""
-    caplog.set_level("INFO", logger="asr_server.api.middleware")
+    caplog.set_level("INFO", logger="asr_server.api.middleware.request_log")
 
     async def leave(scope: Scope, receive: Receive, send: Send) -> None:
         pass

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import connect
 
-from asr_server.api.served_model import ServedModel
+from asr_server.api.models.served_model import ServedModel
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.realtime import session
@@ -165,7 +165,7 @@ async def test_an_open_turn_is_committed_by_the_end_with_the_last_sample(app: Ru
 async def test_the_line_of_a_session_names_the_model_that_it_asked_for_last(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, logger="asr_server.api.middleware")
+    caplog.set_level(logging.INFO, logger="asr_server.api.middleware.request_log")
     async with run_app(embedded(model_alias="whisper-1,live")) as app:
         async with open_session(url(app)) as client:
             await client.update(transcription={"model": "live"}, **MANUAL)
@@ -197,7 +197,7 @@ async def test_turns_are_counted_once_each_be_they_read_or_failed() -> None:
 async def test_a_session_that_asks_for_nothing_is_of_the_default_model(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, logger="asr_server.api.middleware")
+    caplog.set_level(logging.INFO, logger="asr_server.api.middleware.request_log")
     async with run_app() as app:
         async with open_session(url(app)):
             pass

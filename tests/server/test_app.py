@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from asr_server.api.models import ModelRegistry
-from asr_server.api.served_model import ServedModel
+from asr_server.api.models.registry import ModelRegistry
+from asr_server.api.models.served_model import ServedModel
 from asr_server.audio.pool import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import MIB

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asr_server.api.models import ModelRegistry
+from asr_server.api.models.registry import ModelRegistry
 from asr_server.api.request import parse_transcription_request
 from asr_server.core import DecodingOptions
 from asr_server.errors import InvalidValue

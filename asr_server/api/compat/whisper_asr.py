@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive
 
-from asr_server.api.form import Form
-from asr_server.api.models import Models
+from asr_server.api.intake.form import Form
+from asr_server.api.models.registry import Models
 from asr_server.api.request import (
     TranscriptionRequest,
     parse_transcription_request,

@@ -15,7 +15,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartState, parse_options_header
 from starlette.requests import Request
 
-from asr_server.api.upload import Upload, UploadStore, too_large
+from asr_server.api.intake.upload import Upload, UploadStore, too_large
 from asr_server.config import MIB
 from asr_server.errors import InvalidAudio, InvalidValue
 

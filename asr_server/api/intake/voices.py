@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from asr_server.api.form import VOICE_FIELD
+from asr_server.api.intake.form import VOICE_FIELD
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.pool import PreprocessPool
 from asr_server.audio.recording import Recording, memory_file

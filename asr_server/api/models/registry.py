@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
-from asr_server.api.served_model import LOAD_FAILED, ServedModel
+from asr_server.api.models.served_model import LOAD_FAILED, ServedModel
 from asr_server.config import naming
 from asr_server.errors import EngineUnavailable, ModelNotFound, ShuttingDown
 
