@@ -31,7 +31,17 @@ EVERYBODY = {
 MAY_IMPORT = {
     "annexes.model_sources": {"model"},
     "cli": {"annexes.model_sources", "api", "formats", "keys", "model", "offline", "server", "speakers"},
-    "server": {"api", "audio", "keys", "monitoring", "protocols", "realtime", "wyoming"},
+    "annexes.model_loading": {"api"},
+    "server": {
+        "annexes.model_loading",
+        "api",
+        "audio",
+        "keys",
+        "monitoring",
+        "protocols",
+        "realtime",
+        "wyoming",
+    },
     "protocols": {"api"},
     "keys": {"api"},
     "monitoring": {"api", "audio", "channel", "dispatch", "formats", "protocols"},
@@ -53,6 +63,7 @@ MAY_IMPORT = {
 API_PROCESS = (
     "server",
     "api",
+    "annexes.model_loading",
     "protocols",
     "keys",
     "monitoring",

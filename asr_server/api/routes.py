@@ -17,7 +17,6 @@ from starlette.types import Scope
 from asr_server import __version__
 from asr_server.api.models.served_model import ServedModel
 from asr_server.api.openapi import (
-    ADMIN_ERRORS,
     ENGINE_ERRORS,
     KEY_ERRORS,
     MODEL_ERRORS,
@@ -36,7 +35,7 @@ from asr_server.api.schemas import (
     TranslationFields,
     Version,
 )
-from asr_server.api.state import AppState, get_state, models_of, require_admin_key, require_key
+from asr_server.api.state import AppState, get_state, models_of, require_key
 from asr_server.api.transcribe import TranscriptionResponse
 from asr_server.dispatch.supervisor import ReplicaState
 from asr_server.formats.bodies import DiarizedJson, Json, VerboseJson
@@ -131,7 +130,7 @@ async def list_models(request: Request) -> ModelList:
     """Return every model that the key may use, under each of its names."""
     state, models = get_state(request), models_of(request)
     return ModelList(
-        data=[_model(name, model, state) for model in models for name in model.settings.model_names]
+        data=[describe_model(name, model, state) for model in models for name in model.settings.model_names]
     )
 
 
@@ -140,10 +139,10 @@ async def get_model(
     name: Annotated[str, PathParameter(description="One of its names.")], request: Request
 ) -> Model:
     """Return the model under one name."""
-    return _model(name, models_of(request).choose(name), get_state(request))
+    return describe_model(name, models_of(request).choose(name), get_state(request))
 
 
-def _model(name: str, model: ServedModel, state: AppState) -> Model:
+def describe_model(name: str, model: ServedModel, state: AppState) -> Model:
     settings, transcriber, own_name = model.settings, model.transcriber, model.name
     alias = "" if name == own_name else f"another name of {own_name}: "
     return Model(
@@ -156,31 +155,6 @@ def _model(name: str, model: ServedModel, state: AppState) -> Model:
         max_upload_bytes=state.max_upload_bytes,
         tasks=["transcribe", "translate"] if transcriber.can_translate else ["transcribe"],
     )
-
-
-admin = APIRouter(prefix="/v1/models", dependencies=[Depends(require_admin_key)], tags=["models"])
-_CHANGES: Final = error_responses(*KEY_ERRORS, *ADMIN_ERRORS, *MODEL_ERRORS, *ENGINE_ERRORS)
-
-
-@admin.post("/{name:path}/load", responses=_CHANGES)
-async def load_model(
-    name: Annotated[str, PathParameter(description="One of its names.")], request: Request
-) -> Model:
-    """Load a model and wait for it."""
-    state = get_state(request)
-    models_of(request).choose(name)
-    return _model(name, await state.models.load(name), state)
-
-
-@admin.post("/{name:path}/unload", responses=_CHANGES)
-async def unload_model(
-    name: Annotated[str, PathParameter(description="One of its names.")], request: Request
-) -> Model:
-    """Let a model's requests finish, then give its memory back until the next one."""
-    state = get_state(request)
-    model = models_of(request).choose(name)
-    await model.unload(state.settings.drain_s)
-    return _model(name, model, state)
 
 
 WEB: Final = Path(__file__).parent / "web"

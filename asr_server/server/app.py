@@ -21,6 +21,7 @@ from fastapi_offline import FastAPIOffline
 from starlette.routing import WebSocketRoute
 
 from asr_server import __version__
+from asr_server.annexes import model_loading
 from asr_server.api import errors, openapi, routes
 from asr_server.api.compat import azure, whisper_asr, whisper_cpp
 from asr_server.api.docs_page import install_docs_page
@@ -110,7 +111,7 @@ def create_app(
     errors.install(app)
     app.include_router(routes.audio)  # routes are tried in this order
     app.include_router(routes.probes)
-    app.include_router(routes.admin)
+    app.include_router(model_loading.router)
     app.include_router(routes.models)
     app.include_router(activity_report.router)
     if not settings.has_metrics_port:
@@ -160,6 +161,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         helpers.append(asyncio.create_task(file.watch(), name="watch the keys"))
     try:
         await state.models.start()
+        helpers.append(asyncio.create_task(model_loading.unload_idle_models(state.models)))
         async with _metrics_port(state):
             helpers.append(asyncio.create_task(activity_report.keep_sampling(state, app.state.activity)))
             if state.settings.reuse_port:  # it listens after this: connections go to others until then

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asr_server.api.models import registry as module
+from asr_server.annexes import model_loading as module
 from asr_server.api.models.registry import AllowedModels, ModelRegistry
 from asr_server.api.models.served_model import ServedModel
 from asr_server.audio.pool import PreprocessPool
@@ -104,8 +104,10 @@ async def test_a_model_that_cannot_be_unloaded_ends_the_watch_of_no_other(
     registry = ModelRegistry([broken, idle, used])
     await registry.start()
     await registry.until_ready()
+    watch = asyncio.create_task(module.unload_idle_models(registry))
     await until(lambda: idle.state == "unloaded")
     assert used.state == "ready"
+    watch.cancel()
     await registry.stop()
 
 

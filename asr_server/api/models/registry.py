@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Final
 
 from asr_server.api.models.served_model import LOAD_FAILED, ServedModel
 from asr_server.config import naming
 from asr_server.errors import EngineUnavailable, ModelNotFound, ShuttingDown
-
-logger = logging.getLogger(__name__)
-
-LOOK_EVERY_S: Final = 1.0  # for idle models
 
 
 class Models(ABC):
@@ -70,7 +64,6 @@ class AllowedModels(Models):
 class ModelRegistry(Models):
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models = list(models)
-        self._watching: asyncio.Task[None] | None = None
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
@@ -116,16 +109,6 @@ class ModelRegistry(Models):
     async def start(self) -> None:
         for model in self:
             await model.start()
-        self._watching = asyncio.create_task(self._unload_idle(), name="unload idle models")
-
-    async def _unload_idle(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            for model in self:
-                try:
-                    await model.unload_if_idle()
-                except Exception:
-                    logger.exception("model %s could not be unloaded", model.name)
 
     async def until_ready(self) -> None:
         """Wait until each model loaded at the start is ready or given up."""
@@ -146,6 +129,4 @@ class ModelRegistry(Models):
             model.dispatcher.fail_all(error)
 
     async def stop(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
         await asyncio.gather(*(model.stop() for model in self))

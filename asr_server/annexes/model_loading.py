@@ -1,0 +1,51 @@
+"""Load and unload models on request, and unload those that nobody uses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Path, Request
+
+from asr_server.api.models.registry import ModelRegistry
+from asr_server.api.openapi import ADMIN_ERRORS, ENGINE_ERRORS, KEY_ERRORS, MODEL_ERRORS, error_responses
+from asr_server.api.routes import describe_model
+from asr_server.api.schemas import Model
+from asr_server.api.state import get_state, models_of, require_admin_key
+
+LOOK_EVERY_S: Final = 1.0  # for idle models
+_ERRORS: Final = error_responses(*KEY_ERRORS, *ADMIN_ERRORS, *MODEL_ERRORS, *ENGINE_ERRORS)
+
+logger = logging.getLogger(__name__)
+
+Name = Annotated[str, Path(description="One of its names.")]
+router = APIRouter(prefix="/v1/models", dependencies=[Depends(require_admin_key)], tags=["models"])
+
+
+@router.post("/{name:path}/load", responses=_ERRORS)
+async def load_model(name: Name, request: Request) -> Model:
+    """Load a model and wait for it."""
+    state = get_state(request)
+    models_of(request).choose(name)
+    return describe_model(name, await state.models.load(name), state)
+
+
+@router.post("/{name:path}/unload", responses=_ERRORS)
+async def unload_model(name: Name, request: Request) -> Model:
+    """Let a model's requests finish, then give its memory back until the next one."""
+    state = get_state(request)
+    model = models_of(request).choose(name)
+    await model.unload(state.settings.drain_s)
+    return describe_model(name, model, state)
+
+
+async def unload_idle_models(models: ModelRegistry) -> None:
+    """Run until cancelled."""
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        for model in models:
+            try:
+                await model.unload_if_idle()
+            except Exception:
+                logger.exception("model %s could not be unloaded", model.name)
