@@ -61,10 +61,16 @@ class _Format(NamedTuple):
         return tuple(name for bit, name in enumerate(_SPEAKERS) if self.channel_mask >> bit & 1)
 
     @property
+    def gain(self) -> np.float32:
+        """Undo that `arecord -f S24_LE` writes 24 bits to the low end of four bytes."""
+        is_loose = self.tag == _PCM and self.bits in (20, 24) and self.frame_bytes == 4 * self.num_channels
+        return np.float32(2 ** (32 - self.bits) if is_loose else 1)
+
+    @property
     def subtype(self) -> str:
-        num_channels = max(1, self.num_channels)
-        subtype = _SUBTYPES.get((self.tag, self.frame_bytes // num_channels))
-        if subtype is None or self.frame_bytes % num_channels or self.num_channels == 0:
+        sample_bytes = 4 if self.gain > 1 else (self.bits + 7) // 8
+        subtype = _SUBTYPES.get((self.tag, sample_bytes))
+        if subtype is None or not 0 < self.frame_bytes == sample_bytes * self.num_channels:
             raise CannotOpen(f"codec {self.tag} with {self.bits} bits and {self.frame_bytes} bytes a frame")
         return subtype
 
@@ -88,8 +94,7 @@ class WavDecoder:
         self.sample_rate, self.num_channels = self._format.sample_rate, self._format.num_channels
         self.layout = self._format.layout
         self.is_float = self._format.tag == _FLOAT
-        # `arecord -f S24_LE` writes 24 bits to the low end of four bytes.
-        self._gain = np.float32(256 if self._format.subtype == "PCM_32" and self._format.bits == 24 else 1)
+        self._gain = self._format.gain
         self._file_end = os.fstat(fd).st_size
         lengths = [(start, self._num_frames(start, end)) for start, end in self._spans(first)]
         self.duration_s: float | None = sum(num for _, num in lengths) / max(1, self.sample_rate)

@@ -102,6 +102,7 @@ def test_a_file_cut_short_gives_what_it_has(tmp_path: Path) -> None:
         raw_wav(bytes(100), extra=b"junk\0\0\0\0" * 1000),
         raw_wav(bytes(100), tag=2),
         raw_wav(bytes(100), bits=40),
+        raw_wav(bytes(100), 16)[:32] + b"\4\0" + raw_wav(bytes(100), 16)[34:],
     ],
     ids=[
         "empty",
@@ -112,6 +113,7 @@ def test_a_file_cut_short_gives_what_it_has(tmp_path: Path) -> None:
         "a thousand chunks",
         "adpcm",
         "40 bits",
+        "16 bits in four bytes",
     ],
 )
 def test_what_it_does_not_know_is_left_to_others(tmp_path: Path, content: bytes) -> None:
@@ -120,13 +122,14 @@ def test_what_it_does_not_know_is_left_to_others(tmp_path: Path, content: bytes)
         decoded(tmp_path / "a.wav")
 
 
-def test_24_bits_in_the_low_end_of_four_bytes_are_as_loud_as_in_three(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", [20, 24])
+def test_bits_in_the_low_end_of_four_bytes_are_as_loud_as_elsewhere(tmp_path: Path, bits: int) -> None:
     """As `arecord -f S24_LE` writes them."""
-    values = (SPEECH[:, 0] * 2**23).astype("<i4")
+    values = (SPEECH[:, 0] * 2 ** (bits - 1)).astype("<i4")
     content = bytearray(raw_wav(values.tobytes(), 32))
-    content[34:36] = struct.pack("<H", 24)
+    content[34:36] = struct.pack("<H", bits)
     frames, decoder = decoded(written(tmp_path, bytes(content)))
-    assert np.abs(frames - SPEECH).max() < 1e-6
+    assert np.abs(frames - SPEECH).max() < 1e-5
     assert (decoder.duration_s, decoder.truncated) == (2.0, False)
 
 
