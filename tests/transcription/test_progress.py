@@ -235,11 +235,6 @@ async def test_the_words_of_what_was_sent_have_the_times_of_the_result_that_is_j
     assert (word.text, word.start_s, word.end_s) == (" zero", 0.2, 0.7)
 
 
-async def test_what_the_voice_detector_may_doubt_waits_for_its_chunk(app: App) -> None:
-    app.replica.early = say(t(0), *words("0"), t(1), finish_reason="length", avg_logprob=-0.8)
-    assert await app.texts(is_sent_early=False) == ["zero one"]
-
-
 async def test_doubtful_text_is_sent_early_where_somebody_surely_speaks(app: App) -> None:
     """A model may give all of a clean recording a no-speech probability above the bound of doubt."""
     app.replica.early = say(t(0), *words("31415"), t(3), finish_reason="length", no_speech_prob=0.5)
