@@ -72,7 +72,7 @@ class TimeLine:
         hops, rest = np.split(block, [len(block) // hop * hop])
         hops = hops.reshape(-1, hop, block.shape[1])
         powers = np.square(hops).mean(axis=(1, 2))
-        num_quiet = np.count_nonzero(powers < powers.max(initial=0.0) / _PAUSE_RATIO)
+        num_quiet = int(np.count_nonzero(powers < powers.max(initial=0.0) / _PAUSE_RATIO))
         num_left_out = min(max(num_quiet, len(hops) // 6), int(self.surplus_s * _HOPS_PER_S))
         self.surplus_s -= num_left_out / _HOPS_PER_S
         kept = np.delete(hops, np.argsort(powers)[:num_left_out], axis=0)
