@@ -62,20 +62,6 @@ async def test_times_are_told_as_the_median_and_what_19_of_20_and_99_of_100_stay
     assert told["queue"] == {"p50": 500, "p95": 950, "p99": 990}
 
 
-async def test_where_nothing_was_answered_no_time_is_told(app: RunningApp) -> None:
-    told = await activity_of(app)
-    assert (told["latency"], told["first_text"], told["queue"]) == (None, None, None)
-    assert (told["last"], told["statuses"]) == ([], {})
-
-
-async def test_no_more_than_twenty_requests_are_listed(app: RunningApp) -> None:
-    for _ in range(22):
-        await app.post(SECOND)
-    told = await activity_of(app)
-    assert len(told["last"]) == 20
-    assert told["statuses"] == {"200": 22}
-
-
 async def test_the_timeline_grows_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asr_server.monitoring.activity_report.SAMPLE_EVERY_S", 0.05)
     async with run_app() as app:

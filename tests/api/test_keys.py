@@ -115,13 +115,3 @@ def test_the_example_of_the_docs_is_a_file_of_keys(tmp_path: Path) -> None:
         ("web-site", False),
         ("operators", True),
     ]
-
-
-@pytest.mark.parametrize(("limit", "is_taken"), [(0, True), (10**9, True), (10**9 + 1, False)])
-def test_a_limit_is_none_or_up_to_a_thousand_million(tmp_path: Path, limit: int, is_taken: bool) -> None:
-    path = write(tmp_path / "keys.yaml", entry("web", WEB, audio_seconds_per_minute=limit))
-    if is_taken:
-        assert read_keys_file(path)[0].audio_seconds_per_minute == limit
-    else:
-        with pytest.raises(ValueError, match="audio_seconds_per_minute"):
-            read_keys_file(path)

@@ -84,25 +84,6 @@ def test_no_more_requests_are_open_than_allowed() -> None:
     send(web)
 
 
-def test_an_account_counts_what_was_used() -> None:
-    web = account(Clock())
-    assert (web.num_open, web.audio_s, web.answers) == (0, 0.0, {})
-    with web.enter(), web.enter():
-        assert web.num_open == 2
-    for status in (200, 400, 200):
-        web.count_answer(status)
-    web.spend_audio(1.5)
-    web.spend_audio(2.0)
-    assert (web.num_open, web.audio_s, web.answers) == (0, 3.5, {200: 2, 400: 1})
-
-
-def test_without_limits_nothing_is_refused_and_no_header_is_sent() -> None:
-    web = account(Clock())
-    send(web, 1000)
-    web.spend_audio(1e6)
-    assert web.headers() == {}
-
-
 def test_a_changed_limit_keeps_what_was_used() -> None:
     web = account(Clock(), requests_per_minute=60)
     send(web, 40)

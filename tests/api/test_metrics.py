@@ -13,9 +13,7 @@ import pytest
 
 from asr_server import __version__
 from asr_server.audio.recording import Recording
-from asr_server.engine.engine import StepTimer
 from asr_server.metrics import RestartReason
-from asr_server.monitoring.metrics import cumulative_buckets
 from tests.api.figures import Figures, figures_of, growth, read
 from tests.api.raw_client import FILE_PART, RawClient
 from tests.api.running_app import SECOND, THREE_CHUNKS, RunningApp, run_app, until
@@ -92,25 +90,12 @@ async def test_a_server_that_is_not_ready_has_made_no_error(app: RunningApp) -> 
     assert growth(before, after, 'asr_requests_total{route="/ready",status="not_ready"}') == 1
 
 
-async def test_no_series_says_when_another_was_created(app: RunningApp) -> None:
-    await app.post()
-    assert not any("_created" in name for name in await read(app))
-
-
 async def test_a_client_cannot_add_series_by_asking_for_paths_that_are_not_there(app: RunningApp) -> None:
     await app.client.get("/a")
     before = await read(app)
     for i in range(20):
         await app.client.get(f"/nowhere/{i}")
     assert set(await read(app)) == set(before)
-
-
-async def test_an_idle_server_holds_nothing(app: RunningApp) -> None:
-    await app.post()
-    figures = await read(app)
-    names = ("requests_in_flight", "requests_waiting", "preprocess_queue_depth", "preprocess_busy")
-    assert [figures[f"asr_{name}"] for name in names] == [0, 0, 0, 0]
-    assert [figure for name, figure in figures.items() if name.startswith("asr_chunks{")] == [0]
 
 
 async def test_samples_that_wait_for_the_rest_of_their_chunk_are_counted(app: RunningApp) -> None:
@@ -231,17 +216,3 @@ def test_memory_and_processor_time_of_each_child_process_are_told(server: Server
     assert figures["asr_decode_processes"] >= 1
     assert figures["asr_decode_resident_memory_bytes"] > 1 << 20
     assert figures["asr_decode_cpu_seconds_total"] > 0
-
-
-def test_the_buckets_of_step_times_add_up() -> None:
-    timer = StepTimer()
-    for step_s in (0.0005, 0.001, 0.3, 60.0):
-        timer.add(step_s)
-    buckets = dict(cumulative_buckets(timer.times))
-    assert (buckets["0.001"], buckets["0.2"], buckets["0.5"], buckets["5.0"], buckets["+Inf"]) == (
-        2,
-        2,
-        3,
-        3,
-        4,
-    )

@@ -6,13 +6,11 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
-from asr_server.monitoring import process_usage
-from asr_server.monitoring.process_usage import Usage, resident_bytes, usage_of
+from asr_server.monitoring.process_usage import Usage, usage_of
 
 BUSY_CHILD = """
 import subprocess, sys, time
@@ -38,16 +36,6 @@ def known_usage_of(pid: int) -> Usage:
 def test_memory_is_that_of_the_system() -> None:
     usage = known_usage_of(os.getpid())
     assert usage.resident_bytes >= 0.5 * psutil.Process().memory_info().rss
-
-
-def test_memory_of_this_process_is_its_resident_pages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pages = tmp_path / "statm"
-    monkeypatch.setattr(process_usage, "STATM", pages)
-    assert resident_bytes() == 0
-    pages.write_text("9000 500 70 4 0 3000 0\n")
-    assert resident_bytes() == 500 * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_children_count_with_what_those_that_have_ended_used() -> None:

@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from asr_server import metrics
 from asr_server.api import state
-from asr_server.api.state import SERVICE_RESTART, AppState, Caller, RealtimeSessions
-from asr_server.errors import InvalidApiKey, ModelNotFound, RateLimited, SessionsTaken
-from asr_server.keys.accounts import Account
-from asr_server.keys.keys_file import Key
+from asr_server.api.state import SERVICE_RESTART, AppState, RealtimeSessions
+from asr_server.errors import InvalidApiKey, SessionsTaken
 from tests.api.running_app import RunningApp, run_app
 from tests.embedded import embedded
 
@@ -69,29 +66,6 @@ async def test_a_drain_ends_each_session_and_waits_until_they_have_left() -> Non
     await asyncio.wait_for(draining, 60)
 
 
-async def test_a_drain_waits_for_sessions_that_came_after_others_had_left() -> None:
-    sessions = RealtimeSessions(2)
-    with sessions.enter(Session()):
-        pass
-    with sessions.enter(Session()):
-        draining = asyncio.create_task(sessions.drain(60.0))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert not draining.done()
-    await draining
-
-
-async def test_a_drain_waits_no_longer_than_its_limit_and_not_at_all_without_sessions() -> None:
-    sessions = RealtimeSessions(2)
-    with sessions.enter(Session()):
-        pass  # one that has come and gone
-    with sessions.enter(Session()):
-        await sessions.drain(0.01)
-        assert sessions.num_active == 1
-    empty = RealtimeSessions(2)
-    await asyncio.wait_for(empty.drain(3600), 60)
-
-
 async def test_a_server_is_idle_without_requests_and_sessions(app: RunningApp) -> None:
     server: AppState = app.app.state.server
     assert server.is_idle
@@ -127,33 +101,3 @@ async def test_azures_header_comes_before_the_usual_one() -> None:
                 assert not is_right, headers
             else:
                 assert is_right, headers
-
-
-async def test_a_request_sees_the_models_of_its_key() -> None:
-    async with run_app() as app:
-        request = request_to(app)
-        assert state.models_of(request).default.name == "whisper-digits"
-        for models, is_served in ((None, True), (("whisper-digits",), True), (("other",), False)):
-            account = Account(Key("web", "0" * 64, models=models))
-            state.set_caller(request, Caller(b"", account))
-            try:
-                assert state.models_of(request).choose("whisper-digits")
-            except ModelNotFound:
-                assert not is_served
-            else:
-                assert is_served
-
-
-def test_a_metered_request_is_held_to_its_keys_limits_and_counts_as_use() -> None:
-    request = Request({"type": "http", "headers": [], "state": {}})
-    stats = metrics.begin_request_stats(lambda: "/")
-    assert not stats.is_metered
-    with state.metered(request):  # of nobody: no limit
-        assert stats.is_metered
-    account = Account(Key("web", "0" * 64, concurrent_requests=1))
-    state.set_caller(request, Caller(b"", account))
-    with state.metered(request):
-        assert account.num_open == 1
-        with pytest.raises(RateLimited, match="1 requests at once"), state.metered(request):
-            pass
-    assert account.num_open == 0
