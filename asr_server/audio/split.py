@@ -8,6 +8,8 @@ consonants (60 ms).
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import numpy.typing as npt
 
@@ -76,6 +78,10 @@ class Splitter:
         while self._num_held:
             pieces += self._split(last=True)
         return pieces + self._report_silence()
+
+    def peek(self) -> list[Piece]:
+        """Return what `finish` would, and keep the samples: the chunks may share the buffer's memory."""
+        return copy.copy(self).finish()
 
     def _split(self, last: bool) -> list[Piece]:
         held = self._buffer[: self._num_held]

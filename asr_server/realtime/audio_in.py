@@ -1,4 +1,7 @@
-"""Convert clients' audio to 16 kHz, and keep the latest: turns begin before speech is noticed."""
+"""Convert clients' audio to 16 kHz, and keep the latest: turns begin before speech is noticed.
+
+A code of G.711 is a sign, three bits of exponent and four of mantissa (ITU-T G.711).
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,31 @@ import numpy.typing as npt
 from asr_server.audio.mono import Mono16k
 from asr_server.core import Samples
 from asr_server.realtime.client_events import AlawFormat, AudioFormat, PcmFormat
-from asr_server.realtime.g711 import A_LAW, MU_LAW
 
+_CODES: Final = np.arange(256)
+_FULL_SCALE: Final = 2.0**15
+
+
+def _mu_law() -> Samples:
+    """Decode mu-law: all bits inverted, the magnitude biased by 132."""
+    codes = ~_CODES & 0xFF
+    exponent, mantissa = (codes >> 4) & 7, codes & 15
+    magnitude = (((mantissa << 3) + 132) << exponent) - 132
+    return (np.where(codes & 0x80, -magnitude, magnitude) / _FULL_SCALE).astype(np.float32)
+
+
+def _a_law() -> Samples:
+    """Decode A-law: every other bit inverted, the lowest exponent linear."""
+    codes = _CODES ^ 0x55
+    exponent, mantissa = (codes >> 4) & 7, codes & 15
+    magnitude = np.where(
+        exponent == 0, (mantissa << 4) + 8, ((mantissa << 4) + 264) << np.maximum(exponent - 1, 0)
+    )
+    return (np.where(codes & 0x80, magnitude, -magnitude) / _FULL_SCALE).astype(np.float32)
+
+
+MU_LAW: Final = _mu_law()
+A_LAW: Final = _a_law()
 _SCALE: Final = np.float32(1 / 2**15)
 
 

@@ -6,7 +6,6 @@ Never blocks the event loop; sends clients nothing.
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -134,7 +133,7 @@ class TurnReader:
             self._speakers.close()
 
     def _growing(self) -> list[Chunk]:
-        return _chunks(copy.deepcopy(self._splitter).finish())
+        return _chunks(self._splitter.peek())
 
     def _read(self, chunk: Chunk) -> asyncio.Task[Outcome]:
         self._backlog.add(1)

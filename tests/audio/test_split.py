@@ -268,3 +268,17 @@ def test_hours_of_turns_between_noises_are_cut_outside_of_words(duration_s: floa
     recording = long_recording(duration_s, seed=4)
     pieces = split(recording.samples, max_chunk=max_chunk_s * SAMPLE_RATE)
     assert digits_not_whole(recording, chunks(pieces)) == []
+
+
+@given(st.integers(1, 100), st.integers(0, 100))
+@settings(max_examples=20, deadline=None)
+def test_a_peek_shows_what_the_end_would_give_and_changes_nothing(num_before: int, num_after: int) -> None:
+    """Of chunks of 3 s; what is shown stays as it was while more is pushed."""
+    samples = noise((num_before + num_after) * SAMPLE_RATE // 10, 0.1)
+    before, after = np.split(samples, [num_before * SAMPLE_RATE // 10])
+    splitter = Splitter(3 * SAMPLE_RATE)
+    pieces = splitter.push(before)
+    shown = [*pieces, *splitter.peek()]
+    pieces += [*splitter.push(after), *splitter.finish()]
+    assert np.array_equal(audio_of(shown), before)
+    assert np.array_equal(audio_of(pieces), samples)

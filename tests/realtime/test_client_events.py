@@ -18,7 +18,6 @@ from asr_server.realtime.client_events import (
     OldSessionFields,
     OldSessionUpdate,
     SessionUpdate,
-    as_invalid_value,
     event_id_of,
     parse_client_event,
 )
@@ -147,20 +146,6 @@ def test_an_events_id_has_at_most_512_characters_and_is_found_in_an_event_that_i
     for wrong, id in (({"event_id": "x" * 600}, "x" * 512), ({"event_id": 1}, None), ([], None)):
         assert event_id_of(json.dumps(wrong)) == id
     assert event_id_of('{"event_id":') is None
-
-
-def test_a_long_reason_is_cut_in_its_middle_and_a_short_one_is_whole() -> None:
-    def told(text: str) -> str:
-        return as_invalid_value(ValueError(text)).message
-
-    assert told("x" * 400) == f"Invalid event: {'x' * 400}."
-    assert told("x" * 401) == f"Invalid event: {'x' * 400}."
-    middle = "x" * 300 + "y" * 200 + " - at `$.audio`"
-    assert told(middle) == f"Invalid event at 'audio': {'x' * 300}{'y' * 100}."
-    both = "x" * 380 + "y" * 500 + " - at `$." + "z" * 300 + "`"
-    cut = as_invalid_value(ValueError(both), "body")
-    assert cut.message == f"Invalid body at {'z' * 200!r}: {'x' * 380}{'y' * 20}."
-    assert cut.param == "z" * 200
 
 
 @pytest.mark.parametrize(

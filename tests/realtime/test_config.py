@@ -14,9 +14,7 @@ from asr_server.errors import InvalidApiKey, InvalidValue, ModelNotFound
 from asr_server.keys.api_keys import ApiKeys
 from asr_server.realtime.client_events import (
     AlawFormat,
-    Include,
     PcmFormat,
-    SessionFields,
     SessionUpdate,
     parse_client_event,
 )
@@ -24,15 +22,12 @@ from asr_server.realtime.config import (
     SessionConfig,
     decoding_options,
     default_config,
-    describe,
-    describe_old,
     interim_interval_s,
     make_secret,
     open_secret,
     update_config,
-    with_model,
 )
-from asr_server.realtime.server_events import DEFAULT_VAD, SEMANTIC_VAD, SessionTranscription
+from asr_server.realtime.server_events import DEFAULT_VAD, SessionTranscription
 from tests.api.running_app import RunningApp, served
 from tests.realtime.realtime_client import open_session
 
@@ -75,11 +70,6 @@ def test_eagerness_sets_the_silence_of_semantic_vad() -> None:
         assert vad
         silences[eagerness] = vad.silence_duration_ms
     assert silences == {"low": 1500, "medium": 800, "high": 400, "auto": 800, None: 800}
-
-
-def test_going_back_to_server_vad_gives_its_silence_back() -> None:
-    semantic = updated(default_config("whisper-1"), turn_detection={"type": "semantic_vad"})
-    assert updated(semantic, turn_detection={"type": "server_vad"}).vad == DEFAULT_VAD
 
 
 def test_eagerness_without_semantic_vad_is_refused_by_name() -> None:
@@ -151,45 +141,9 @@ def test_what_is_not_given_stays_and_null_restores_the_default() -> None:
     assert updated(config, turn_detection=None).vad is None
 
 
-def test_an_update_of_the_included_fields_replaces_them() -> None:
-    logprobs: Include = "item.input_audio_transcription.logprobs"
-    config = default_config("whisper-1")
-    assert config.include == ()
-    included = update_config(config, SessionFields(include=[logprobs]), MODELS)
-    assert included.include == (logprobs,)
-    assert update_config(included, SessionFields(), MODELS) == included
-    assert update_config(included, SessionFields(include=None), MODELS).include == ()
-    assert decoding_options(included, MODELS).token_logprobs
-    assert not decoding_options(config, MODELS).token_logprobs
-
-
 def test_a_model_that_is_not_served_is_refused_wherever_it_is_named() -> None:
     with pytest.raises(ModelNotFound):
         updated(default_config("whisper-1"), transcription={"model": "nobody"})
-
-
-def test_detection_that_was_off_comes_back_with_the_values_of_its_kind() -> None:
-    off = updated(default_config("whisper-1"), turn_detection=None)
-    assert (off.vad, off.has_chosen_vad) == (None, True)
-    assert updated(off, turn_detection={"threshold": 0.6}).vad == replace(DEFAULT_VAD, threshold=0.6)
-    assert updated(off, turn_detection={"type": "semantic_vad"}).vad == SEMANTIC_VAD
-    chosen = updated(
-        default_config("whisper-1"),
-        turn_detection={"type": "semantic_vad", "eagerness": "low", "silence_duration_ms": 900},
-    )
-    assert chosen.vad
-    assert chosen.vad.silence_duration_ms == 900
-    assert updated(chosen, turn_detection={"prefix_padding_ms": 0}).vad == replace(
-        chosen.vad, prefix_padding_ms=0
-    )
-
-
-def test_a_model_named_in_the_address_decides_on_the_detection_too() -> None:
-    config = with_model(default_config("whisper-1"), "gpt-live-transcribe")
-    assert (config.transcription.model, config.vad) == ("gpt-live-transcribe", None)
-    assert with_model(config, "whisper-1").vad == DEFAULT_VAD
-    chosen = updated(default_config("whisper-1"), turn_detection={"type": "semantic_vad"})
-    assert with_model(chosen, "gpt-live-transcribe").vad == SEMANTIC_VAD
 
 
 # -- What they mean --
@@ -221,32 +175,6 @@ def test_a_diarized_session_needs_the_times_of_words() -> None:
     config = default_config("gpt-4o-transcribe-diarize")
     options = decoding_options(config, models)
     assert (config.is_diarized, options.word_timestamps) == (True, True)
-
-
-@pytest.mark.parametrize(
-    ("format", "old"),
-    [("audio/pcm", "pcm16"), ("audio/pcmu", "g711_ulaw"), ("audio/pcma", "g711_alaw")],
-)
-def test_a_session_is_described_in_todays_words_and_in_the_old_ones(format: str, old: str) -> None:
-    config = updated(default_config("whisper-1"), format={"type": format})
-    session = msgspec.to_builtins(describe(config, "sess_1", 1234))
-    assert (session["id"], session["expires_at"], session["include"]) == ("sess_1", 1234, None)
-    assert session["audio"]["input"] == {
-        "format": {"type": format} | ({"rate": 24000} if format == "audio/pcm" else {}),
-        "noise_reduction": None,
-        "transcription": {"model": "whisper-1"},
-        "turn_detection": msgspec.to_builtins(DEFAULT_VAD),
-    }
-    assert describe_old(config, "sess_1", 1234) == {
-        "id": "sess_1",
-        "object": "realtime.transcription_session",
-        "expires_at": 1234,
-        "include": None,
-        "input_audio_format": old,
-        "input_audio_noise_reduction": None,
-        "input_audio_transcription": {"model": "whisper-1"},
-        "turn_detection": msgspec.to_builtins(DEFAULT_VAD),
-    }
 
 
 # -- Client secrets --
@@ -281,9 +209,3 @@ def test_a_secret_that_was_changed_or_is_none_is_refused(at: int) -> None:
     for given, of in ((changed, keys), (secret, other), ("ek_", keys), ("ek_ü", keys), ("ek_AAAAA", keys)):
         with pytest.raises(InvalidApiKey, match="Incorrect client secret"):
             open_secret(of, given)
-
-
-def test_delays_are_factors_of_the_servers_interval() -> None:
-    config = updated(default_config("whisper-1"), transcription={"delay": "high"})
-    assert interim_interval_s(config, 0.5) == 1.0
-    assert interim_interval_s(config, 0.0) == 0.0

@@ -18,7 +18,6 @@ from tests.api.running_app import RunningApp, run_app, until
 from tests.embedded import embedded
 from tests.fake_replica import noise, say
 from tests.realtime.realtime_client import MANUAL, Client, open_session, pcm24
-from tests.speech import say as say_digits
 from tests.speech import silence
 from tests.vocabulary import words
 
@@ -49,22 +48,6 @@ async def test_log_probabilities_asked_for_before_a_chunk_was_read_come_with_the
         assert (await client.until(".completed"))[-1]["logprobs"]
 
 
-async def test_what_was_read_ahead_in_a_pause_is_read_again_by_an_updates_options() -> None:
-    speech = say_digits("123", gap_s=[0.2, 0.2, 1.4])
-    pausing = {"turn_detection": {"type": "server_vad", "silence_duration_ms": 2000}}
-    async with run_app(embedded(realtime_interim_s=0), one) as app:
-        async with open_session(url(app)) as client:
-            await client.update(**pausing)
-            await client.append(pcm24(speech.samples))
-            await until(lambda: app.replica.submits)
-            await client.update(transcription={"prompt": "seven"})
-            await client.append(pcm24(silence(2.0)))
-            await client.until(".completed")
-        ahead, again = app.replica.submits[0], app.replica.submits[-1]
-        assert not ahead.options.prompt_tokens
-        assert again.options.prompt_tokens
-
-
 # -- One turn by hand --
 
 ITEM = "item_1"
@@ -92,19 +75,6 @@ class Hand:
         return self.events
 
 
-async def test_too_many_unread_chunks_leave_no_room_until_one_is_read() -> None:
-    backlog = Backlog()
-    backlog.add(7)
-    await backlog.wait_for_room()
-    backlog.add(1)
-    waiting = asyncio.create_task(backlog.wait_for_room())
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    backlog.add(-1)
-    await waiting
-    assert backlog.num_unread == 7
-
-
 @pytest.mark.parametrize("with_logprobs", [True, False])
 async def test_a_turn_reports_its_chunks_in_order_and_then_itself(
     app: RunningApp, with_logprobs: bool
@@ -128,14 +98,6 @@ async def test_a_turn_reports_its_chunks_in_order_and_then_itself(
     else:
         assert (first.logprobs, second.logprobs, whole.logprobs) == (None, None, None)
     assert hand.backlog.num_unread == 0
-
-
-async def test_a_turn_without_a_sound_is_read_at_once(app: RunningApp) -> None:
-    hand = Hand(app)
-    hand.reader.push(silence(1.0))
-    hand.reader.finish()
-    assert await hand.ended() == [TurnRead(ITEM, 1.0)]
-    assert app.replica.submits == []
 
 
 async def test_an_interim_reading_is_of_the_growing_chunk_and_one_at_a_time(app: RunningApp) -> None:
@@ -240,20 +202,6 @@ async def test_a_chunk_that_becomes_full_takes_the_place_of_what_was_read_ahead(
     assert [event.text for event in events if isinstance(event, ChunkRead)] == ["zero", "one"]
 
 
-async def test_new_options_read_ahead_again_and_the_same_ones_do_not(app: RunningApp) -> None:
-    hand = Hand(app)
-    hand.reader.push(noise(1.0))
-    hand.reader.set_options(replace(PLAIN, keywords=("one",)))
-    assert not hand.tasks[1:]  # nothing was read ahead
-    hand.reader.read_ahead()
-    await until(lambda: len(app.replica.submits) == 1)
-    hand.reader.set_options(replace(PLAIN, keywords=("one",)))
-    hand.reader.set_options(replace(PLAIN, keywords=("two",)))
-    hand.reader.finish()
-    await hand.ended()
-    assert [submit.options.keywords for submit in app.replica.submits] == [("one",), ("two",)]
-
-
 async def test_log_probabilities_stay_as_the_turn_began(app: RunningApp) -> None:
     hand = Hand(app)
     hand.reader.push(noise(45.0))
@@ -337,47 +285,3 @@ async def test_nobody_is_looked_for_where_nothing_was_said(app: RunningApp) -> N
     hand.reader.push(silence(1.0))
     hand.reader.finish()
     assert await hand.ended() == [TurnRead(ITEM, 1.0)]
-
-
-async def test_a_turn_that_is_dropped_reports_nothing_and_ends_its_work(app: RunningApp) -> None:
-    speakers = Speakers()
-    hand = Hand(app, PLAIN, speakers)
-    app.replica.holding = True
-    hand.reader.push(noise(45.0))
-    hand.reader.read_ahead()
-    await until(lambda: len(app.replica.held) == 2)
-    hand.reader.cancel()
-    await until(lambda: all(task.done() for task in hand.tasks))
-    assert (hand.events, hand.backlog.num_unread, speakers.num_closed) == ([], 0, 1)
-
-
-async def test_what_was_read_ahead_before_is_given_up_for_what_is_read_ahead_now(app: RunningApp) -> None:
-    hand = Hand(app)
-    hand.reader.push(noise(1.0))
-    app.replica.holding = True
-    hand.reader.read_ahead()
-    await until(lambda: app.replica.held)
-    hand.reader.read_ahead()
-    await until(lambda: app.replica.cancelled)
-    hand.reader.cancel()
-
-
-async def test_a_turn_that_is_dropped_ends_its_interim_reading(app: RunningApp) -> None:
-    hand = Hand(app)
-    hand.reader.push(noise(1.0))
-    app.replica.holding = True
-    hand.reader.read_interim()
-    await until(lambda: app.replica.held)
-    hand.reader.cancel()
-    await until(lambda: all(task.done() for task in hand.tasks))
-
-
-async def test_a_chunk_without_text_has_no_language_and_nothing_is_kept_of_it() -> None:
-    async with run_app(answer=lambda _: say()) as app:
-        hand = Hand(app)
-        hand.reader.push(noise(1.0))
-        hand.reader.finish()
-        whole = (await hand.ended())[-1]
-        assert isinstance(whole, TurnRead)
-        assert whole.languages == ()
-        assert hand.reader._running == set()

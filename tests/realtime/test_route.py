@@ -6,11 +6,9 @@ import time
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 
 from asr_server.core import Samples
 from asr_server.realtime.audio_in import AudioInput
-from asr_server.realtime.route import router
 from asr_server.realtime.session import INTERNAL_ERROR
 from tests.api.named_keys import SHOP, WEB, bearer, entry, settings_with
 from tests.api.running_app import RunningApp, run_app, until
@@ -81,19 +79,6 @@ async def test_the_key_may_come_in_the_header_or_as_a_subprotocol_or_as_a_client
         headers = {"Authorization": f"Bearer {made['value']}"}
         async with open_session(url(app), additional_headers=headers) as client:
             assert (await client.update())["session"]["audio"]["input"]["turn_detection"] is None
-
-
-async def test_a_client_secret_expires_and_cannot_be_altered(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with run_app(embedded(api_key="s3cret")) as app:
-        app.client.headers["authorization"] = "Bearer s3cret"
-        wanted = {"expires_after": {"anchor": "created_at", "seconds": 10}}
-        made = (await app.client.post("/v1/realtime/client_secrets", json=wanted)).json()
-        altered = made["value"][:50] + ("A" if made["value"][50] != "A" else "B") + made["value"][51:]
-        later = made["expires_at"] + 1
-        for value, now in ((altered, later - 5), (made["value"], later)):
-            monkeypatch.setattr("asr_server.realtime.config.time.time", lambda now=now: now)
-            headers = {"Authorization": f"Bearer {value}"}
-            assert (await refused(url(app), additional_headers=headers)).status == 401
 
 
 async def test_a_client_secret_that_no_handshake_can_carry_is_refused_at_creation(app: RunningApp) -> None:
@@ -214,25 +199,6 @@ async def test_a_named_key_opens_its_models_and_its_share_of_sessions(tmp_path: 
                 (await app.client.get(path, headers=bearer(WEB))).status_code,
             ):
                 assert status == 429
-
-
-async def test_a_plain_get_says_that_a_handshake_would_be_taken(app: RunningApp) -> None:
-    reply = await app.client.get("/v1/realtime")
-    assert reply.status_code == 426
-    assert (reply.headers["upgrade"].lower(), reply.headers["connection"].lower()) == ("websocket", "upgrade")
-    assert "a proxy in between may not pass it on" in reply.json()["error"]["message"]
-    document = FastAPI()
-    document.include_router(router)
-    assert "/v1/realtime" not in document.openapi()["paths"]
-    app.app.state.server.realtime.is_draining = True
-    assert (await app.client.get("/v1/realtime")).json()["error"]["message"] == "The server is shutting down."
-
-
-async def test_a_protocol_is_answered_only_where_it_was_offered(app: RunningApp) -> None:
-    async with open_session(url(app)) as client:
-        assert client.socket.subprotocol is None
-    async with open_session(url(app), subprotocols=["other", "realtime"]) as client:
-        assert client.socket.subprotocol == "realtime"
 
 
 async def test_a_fault_before_the_handshake_is_answered_is_a_500_with_a_traceback(

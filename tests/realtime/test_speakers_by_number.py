@@ -85,11 +85,6 @@ async def test_a_voice_that_is_too_short_for_any_likeness_and_silence_are_of_the
     assert await heard(session) == ["A"]
 
 
-async def test_the_first_person_of_a_session_is_taken_as_the_track_names_them() -> None:
-    session = SessionSpeakers()
-    assert await heard(session, A=person(0.0, 0.1)) == ["A"]
-
-
 async def known_after(*people: Person) -> Person:
     session = SessionSpeakers()
     for each in people:
@@ -107,22 +102,6 @@ async def test_a_known_voice_follows_its_speaker_by_how_long_each_was_heard() ->
     assert known.embedding.dtype == np.float32
 
 
-async def test_a_voice_counts_for_a_minute_at_most_so_that_it_goes_on_to_follow() -> None:
-    known = await known_after(person(0.0, 50.0), person(0.0, 50.0), person(math.pi / 2, 60.0))
-    assert known.clean_s == 60.0
-    np.testing.assert_allclose(known.embedding, [math.sqrt(0.5)] * 2, rtol=1e-6)
-
-
-async def test_what_has_no_voice_changes_no_known_one() -> None:
-    known = await known_after(person(0.0, 3.0), person(None, 1.0))
-    assert (known.clean_s, known.embedding.tolist()) == (3.0, [1.0, 0.0])
-    session = SessionSpeakers()
-    await heard(session, A=person(None, 1.0))
-    track: Any = Track()
-    await session.label(track, [], lambda _: b"")
-    assert track.known == {}
-
-
 async def test_a_turn_waits_for_the_one_before_it_to_be_closed() -> None:
     session = SessionSpeakers()
     first, second = session.new_turn(), session.new_turn()
@@ -134,29 +113,3 @@ async def test_a_turn_waits_for_the_one_before_it_to_be_closed() -> None:
     assert await waiting == []
     second.close()
     assert await session.new_turn().label([], lambda _: b"") == []
-
-
-async def test_a_turn_that_is_closed_hears_no_more() -> None:
-    turn = SessionSpeakers().new_turn()
-    turn.push(np.zeros(16_000, np.float32))
-    await turn.wait_for_room()
-    turn.close()
-    assert turn.is_closed.is_set()
-    assert turn._track._is_closed.is_set()
-
-
-async def test_a_voice_that_was_heard_for_half_a_second_is_as_long_as_any() -> None:
-    known = await known_after(person(0.0, 0.5))
-    np.testing.assert_allclose(known.embedding, [1.0, 0.0])
-
-
-async def test_a_turn_waits_while_its_track_has_too_much_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    turn, has_room = SessionSpeakers().new_turn(), asyncio.Event()
-    monkeypatch.setattr(turn._track, "wait_for_room", has_room.wait)
-    waiting = asyncio.create_task(turn.wait_for_room())
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert not waiting.done()
-    has_room.set()
-    await waiting
-    turn.close()

@@ -162,15 +162,6 @@ def test_two_frames_of_speech_start_it_and_silence_pauses_it_at_half_and_stops_i
 
 
 @pytest.mark.usefixtures("stated")
-def test_speech_goes_on_at_a_lower_probability_than_the_one_that_starts_it() -> None:
-    vad = replace(DEFAULT_VAD, silence_duration_ms=4 * 32)
-    assert by_frame([0.9, 0.9] + [0.36] * 20, VoiceActivity(vad)) == [(2, VoiceStarted(0))]
-    assert by_frame([0.36] * 20, VoiceActivity(vad)) == []
-    kinds = [event for _, event in by_frame([0.9, 0.9] + [0.34] * 20, VoiceActivity(vad))]
-    assert kinds == [VoiceStarted(0), VoicePaused(), VoiceStopped()]
-
-
-@pytest.mark.usefixtures("stated")
 def test_a_frame_of_speech_alone_takes_no_pause_back_and_two_begin_the_silence_again() -> None:
     vad = replace(DEFAULT_VAD, silence_duration_ms=8 * 32)
     click = by_frame([0.9] * 2 + [0.1] * 5 + [0.9] + [0.1] * 5, VoiceActivity(vad))
@@ -180,43 +171,3 @@ def test_a_frame_of_speech_alone_takes_no_pause_back_and_two_begin_the_silence_a
         *((2, VoiceStarted(0)), (6, VoicePaused()), (9, VoiceResumed())),
         *((13, VoicePaused()), (17, VoiceStopped())),
     ]
-
-
-@pytest.mark.usefixtures("stated")
-@pytest.mark.parametrize(
-    ("silence_ms", "num_frames"), [(20, 1), (32, 1), (63, 1), (64, 2), (500, 15), (10_000, 312)]
-)
-def test_a_silence_ends_speech_with_its_last_whole_frame(silence_ms: int, num_frames: int) -> None:
-    vad = replace(DEFAULT_VAD, silence_duration_ms=silence_ms)
-    events = by_frame([0.9] * 2 + [0.1] * 400, VoiceActivity(vad))
-    assert events[-1] == (2 + num_frames, VoiceStopped())
-
-
-@pytest.mark.usefixtures("stated")
-def test_the_first_pause_comes_after_one_frame_where_the_silence_has_two() -> None:
-    vad = replace(DEFAULT_VAD, silence_duration_ms=2 * 32)
-    assert by_frame([0.9] * 2 + [0.1] * 2, VoiceActivity(vad))[1:] == [
-        (3, VoicePaused()),
-        (4, VoiceStopped()),
-    ]
-
-
-@pytest.mark.usefixtures("stated")
-def test_a_restart_forgets_speech_pause_and_silence() -> None:
-    vad = replace(DEFAULT_VAD, silence_duration_ms=8 * 32)
-    activity = VoiceActivity(vad)
-    by_frame([0.9] * 2 + [0.1] * 5, activity)
-    activity.restart()
-    assert by_frame([0.1] * 20 + [0.9], activity) == []
-    activity.restart()
-    assert by_frame([0.9, 0.9] + [0.1] * 8, activity) == [
-        *((2, VoiceStarted(28 * FRAME)), (6, VoicePaused()), (10, VoiceStopped())),
-    ]
-
-
-@pytest.mark.usefixtures("stated")
-def test_a_threshold_can_be_changed_in_mid_speech() -> None:
-    activity = VoiceActivity(replace(DEFAULT_VAD, silence_duration_ms=4 * 32))
-    by_frame([0.9] * 2, activity)
-    activity.configure(replace(DEFAULT_VAD, threshold=0.2, silence_duration_ms=4 * 32))
-    assert by_frame([0.06] * 20, activity) == []

@@ -1,16 +1,13 @@
-"""Which words of a growing turn are stable, which tokens belong to them, and how turns begin."""
+"""Which words of a growing turn are stable, and which tokens belong to them."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import asdict
 
 from asr_server.core import TokenLogprob
-from asr_server.realtime import turn_types as t
-from asr_server.realtime.turn import next_state
-from asr_server.realtime.turn_types import Agreement, agree, conclude, split_words, tokens_between
+from asr_server.realtime.turn_types import Agreement, agree, conclude, tokens_between
 
 WORDS = st.lists(st.sampled_from(["one", "two", "three"]), max_size=6).map(" ".join)
 
@@ -56,11 +53,6 @@ def test_what_was_sent_stays_sent_when_a_later_reading_disagrees_or_is_shorter()
     assert agreement.num_sent == 4
 
 
-def test_words_are_parted_at_spaces_and_in_chinese_at_each_character() -> None:
-    assert split_words(" Good  morning,\nall ", "en") == ("Good", "morning,", "all")
-    assert split_words(" 你好 ", "zh") == ("你", "好")
-
-
 def token(text: str) -> TokenLogprob:
     return TokenLogprob(text, -0.1, tuple(text.encode()))
 
@@ -102,41 +94,3 @@ def test_characters_of_a_language_without_spaces_get_the_token_that_ends_in_them
     assert tokens_between("你好世界", "zh", tokens, 1, 3) == tokens[:2]
     assert tokens_between("你好世界", "zh", tokens, 3, None) == tokens[2:]
     assert tokens_between("你 好世界", "zh", (token("你"), *map(token, " 好")), 0, 1) == ()
-
-
-def test_a_session_begins_empty_and_its_first_turn_unread_and_unannounced() -> None:
-    state = t.State()
-    assert asdict(state) == {
-        **dict.fromkeys(("tag",), ""),
-        **dict.fromkeys(("interim_samples", "padding", "num_samples", "uncommitted_from", "num_turns"), 0),
-        "is_detecting": False,
-        "idle_timeout": None,
-        "open": None,
-        "committed": (),
-        "previous_item_id": None,
-    }
-    turn = next_state(state, t.AudioWritten(1600))[0].open
-    assert turn
-    assert asdict(turn) == {
-        "item_id": "item_000000",
-        **dict.fromkeys(("start", "read_to", "num_chunks"), 0),
-        **dict.fromkeys(("is_reading", "is_paused", "is_announced"), False),
-        "text": "",
-        "deltas": "",
-        "agreement": Agreement(num_sent=0, last_reading=()),
-    }
-
-
-def test_a_chunk_of_which_nothing_is_known_has_no_text() -> None:
-    """Each of these comes about without further values, as when a reading is cancelled."""
-    turn = next_state(t.State(), t.AudioWritten(1600))[0]
-    assert turn.open
-    unread = t.InterimRead(turn.open.item_id)
-    assert (unread.chunk, unread.text, unread.language, unread.logprobs) == (0, None, None, None)
-    off = t.DetectionSet(False)
-    assert (off.padding, off.idle_timeout) == (0, None)
-
-
-def test_a_millisecond_has_sixteen_samples() -> None:
-    """As OpenAI's events count the time of 16 kHz audio."""
-    assert t.SAMPLES_PER_MS == 16
