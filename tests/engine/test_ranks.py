@@ -162,7 +162,9 @@ def test_a_rank_does_not_begin_without_the_others() -> None:
         join(CONFIG, 0, "", [ours])
 
 
-def test_on_gpus_ranks_join_by_nccl_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_gpus_ranks_join_by_nccl_on_this_machine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     joined: dict[str, Any] = {}
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(ranks, "choose_device", torch.device)
@@ -172,6 +174,8 @@ def test_on_gpus_ranks_join_by_nccl_on_this_machine(monkeypatch: pytest.MonkeyPa
         "init_process_group",
         lambda backend, **named: joined.update(named, backend=backend),
     )
+    join(replace(CONFIG, device="cuda"), 0, "a file", [])
+    assert "has not been run on GPUs yet" in caplog.text
     shard = join(replace(CONFIG, device="cuda"), 1, "a file", [])
     assert joined == {"backend": "nccl", "store": ("a file", 2), "rank": 1, "world_size": 2}
     assert os.environ.pop("NCCL_SOCKET_IFNAME") == "lo"

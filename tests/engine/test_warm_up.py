@@ -75,3 +75,19 @@ def test_a_model_that_produces_nan_ends_the_start(
     monkeypatch.setattr(made.model.decoder, "logits", lambda *hidden: logits(*hidden) * math.nan)
     with pytest.raises(ValueError, match="NaN on one second of silence; check the weights"):
         warm_up(made._runner, made.tokenizer, made.num_slots)
+
+
+def test_prompts_of_few_and_of_many_rows_are_computed(
+    pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than eight rows have a kernel of their own, which would be compiled while others are served."""
+    made, num_tokens = pocket.engine(), list[int]()
+    prefill = Runner.prefill
+
+    def noted(own: Runner, slots: Any, prompts: Any, sot_index: int) -> None:
+        num_tokens.append(sum(map(len, prompts)))
+        prefill(own, slots, prompts, sot_index)
+
+    monkeypatch.setattr(Runner, "prefill", noted)
+    warm_up(made._runner, made.tokenizer, made.num_slots)
+    assert min(num_tokens) <= 8 < max(num_tokens)
