@@ -261,6 +261,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._reader_is_too_slow():
             logger.info("closed the connection of %s: it does not read its reply", self.client)
             self.transport.abort()
+        elif self.transport.is_closing():
+            self._wait_among(None)
         elif self._phase is _Phase.BODY and self._sender_is_too_slow():
             self._refuse(self._body_too_slow())
         elif self._phase is _Phase.HEADERS and not self._is_replying:
