@@ -41,7 +41,7 @@ from asr_server.checkpoint.tensors import read_stored, write_stored
 from asr_server.core import POSITIONS_PER_S
 from asr_server.errors import CheckpointError
 
-_LAYOUT_VERSION: Final = 2  # of what is written here: another one makes the directories anew
+_LAYOUT_VERSION: Final = 3  # of what is written here: another one makes the directories anew
 # The published model from which the tokenizer of each vocabulary is taken.
 _TOKENIZERS: Final = {
     ENGLISH_VOCABULARY: "tiny.en",
