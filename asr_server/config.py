@@ -199,7 +199,6 @@ class Settings:
         ge=0,
         le=MOST_CHUNK_S,
     )
-    chunks_ahead: int = _setting(4, "decoded chunks a request may hold that no replica has taken yet", ge=1)
 
     # HTTP
     host: str = _setting("127.0.0.1", "address to listen on", min_length=1)

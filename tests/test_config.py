@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import inf, nextafter
 from pathlib import Path
 from typing import Any
 
@@ -12,97 +10,27 @@ from pydantic import ValidationError
 
 from asr_server.config import (
     EMBEDDED_MODEL,
-    FIELDS,
     NO_PORT,
     Settings,
     environment_names,
     in_mebibytes,
     naming,
-    values_for,
 )
-from asr_server.machine import default_preprocess_workers
 
-ABOVE_ZERO = nextafter(0.0, 1.0)
 MIB = 1024 * 1024
-
-# Each setting that counts or measures: default, least and most that it takes.
-BOUNDS: dict[str, tuple[float, float, float]] = {
-    "idle_unload_s": (0, 0, 10_000_000),
-    "max_load_wait_s": (30, ABOVE_ZERO, inf),
-    "replicas": (0, 0, 1024),
-    "replicas_per_device": (1, 1, 1024),
-    "replica_niceness": (5, 0, 19),
-    "tensor_parallel_size": (1, 1, inf),
-    "cpu_threads": (0, 0, 1024),
-    "max_slots": (0, 0, 1_000_000),
-    "encode_batch": (0, 0, 1_000_000),
-    "compute_workers": (0, 0, 4),
-    "beam_size": (5, 1, 16),
-    "max_fallbacks": (5, 0, 5),
-    "preprocess_workers": (default_preprocess_workers(), 1, 1024),
-    "max_upload_bytes": (1024 * MIB, 1, inf),
-    "max_upload_memory_bytes": (256 * MIB, 0, inf),
-    "max_audio_s": (12 * 60 * 60, ABOVE_ZERO, inf),
-    "max_decoded_bytes": (64 * 1024 * MIB, 1, 10**18),
-    "max_sample_rate": (384_000, 1000, 1_000_000_000),
-    "max_channels": (32, 1, 65_535),
-    "max_stall_s": (60, 1, inf),
-    "max_preprocess_s": (600, ABOVE_ZERO, inf),
-    "max_concurrent_requests": (256, 1, inf),
-    "max_realtime_sessions": (64, 1, inf),
-    "max_realtime_session_s": (3600, ABOVE_ZERO, inf),
-    "max_realtime_idle_s": (600, ABOVE_ZERO, inf),
-    "realtime_interim_s": (1, 0, inf),
-    "max_chunk_s": (0, 0, 3600),
-    "chunks_ahead": (4, 1, inf),
-    "port": (8000, 0, 65_535),
-    "wyoming_port": (-1, -1, 65_535),
-    "metrics_port": (-1, -1, 65_535),
-    "max_connections": (1000, 1, inf),
-    "max_header_bytes": (65_536, 1024, inf),
-    "header_timeout_s": (10, ABOVE_ZERO, inf),
-    "min_client_bytes_per_s": (1000, ABOVE_ZERO, inf),
-    "client_grace_s": (20, ABOVE_ZERO, inf),
-    "keep_alive_s": (75, 1, inf),
-    "drain_s": (25, 0, inf),
-}
-SWITCHES = {"copy_overlap": False, "cuda_graphs": True, "check_voice": True, "reuse_port": False}
 
 
 def settings(**values: Any) -> Settings:
     return Settings(**values)
 
 
-def test_every_setting_that_is_no_text_is_in_a_table_here() -> None:
-    kinds = {name: field.annotation for name, field in FIELDS.items()}
-    assert {name for name, kind in kinds.items() if kind in (int, float)} == {*BOUNDS}
-    assert {name for name, kind in kinds.items() if kind is bool} == {*SWITCHES}
-
-
-def test_defaults() -> None:
-    default = settings()
-    assert {name: getattr(default, name) for name in BOUNDS} == {name: row[0] for name, row in BOUNDS.items()}
-    assert {name: getattr(default, name) for name in SWITCHES} == SWITCHES
-    assert (default.model, default.host) == ("base", "127.0.0.1")
-
-
-@pytest.mark.parametrize("name", BOUNDS)
-def test_a_number_is_taken_up_to_its_bounds_and_refused_beyond_them(name: str) -> None:
-    _, least, most = BOUNDS[name]
-    is_whole = FIELDS[name].annotation is int
-    beyond_least, beyond_most = (
-        (least - 1, most + 1) if is_whole else (nextafter(least, -inf), nextafter(most, inf))
-    )
-    assert getattr(settings(**{name: least}), name) == least
+@pytest.mark.parametrize(
+    "values",
+    [{"port": 65_536}, {"beam_size": 0}, {"max_audio_s": float("inf")}, {"device": "tpu"}, {"drain_s": -1}],
+)
+def test_a_value_beyond_its_bounds_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        settings(**{name: beyond_least})
-    if most < inf:
-        assert getattr(settings(**{name: most}), name) == most
-        with pytest.raises(ValidationError):
-            settings(**{name: beyond_most})
-    elif not is_whole:
-        with pytest.raises(ValidationError):
-            settings(**{name: inf})
+        settings(**values)
 
 
 @pytest.mark.parametrize("name", ["model", "host"])
@@ -224,15 +152,6 @@ def test_the_temperature_ladder_is_capped() -> None:
     assert settings().temperatures == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     assert settings(max_fallbacks=0).temperatures == (0.0,)
     assert settings(max_fallbacks=2).temperatures == (0.0, 0.2, 0.4)
-
-
-def test_part_of_the_settings_is_handed_on_by_name() -> None:
-    @dataclass
-    class Some:
-        max_channels: int
-        other: int = 0
-
-    assert values_for(Some, settings(max_channels=3)) == {"max_channels": 3}
 
 
 @pytest.mark.parametrize(

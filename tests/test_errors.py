@@ -7,9 +7,7 @@ import pytest
 from asr_server import errors
 from asr_server.errors import (
     InvalidValue,
-    ModelNotFound,
     Overloaded,
-    ReplicasEnded,
     ReportedError,
     RequestError,
     ServiceUnavailable,
@@ -47,18 +45,8 @@ def test_what_repeats_the_clients_words_is_cut() -> None:
     assert error.param == "p" * 200
 
 
-def test_a_field_is_named_by_the_error_or_its_kind() -> None:
-    assert InvalidValue("no").param is None
-    assert ModelNotFound("no").param == "model"
-    assert ModelNotFound("no", "session.model").param == "session.model"
-
-
 def test_a_client_is_told_when_to_come_back() -> None:
     assert Overloaded("full", 2.5).retry_after_s == 2.5
     assert ServiceUnavailable("later").retry_after_s == 5.0
     assert ServiceUnavailable("later", 30.0).retry_after_s == 30.0
     assert (ShuttingDown().retry_after_s, ShuttingDown().message) == (5.0, "The server is shutting down.")
-
-
-def test_a_chunk_that_ends_replicas_says_how_many() -> None:
-    assert ReplicasEnded(3).message == "A part of the audio has ended 3 engine processes one after another."

@@ -8,12 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client import Histogram
 
 from asr_server import __version__, metrics
 from asr_server.channel.messages import ChunkTimes, Submit
@@ -91,42 +89,6 @@ def test_a_server_starts_with_every_reason_at_0_and_figures_of_its_process() -> 
     assert {*build} == {"version", "python", "torch"}
 
 
-def is_round(bound: float) -> bool:
-    """Whether a reader of a dashboard takes it in: 0.25, 5 or 200, or a usual number of seconds."""
-    first_digits = f"{bound:e}".partition("e")[0].rstrip("0").rstrip(".")
-    return first_digits in ("1", "2", "2.5", "5") or bound in (30, 60, 300, 600, 120, 1800, 3600, 7200, 14400)
-
-
-def bounds_of(histogram: Histogram) -> list[float]:
-    return list(histogram._kwargs["buckets"])
-
-
-HISTOGRAMS = {name: each for name, each in vars(metrics).items() if isinstance(each, Histogram)}
-
-
-@pytest.mark.parametrize("name", HISTOGRAMS)
-def test_buckets_have_round_bounds_in_even_steps(name: str) -> None:
-    bounds = bounds_of(HISTOGRAMS[name])
-    assert all(map(is_round, bounds))
-    assert all(1.6 < above / below <= 3 for below, above in pairwise(bounds))
-
-
-@pytest.mark.parametrize(
-    ("name", "first", "last"),
-    [
-        ("request_seconds", 0.05, 600),
-        ("first_text_seconds", 0.05, 600),
-        ("request_audio_seconds", 1, 14_400),
-        ("request_rtfx", 0.5, 1000),
-        ("preprocess_seconds", 0.005, 60),
-        ("chunk_decode_seconds", 0.005, 60),
-    ],
-)
-def test_buckets_reach_from_the_fastest_to_the_slowest(name: str, first: float, last: float) -> None:
-    bounds = bounds_of(HISTOGRAMS[name])
-    assert (bounds[0], bounds[-1]) == (first, last)
-
-
 # -- One request ---------------------------------------------------------------------------------------------
 
 
@@ -196,15 +158,6 @@ def test_what_is_read_again_dropped_or_guessed_is_counted() -> None:
     stats.on_words_guessed(4)
     assert (again(), dropped(), guessed()) == (1, 3, 4)
     assert stats.summary() == {"read_again": {"unread_tail": 1}, "segments_dropped": {"echo": 3}}
-
-
-def test_the_first_text_is_the_first_one() -> None:
-    seconds = Added("asr_time_to_first_text_seconds_sum")
-    stats = RequestStats()
-    stats.on_first_text(1.23456)
-    stats.on_first_text(5.0)
-    assert seconds() == 6.23456
-    assert stats.summary() == {"first_text_s": 1.235}
 
 
 def test_audio_is_counted_by_language_and_paid_for() -> None:
@@ -285,11 +238,3 @@ def test_work_of_the_pool_counts_its_wait_and_its_time(monkeypatch: pytest.Monke
     metrics.on_preprocessed(10.0, 12.0)
     assert (waited(), worked()) == (2.0, 5.0)
     assert stats.timeline == [Stage("decode_audio", 12.0, 17.0)]
-
-
-def test_audio_that_nothing_was_timed_of_has_no_speed() -> None:
-    count = Added("asr_request_rtfx_count", route="/untimed")
-    stats = RequestStats()
-    stats.on_audio(6.0, "en")
-    stats.on_answered("/untimed")
-    assert count() == 0

@@ -8,10 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -228,57 +225,3 @@ def test_a_process_that_may_gain_privileges_cannot_be_confined() -> None:
 
 
 FILES, TRUNCATE, TCP, OUTSIDE = 0x1FFF, 0x4000, 3, 3  # of landlock.h
-
-
-@on_linux
-@pytest.mark.parametrize(
-    ("version", "taken_away"),
-    [
-        (-1, None),
-        (0, None),
-        (1, (FILES, 0, 0)),
-        (2, (FILES, 0, 0)),
-        (3, (FILES | TRUNCATE, 0, 0)),
-        (4, (FILES | TRUNCATE, TCP, 0)),
-        (5, (FILES | TRUNCATE, TCP, 0)),
-        (6, (FILES | TRUNCATE, TCP, OUTSIDE)),
-    ],
-)
-def test_each_linux_is_asked_to_take_away_all_that_it_can(
-    version: int, taken_away: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules: list[tuple[int, ...]] = []
-
-    def system_call(number: int, rights: Any, *_: object) -> int:
-        if rights is None:
-            return version
-        if number == 444:
-            rules.append(tuple(rights))
-            return os.open(os.devnull, os.O_RDONLY)
-        return 0
-
-    libc = SimpleNamespace(syscall=system_call, capset=lambda header, data: 0)
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: libc)
-    num_files = len(os.listdir("/proc/self/fd"))
-    process.confine()
-    assert rules == ([taken_away] if taken_away else [])
-    assert len(os.listdir("/proc/self/fd")) == num_files
-
-
-@pytest.mark.parametrize(
-    "of_linux",
-    [
-        process.be_killed_with_the_parent,
-        process.gain_no_privileges,
-        process.hide_from_other_processes,
-        process.confine,
-        process.hide_keys,
-    ],
-)
-def test_elsewhere_nothing_of_linux_is_called(
-    of_linux: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: pytest.fail("a call of Linux"))
-    monkeypatch.setattr(Path, "read_text", lambda _: pytest.fail("a file of Linux"))
-    of_linux()

@@ -21,7 +21,6 @@ from asr_server.telemetry import (
     announce,
     configure_logging,
     current_request_id,
-    logging_for,
     unique_request_id,
     working_for,
 )
@@ -185,43 +184,11 @@ def test_libraries_that_say_too_much_are_kept_quiet_and_warnings_are_lines(
     assert "py.warnings: " in lines[3]
 
 
-@pytest.mark.usefixtures("logged_as_before")
-def test_a_level_leaves_out_what_is_below_and_what_is_announced_is_never_left_out(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    configure_logging("error", "json", "api")
-    configure_logging("error", "json", "api")  # the second in place of the first
-    logging.getLogger("asr_server.test").warning("not shown")
-    logging.getLogger("asr_server.test").error("shown")
-    announce("listening")
-    entries = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [(entry["level"], entry["message"]) for entry in entries] == [
-        ("error", "shown"),
-        ("info", "listening"),
-    ]
-    assert [*entries[0]] == ["time", "level", "process", "logger", "message"]
-
-
 def test_a_trailing_line_break_is_no_part_of_a_line_and_figures_are_values_of_it_as_json() -> None:
     assert TextFormatter("api").format(record("hello\n")).endswith("INFO    [api] asr_server.api: hello")
     entry = json.loads(JsonFormatter("api").format(record("hello", figures={"chunks": 0})))
     assert entry["chunks"] == 0
     assert "exception" not in entry
-
-
-def test_a_thread_of_another_name_is_no_process() -> None:
-    line = record("hello")
-    line.threadName = "replicas"
-    assert "[api] " in TextFormatter("api").format(line)
-    assert json.loads(JsonFormatter("api").format(line))["process"] == "api"
-
-
-def test_the_request_of_a_block_ends_with_it() -> None:
-    with logging_for("one"):
-        with pytest.raises(ZeroDivisionError), logging_for("two"):
-            raise ZeroDivisionError
-        assert current_request_id.get() == "one"
-    assert current_request_id.get() == ""
 
 
 def test_what_is_announced_is_read_at_once_by_whoever_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

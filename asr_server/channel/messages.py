@@ -1,17 +1,10 @@
-"""Messages between the API process and a replica, and the two ends of their connection.
+"""Messages between the API process and a replica.
 
-Commands go to a replica, events come back; both name (request, chunk, part, attempt). The API's end never
-blocks the event loop. The ends here join threads by queues; see `zeromq.py` for processes and `tcp.py`
-for hosts.
+Commands go to a replica, events come back; both name (request, chunk, part, attempt).
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import queue
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
 import msgspec
@@ -130,7 +123,9 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
 
 
 class Released(msgspec.Struct, frozen=True, tag=True):
-    offsets: tuple[int, ...]
+    """Slots of the shared memory can be written again."""
+
+    slots: tuple[int, ...]
 
 
 class LogLine(msgspec.Struct, frozen=True, tag=True):
@@ -152,52 +147,11 @@ Event = (
 
 
 class EngineServer(Protocol):
+    """The replica's end of the connection."""
+
     def receive(self, wait_s: float) -> list[Command]: ...
 
-    def send(self, event: Event) -> None: ...
-
-    def heartbeats(self) -> AbstractContextManager[Callable[[Heartbeat], None]]:
-        """Give the heartbeat thread a function that sends heartbeats."""
+    def send(self, event: Event) -> None:
+        """Callable from any thread."""
 
     def close(self) -> None: ...
-
-
-class InlineEngineClient:
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
-
-    def send(self, command: Command) -> None:
-        self.commands.put(command)
-
-    async def receive(self) -> Event | None:
-        return await self._events.get()
-
-    def deliver(self, event: Event | None) -> None:
-        """Deliver from the replica's thread, None at its end. Drop events once the loop has closed."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
-
-
-class InlineEngineServer:
-    def __init__(self, client: InlineEngineClient) -> None:
-        self._client = client
-
-    def receive(self, wait_s: float) -> list[Command]:
-        received: list[Command] = []
-        with contextlib.suppress(queue.Empty):
-            if wait_s > 0:
-                received.append(self._client.commands.get(timeout=wait_s))
-            while True:
-                received.append(self._client.commands.get_nowait())
-        return received
-
-    def send(self, event: Event) -> None:
-        self._client.deliver(event)
-
-    def heartbeats(self) -> AbstractContextManager[Callable[[Heartbeat], None]]:
-        return contextlib.nullcontext(self._client.deliver)
-
-    def close(self) -> None:
-        pass

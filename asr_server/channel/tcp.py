@@ -21,7 +21,6 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
-from asr_server.channel import wire
 from asr_server.channel.messages import LogLine
 from asr_server.channel.zeromq import Address, CurveKeys, ZmqEngineClient, ZmqEngineServer
 from asr_server.machine import in_url
@@ -30,7 +29,6 @@ MAX_COMMAND_BYTES: Final = 64 << 20  # many times a chunk; a longer message ends
 MAX_EVENT_BYTES: Final = 16 << 20
 HANDSHAKE_LIMIT_MS: Final = 5000
 DIAL_LIMIT_MS: Final = 10_000  # for the connection to be made
-MAX_LOG_LINES_QUEUED: Final = 1000
 MAX_LOG_LINE_CHARS: Final = 20_000
 UNANSWERED_LIMIT_MS: Final = 10_000  # for the other host's kernel
 _KEEPALIVE: Final[Mapping[int, int]] = {
@@ -85,7 +83,7 @@ class TcpEngineClient(ZmqEngineClient):
         self._authenticator = AsyncioAuthenticator(self._context)
         self._authenticator.start()
         self._authenticator.configure_curve_callback(_DOMAIN, _OnlyPeer(ours.peer))
-        for socket in (self._events, self._commands):
+        for socket in (self._coming, self._commands):
             _set_options(socket, _KEEPALIVE)
             socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS)
             socket.setsockopt(zmq.MAXMSGSIZE, MAX_EVENT_BYTES)
@@ -96,7 +94,7 @@ class TcpEngineClient(ZmqEngineClient):
             socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
             self._watch(socket)
             socket.bind(f"tcp://{self._host}:*")
-        self.address = Address(_endpoint(self._events), _endpoint(self._commands), keys=theirs)
+        self.address = Address(_endpoint(self._coming), _endpoint(self._commands), keys=theirs)
 
     def _watch(self, socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
         monitor = zmq.asyncio.Socket(self._context, zmq.PAIR)
@@ -110,7 +108,7 @@ class TcpEngineClient(ZmqEngineClient):
             if not self._has_logged_refusal and event["event"] & _REFUSED:
                 self._has_logged_refusal = True
                 endpoint = event["endpoint"].decode()
-                logger.warning("refused on %s: somebody without the key of this connection", endpoint)
+                logger.warning("rejected a connection to %s: wrong or missing key", endpoint)
 
     def close(self) -> None:
         for watch in self._watches:
@@ -144,13 +142,12 @@ class TcpEngineServer(ZmqEngineServer):
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_COMMAND_BYTES)
         socket.setsockopt(zmq.IPV6, int("[" in self._address.events))
         connect_with(self._address.keys, socket)
-        if len(self._monitors) < 2:  # without heartbeats the API process replaces the replica anyway
-            monitor = self._context.socket(zmq.PAIR)
-            monitor.connect(_start_monitor(socket, _LOST))
-            self._monitors.append(monitor)
+        monitor = self._context.socket(zmq.PAIR)
+        monitor.connect(_start_monitor(socket, _LOST))
+        self._monitors.append(monitor)
 
     def log_handler(self) -> logging.Handler:
-        self._log_handler = LogHandler(self._connect(zmq.PUSH, self._address.events, MAX_LOG_LINES_QUEUED))
+        self._log_handler = LogHandler(self)
         return self._log_handler
 
     def _call_when_lost(self, on_lost: Callable[[], None]) -> None:
@@ -170,25 +167,17 @@ class TcpEngineServer(ZmqEngineServer):
         self._closing = True
         if self._log_handler is not None:
             logging.root.removeHandler(self._log_handler)
-            self._log_handler.close()
         super().close()
         self._watch.join()
 
 
 class LogHandler(logging.Handler):
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, server: TcpEngineServer) -> None:
         super().__init__()
-        self._socket = socket
+        self._server = server
 
     def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(zmq.ZMQError):
-            line = LogLine(self.format(record)[:MAX_LOG_LINE_CHARS])
-            self._socket.send_multipart(wire.events.encode(line), flags=zmq.DONTWAIT)
-
-    def close(self) -> None:
-        with self.lock or contextlib.nullcontext():
-            self._socket.close(linger=100)
-        super().close()
+        self._server.send(LogLine(self.format(record)[:MAX_LOG_LINE_CHARS]))
 
 
 def _start_monitor(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, events: int) -> str:

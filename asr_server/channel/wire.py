@@ -2,36 +2,30 @@
 
 An array below `INLINE_BYTES` is part of the message; a larger one lies in shared memory or, without room
 there, in its own frame. The threshold and frames follow vLLM's tensor transport (pull request 16432). The
-reader does not copy. Knows no sockets.
+reader does not copy. Knows no sockets; imports torch only for a tensor.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import msgspec
 import numpy as np
 
-from asr_server.channel.messages import Command, Event
-from asr_server.channel.shared_memory import (
-    SharedMemoryReader,
-    SharedMemoryWriter,
-    as_bytes,
-    from_bytes,
-    is_array,
-    type_name,
-)
+from asr_server.channel.shared_memory import Bytes, SharedMemoryReader, SharedMemoryWriter
+
+if TYPE_CHECKING:
+    import torch
 
 INLINE_BYTES: Final = 256
 ARRAY: Final = 1  # msgpack's extension type for the arrays of a message
+TORCH: Final = "torch."  # begins the type's name where the array is a tensor: `torch.bfloat16`
+_KINDS: Final = frozenset("biufc")  # object arrays hold addresses
 
 Frame = bytes | memoryview
-T = TypeVar("T")
-
-
-class MalformedMessage(Exception):
-    """The frames are no message of this family, or its arrays do not fit."""
 
 
 class _Array(msgspec.Struct, array_like=True):
@@ -39,79 +33,99 @@ class _Array(msgspec.Struct, array_like=True):
     shape: tuple[int, ...]
     inline: bytes | None = None
     frame: int | None = None
-    offset: int | None = None  # in shared memory
+    slot: int | None = None  # of the shared memory
 
 
-class Wire(Generic[T]):
-    def __init__(self, message_type: Any) -> None:
-        self._message_type = message_type
+def encode(message: Any, shared: SharedMemoryWriter | None = None) -> list[Frame]:
+    """Return the header frame, and a frame for each large array, which aliases its memory."""
+    frames: list[Frame] = [b""]
 
-    def encode(self, message: T, shared: SharedMemoryWriter | None = None) -> list[Frame]:
-        """Return the header frame, and a frame for each large array, which aliases its memory."""
-        frames: list[Frame] = [b""]
-        frames[0] = msgspec.msgpack.encode(message, enc_hook=_array_writer(frames, shared))
-        return frames
-
-    def decode(self, frames: Sequence[Frame], shared: SharedMemoryReader | None = None) -> T:
-        """Return the message; its arrays are read-only views. Raises MalformedMessage."""
-        try:
-            message: T = msgspec.msgpack.decode(
-                frames[0],
-                type=self._message_type,
-                ext_hook=_array_reader(frames, shared),
-                dec_hook=_expect_array,
-            )
-        except (msgspec.MsgspecError, ValueError, TypeError, IndexError, OverflowError) as error:
-            raise MalformedMessage(str(error)) from error
-        return message
-
-
-def _array_writer(frames: list[Frame], shared: SharedMemoryWriter | None) -> Callable[[Any], Any]:
     def write(value: Any) -> Any:
         if isinstance(value, np.generic):
             return value.item()  # a plain number
-        if not is_array(value):
-            raise NotImplementedError(f"{type(value).__name__} does not cross the wire")
-        header = _Array(type_name(value), tuple(value.shape))
-        if value.nbytes < INLINE_BYTES:
-            header.inline = as_bytes(value).tobytes()
-        elif shared is not None and (offset := shared.write(value)) is not None:
-            header.offset = offset
+        content, header = _as_bytes(value), _Array(_type_name(value), tuple(value.shape))
+        if len(content) < INLINE_BYTES:
+            header.inline = content.tobytes()
+        elif shared is not None and (slot := shared.write(content)) is not None:
+            header.slot = slot
         else:
-            frames.append(as_bytes(value).data)
+            frames.append(content.data)
             header.frame = len(frames) - 1
         return msgspec.msgpack.Ext(ARRAY, msgspec.msgpack.encode(header))
 
-    return write
+    frames[0] = msgspec.msgpack.encode(message, enc_hook=write)
+    return frames
+
+
+def decode(frames: Sequence[Frame], message_type: Any, shared: SharedMemoryReader | None = None) -> Any:
+    """Return the message; its arrays are read-only views."""
+    return msgspec.msgpack.decode(
+        frames[0], type=message_type, ext_hook=_array_reader(frames, shared), dec_hook=lambda _, value: value
+    )
 
 
 def _array_reader(
     frames: Sequence[Frame], shared: SharedMemoryReader | None
 ) -> Callable[[int, memoryview], Any]:
     def read(code: int, data: memoryview) -> Any:
-        if code != ARRAY:
-            raise ValueError(f"extension type {code} is unknown")
         header = msgspec.msgpack.decode(data, type=_Array)
-        return from_bytes(_content(header), header.type_name, header.shape)
-
-    def _content(header: _Array) -> Any:
+        dtype = _type_named(header.type_name)
+        # An array is taken as it is: a buffer made of it would refer to the memory alone, which may be used
+        # again as soon as the array itself is gone.
         match header:
-            case _Array(inline=bytes(content)):
-                return content
-            case _Array(frame=int(number)) if 0 < number < len(frames):
-                return frames[number]
-            case _Array(offset=int(offset)) if shared is not None:
-                return shared.read(offset)
-        raise ValueError("an array without content")
+            case _Array(slot=int(slot)) if shared is not None:
+                content = shared.read(slot, math.prod(header.shape) * dtype.itemsize)
+            case _Array(frame=int(number)):
+                content = np.frombuffer(frames[number], np.uint8)
+            case _:
+                content = np.frombuffer(header.inline or b"", np.uint8)
+        return _from_bytes(content, dtype, header.shape)
 
     return read
 
 
-def _expect_array(_: type, value: Any) -> Any:
-    if not is_array(value):
-        raise ValueError(f"{type(value).__name__} where an array belongs")
-    return value
+# -- Arrays and tensors --
 
 
-commands: Final[Wire[Command]] = Wire(Command)
-events: Final[Wire[Event]] = Wire(Event)
+def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _type_name(value: Any) -> str:
+    """Return `<f4` for an array, `torch.bfloat16` for a tensor."""
+    return str(value.dtype) if _is_tensor(value) else str(value.dtype.str)
+
+
+def _as_bytes(value: Any) -> Bytes:
+    """Raises NotImplementedError for what is no array of numbers."""
+    if _is_tensor(value):
+        import torch
+
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        viewed: Bytes = flat.view(torch.uint8).numpy()
+        return viewed
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in _KINDS:
+        raise NotImplementedError(f"{getattr(value, 'dtype', type(value))} does not cross the wire")
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+
+
+def _type_named(name: str) -> np.dtype[Any] | torch.dtype:
+    if not name.startswith(TORCH):
+        return np.dtype(name)
+    import torch
+
+    dtype: torch.dtype = getattr(torch, name.removeprefix(TORCH))
+    return dtype
+
+
+def _from_bytes(content: Bytes, dtype: np.dtype[Any] | torch.dtype, shape: tuple[int, ...]) -> Any:
+    if isinstance(dtype, np.dtype):
+        return content.view(dtype).reshape(shape)
+    import torch
+
+    if not len(content):
+        return torch.empty(shape, dtype=dtype)
+    # torch knows no read-only tensors and warns of them: what was received is copied for it, once.
+    own = content if content.flags.writeable else content.copy()
+    return torch.from_numpy(own).view(dtype).view(shape)

@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+import threading
 from pathlib import Path
 from typing import Final, Self
 
@@ -22,7 +22,7 @@ import zmq
 import zmq.asyncio
 
 from asr_server.channel import wire
-from asr_server.channel.messages import Command, Event, Heartbeat, Released
+from asr_server.channel.messages import Command, Event, Released
 from asr_server.channel.shared_memory import SharedMemoryReader, SharedMemoryWriter, create_shared_memory
 from asr_server.config import Settings
 
@@ -89,7 +89,8 @@ class CurveKeys(msgspec.Struct, frozen=True):
 
 CONNECT_LIMIT_MS: Final = 5000  # a replica whose other socket has not connected by then has died
 FILE_HANDLES: Final = 32  # more than the sockets of one replica need at this end
-MAX_HEARTBEATS_QUEUED: Final = 60  # while the API process stands still; more are dropped
+MAX_EVENTS: Final = 32  # taken in one round of the event loop
+MAX_EVENTS_QUEUED: Final = 10_000  # while the API process stands still; then the replica waits
 
 logger = logging.getLogger(__name__)
 
@@ -110,14 +111,13 @@ class ZmqEngineClient:
         _require_file_handles()
         self.shared: SharedMemoryWriter | None = None
         self._context = zmq.Context()
-        self._events = zmq.asyncio.Socket(self._context, zmq.PULL)
-        self._events_now: zmq.Socket[bytes] = zmq.Socket.shadow(self._events.underlying)
+        self._coming = zmq.asyncio.Socket(self._context, zmq.PULL)
+        self._events: zmq.Socket[bytes] = zmq.Socket.shadow(self._coming.underlying)
         self._commands = self._context.socket(zmq.PUSH)
         self._events.setsockopt(zmq.RCVHWM, 0)
         self._commands.setsockopt(zmq.SNDHWM, 0)
         self._is_connected = False
         self._folder: SocketFolder | None = None
-        self._heard: set[bool] = set()  # heartbeats, other events
         try:
             self._listen()
         except zmq.ZMQError as error:
@@ -138,62 +138,51 @@ class ZmqEngineClient:
 
     def send(self, command: Command) -> None:
         """Raises zmq.Again when the replica is not connected."""
-        self._commands.send_multipart(wire.commands.encode(command, self.shared), flags=zmq.DONTWAIT)
+        if not self._can_send():  # before samples take room
+            raise zmq.Again
+        self._commands.send_multipart(wire.encode(command, self.shared), flags=zmq.DONTWAIT)
 
-    async def receive(self) -> Event:
-        """Return the next event; afterwards commands can be sent. Drop and log other messages."""
-        while True:
-            frames = await self._events.recv_multipart()
-            if not self._is_connected:
-                await self._wait_until_connected()
-            if (event := self._event_in(frames)) is not None:
-                return event
+    def _can_send(self) -> bool:
+        return bool(int(self._commands.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
 
-    def receive_now(self) -> Event | None:
-        if not self._is_connected:
-            return None
-        with contextlib.suppress(zmq.Again):
-            while True:
-                frames = self._events_now.recv_multipart(flags=zmq.DONTWAIT)
-                if (event := self._event_in(frames)) is not None:
-                    return event
-        return None
-
-    def _event_in(self, frames: list[bytes]) -> Event | None:
-        try:
-            event = wire.events.decode(frames)
-        except wire.MalformedMessage as error:
-            logger.warning("a message that is no event was dropped: %s", error)
-            return None
-        if self._folder is not None:
-            self._remove_names_once_connected(event)
-        if not isinstance(event, Released):
-            return event
-        if self.shared is not None:
-            for offset in event.offsets:
-                self.shared.release(offset)
-        return None
-
-    def _remove_names_once_connected(self, event: Event) -> None:
-        """Remove the sockets' names once all three are connected, so that none is left behind."""
-        self._heard.add(isinstance(event, Heartbeat))
-        if len(self._heard) == 2 and self._folder is not None:
-            self._folder.remove()
-            self._folder = None
-
-    async def _wait_until_connected(self) -> None:
-        """Wait for both sockets: an event may come before commands can go."""
+    async def wait(self) -> None:
+        """Wait for an event, and for both sockets: an event may come before commands can go."""
+        await self._coming.poll()
+        if self._is_connected:
+            return
         poller = zmq.asyncio.Poller()
         poller.register(self._commands, zmq.POLLOUT)
         await poller.poll(CONNECT_LIMIT_MS)
         self._is_connected = True
+        self._remove_folder()  # the sockets' names are of no use any more, and none is left behind
+
+    def receive_now(self) -> list[Event]:
+        """Return the events that have come; none before the first `wait`."""
+        events: list[Event] = []
+        with contextlib.suppress(zmq.Again):
+            while self._is_connected and len(events) < MAX_EVENTS:
+                event: Event = wire.decode(self._events.recv_multipart(flags=zmq.DONTWAIT), Event)
+                if isinstance(event, Released):
+                    self._release(event)
+                else:
+                    events.append(event)
+        return events
+
+    def _release(self, released: Released) -> None:
+        if self.shared is not None:
+            for slot in released.slots:
+                self.shared.release(slot)
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = None
 
     def close(self) -> None:
         self._commands.close(linger=0)
-        self._events.close(linger=0)
+        self._coming.close(linger=0)
         self._context.term()
-        if self._folder is not None:
-            self._folder.remove()
+        self._remove_folder()
         if self.shared is not None:
             self.shared.close()
 
@@ -213,55 +202,45 @@ class ZmqEngineServer:
             os.close(address.shared_fd)
         self._address = address
         self._context = zmq.Context()
+        self._lock = threading.Lock()  # of `_events`: a socket belongs to one thread at a time
         self._events = self._connect(zmq.PUSH, address.events)
         self._commands = self._connect(zmq.PULL, address.commands)
 
-    def _connect(self, kind: int, endpoint: str, max_queued: int = 0) -> zmq.Socket[bytes]:
+    def _connect(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         self._configure(socket)
-        socket.setsockopt(zmq.SNDHWM if kind == zmq.PUSH else zmq.RCVHWM, max_queued)
+        socket.setsockopt(zmq.SNDHWM, MAX_EVENTS_QUEUED)
+        socket.setsockopt(zmq.RCVHWM, 0)
         socket.connect(endpoint)
         return socket
 
     def _configure(self, socket: zmq.Socket[bytes]) -> None: ...
 
     def receive(self, wait_s: float) -> list[Command]:
-        """Return all commands that have arrived; drop and log other messages."""
-        self._tell_released()
+        """Return all commands that have arrived."""
+        self._report_released()
         received: list[Command] = []
         if not self._commands.poll(timeout=int(wait_s * 1000)):
             return received
         with contextlib.suppress(zmq.Again):
             while True:
                 frames = self._commands.recv_multipart(flags=zmq.DONTWAIT, copy=False)
-                try:
-                    received.append(wire.commands.decode([frame.buffer for frame in frames], self._shared))
-                except wire.MalformedMessage as error:
-                    logger.warning("a message that is no command was dropped: %s", error)
+                received.append(wire.decode([frame.buffer for frame in frames], Command, self._shared))
         return received
 
-    def _tell_released(self) -> None:
-        if self._shared is not None and (offsets := self._shared.take_released()):
-            self.send(Released(tuple(offsets)))
+    def _report_released(self) -> None:
+        if self._shared is not None and (slots := self._shared.take_released()):
+            self.send(Released(tuple(slots)))
 
     def send(self, event: Event) -> None:
-        self._events.send_multipart(wire.events.encode(event))
-
-    @contextlib.contextmanager
-    def heartbeats(self) -> Iterator[Callable[[Heartbeat], None]]:
-        """Use a socket of its own: a ZeroMQ socket belongs to one thread."""
-        with self._connect(zmq.PUSH, self._address.events, MAX_HEARTBEATS_QUEUED) as socket:
-            socket.linger = 100
-
-            def send(heartbeat: Heartbeat) -> None:
-                with contextlib.suppress(zmq.Again):
-                    socket.send_multipart(wire.events.encode(heartbeat), flags=zmq.DONTWAIT)
-
-            yield send
+        frames = wire.encode(event)
+        with self._lock:
+            self._events.send_multipart(frames)
 
     def close(self) -> None:
         self._commands.close(linger=0)
-        self._events.close(linger=1000)
+        with self._lock:
+            self._events.close(linger=1000)
         self._context.term()
 
 

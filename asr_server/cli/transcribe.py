@@ -36,7 +36,7 @@ TUNING_SETTINGS: Final = (
     *("executor", "ray_address", "replicas", "tensor_parallel_size", "cpu_threads"),
     *("replica_niceness", "max_slots"),
     *("encode_batch", "compute_workers", "copy_overlap", "kernels"),
-    *("beam_size", "max_fallbacks", "check_voice", "preprocess_workers", "max_chunk_s", "chunks_ahead"),
+    *("beam_size", "max_fallbacks", "check_voice", "preprocess_workers", "max_chunk_s"),
     "max_audio_s",
     *("max_decoded_bytes", "max_sample_rate", "max_channels", "max_preprocess_s", "log_level", "log_format"),
 )

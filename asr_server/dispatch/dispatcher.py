@@ -98,7 +98,6 @@ class Dispatcher:
         window: AudioWindow | None = None,
         limits: ReplicaLimits = USUAL_LIMITS,
     ) -> None:
-        self.chunks_ahead = settings.chunks_ahead
         self.engine: EngineInfo | None = None  # of the replica that became ready last; None before the first
         self._settings = settings
         self.draining = False

@@ -12,7 +12,6 @@ import sys
 from abc import ABC, abstractmethod
 from asyncio.subprocess import PIPE, Process
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import zmq
@@ -23,8 +22,6 @@ from asr_server.config import Settings
 from asr_server.dispatch.supervisor import ReplicaGone
 from asr_server.machine import exit_reason, visible_gpus
 from asr_server.process import child_environment
-
-MAX_EVENTS = 32  # handled in one round of the event loop
 
 
 class RemoteReplica(ABC):
@@ -53,20 +50,15 @@ class RemoteReplica(ABC):
     async def receive(self) -> list[Event]:
         """Raises ReplicaGone after the last event."""
         await asyncio.sleep(0)  # more events that have come together must not hold up all else
-        return self._receive_now() or [await self._receive_next(), *self._receive_now()]
-
-    def _receive_now(self) -> list[Event]:
-        return list(islice(iter(self._client.receive_now, None), MAX_EVENTS))
-
-    async def _receive_next(self) -> Event:
-        event = asyncio.ensure_future(self._client.receive())
-        try:
-            await asyncio.wait((event, self._end), return_when=asyncio.FIRST_COMPLETED)
-            if event.done():
-                return event.result()
-            raise ReplicaGone(self._exit_message())
-        finally:
-            event.cancel()
+        while not (events := self._client.receive_now()):
+            if self._end.done():
+                raise ReplicaGone(self._exit_message())
+            coming = asyncio.ensure_future(self._client.wait())
+            try:
+                await asyncio.wait((coming, self._end), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                coming.cancel()
+        return events
 
     async def _drain(self, limit_s: float) -> None:
         if limit_s > 0 and not self._end.done():

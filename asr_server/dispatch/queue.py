@@ -27,13 +27,13 @@ from asr_server.core import Chunk, ChunkId, ChunkResult, DecodingOptions
 from asr_server.dispatch.supervisor import ReplicaState
 from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded, ShuttingDown
 
+CHUNKS_AHEAD: Final = 4  # chunks of a request that are decoded and in no replica yet
+
 OnLanguage = Callable[[dict[str, float]], str]
 OnEarlyResult = Callable[[ChunkResult], None]
 
 
 class ChunkTaker(Protocol):
-    chunks_ahead: int
-
     async def enqueue(self, chunk: PendingChunk) -> ChunkResult: ...
 
     def steps_in_flight(self, request: RequestHandle) -> int: ...
@@ -57,7 +57,7 @@ class RequestHandle:
     _has_capacity: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait_for_capacity(self) -> int:
-        while (room := self.dispatcher.chunks_ahead - self.num_waiting) <= 0:
+        while (room := CHUNKS_AHEAD - self.num_waiting) <= 0:
             self._has_capacity.clear()
             await self._has_capacity.wait()
         return room
@@ -169,7 +169,7 @@ class _KeyChunks:
         while self.heap and self.heap[0][-1].request.num_in_flight >= max_in_flight:
             passed_over.append(heapq.heappop(self.heap))
         chunk = heapq.heappop(self.heap)[-1] if self.heap else None
-        for entry in passed_over:  # few: a request keeps `chunks_ahead` of them here
+        for entry in passed_over:  # few: a request keeps `CHUNKS_AHEAD` of them here
             heapq.heappush(self.heap, entry)
         return chunk
 

@@ -121,10 +121,9 @@ class HeartbeatThread(threading.Thread):
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        with self._server.heartbeats() as send:
-            send(self._state())
-            while not self._stopped.wait(HEARTBEAT_S):
-                send(self._state())
+        self._server.send(self._state())
+        while not self._stopped.wait(HEARTBEAT_S):
+            self._server.send(self._state())
 
     def _state(self) -> Heartbeat:
         engine = self.engine

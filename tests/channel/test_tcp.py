@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -17,9 +16,10 @@ import zmq
 from msgspec.structs import replace
 
 from asr_server.channel import wire
-from asr_server.channel.messages import Cancel, Command, Credit, Submit
+from asr_server.channel.messages import Cancel, Credit, LogLine, Submit
 from asr_server.channel.tcp import (
     MAX_COMMAND_BYTES,
+    MAX_LOG_LINE_CHARS,
     TcpEngineClient,
     TcpEngineServer,
     connect_with,
@@ -27,8 +27,9 @@ from asr_server.channel.tcp import (
 )
 from asr_server.channel.zeromq import Address, CurveKeys
 from asr_server.core import ChunkId, DecodingOptions
+from tests.channel.test_connection import connected, next_events
 
-REFUSED = "somebody without the key"
+REFUSED = "wrong or missing key"
 
 
 @pytest.fixture
@@ -55,11 +56,6 @@ async def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
     async with asyncio.timeout(60):
         while text not in caplog.text:
             await asyncio.sleep(0.02)
-
-
-async def connected(client: TcpEngineClient, server: TcpEngineServer) -> None:
-    server.send(Credit(1))
-    assert await client.receive() == Credit(1)
 
 
 def keys_of(client: TcpEngineClient, which: str) -> CurveKeys | None:
@@ -98,7 +94,7 @@ async def test_a_stranger_gets_nothing_reaches_nobody_and_is_logged_once(
     client: TcpEngineClient, which: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with stranger(client, which) as (events, commands):
-        events.send_multipart(wire.events.encode(Credit(99)))
+        events.send_multipart(wire.encode(Credit(99)))
         await until_logged(caplog, REFUSED)
         with pytest.raises(zmq.Again):
             client.send(Cancel("a"))  # nobody is there to get it
@@ -243,24 +239,36 @@ async def test_keys_are_fresh_and_stay_out_of_what_is_logged(client: TcpEngineCl
     other.close()
 
 
-async def test_ten_thousand_mutated_messages_end_neither_the_connection_nor_the_replica(
+async def test_log_lines_reach_the_server_cut_and_end_with_the_replica(
     client: TcpEngineClient,
 ) -> None:
-    logging.disable()  # a line for each
-    choose, lost = random.Random(0), Lost()
+    server = TcpEngineServer(client.address, on_lost=Lost())
+    await connected(client, server)
+    handler = server.log_handler()
+    logging.root.addHandler(handler)
+    logging.getLogger("replica").warning("it is warm")
+    logging.getLogger("replica").warning("x" * 30_000)
+    lines: list[str] = []
+    while len(lines) < 2:
+        lines += [event.text for event in await next_events(client) if isinstance(event, LogLine)]
+    assert lines[0] == "it is warm"
+    assert len(lines[1]) == MAX_LOG_LINE_CHARS
+    server.close()
+    assert handler not in logging.root.handlers
+
+
+async def test_a_replica_that_ends_in_order_has_lost_no_connection(client: TcpEngineClient) -> None:
+    lost = Lost()
     server = TcpEngineServer(client.address, on_lost=lost)
     await connected(client, server)
-    message = Submit(ChunkId("a", 0), np.arange(100, dtype=np.float32), DecodingOptions())
-    frames = [bytes(frame) for frame in wire.commands.encode(message)]
-    for _ in range(10_000):
-        header = bytearray(frames[0])
-        header[choose.randrange(len(header))] = choose.randrange(256)
-        client._commands.send_multipart([bytes(header), *frames[1 : choose.randrange(1, 3)]])
-    client.send(Cancel("the last"))
-    received: list[Command] = []
-    while Cancel("the last") not in received[-1:]:
-        received = await asyncio.to_thread(server.receive, 30.0) or received
-    logging.disable(logging.NOTSET)
+    server.close()
     assert not lost.event.is_set()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+async def test_an_address_of_ipv6_is_taken() -> None:
+    client = TcpEngineClient("::1")
+    server = TcpEngineServer(client.address, on_lost=Lost())
     await connected(client, server)
     server.close()
+    client.close()

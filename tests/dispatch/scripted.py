@@ -106,9 +106,7 @@ WITHOUT_PAUSE = ReplicaLimits(pause_s=0.0)  # between a replica's end and the ne
 class RunningDispatcher:
     def __init__(self, credit: int = 1, replicas: int = 1, window: AudioWindow | None = None) -> None:
         self.executor = ScriptedExecutor(credit, replicas)
-        self.dispatcher = Dispatcher(
-            Settings(replicas=replicas, chunks_ahead=2), self.executor, window, WITHOUT_PAUSE
-        )
+        self.dispatcher = Dispatcher(Settings(replicas=replicas), self.executor, window, WITHOUT_PAUSE)
 
     async def open(self) -> RunningDispatcher:
         await self.dispatcher.start()

@@ -27,7 +27,7 @@ from asr_server.core import ChunkId, ChunkResult, DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher, create_executor, describe
 from asr_server.dispatch.inline import InlineExecutor
 from asr_server.dispatch.processes import MultiprocessExecutor
-from asr_server.dispatch.queue import PendingChunk
+from asr_server.dispatch.queue import CHUNKS_AHEAD, PendingChunk
 from asr_server.dispatch.ray import RayExecutor
 from asr_server.dispatch.supervisor import MAX_FAILED_STARTS
 from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded, ShuttingDown
@@ -121,9 +121,9 @@ async def test_no_more_is_sent_than_credit_allows(app: RunningDispatcher) -> Non
 
 async def test_a_request_may_not_decode_ahead_of_what_is_taken(app: RunningDispatcher) -> None:
     handle = app.dispatcher.open("a")
-    assert await handle.wait_for_capacity() == app.dispatcher.chunks_ahead
-    tasks = [app.send(handle, index) for index in range(3)]
-    await until(lambda: handle.num_waiting == 2)
+    assert await handle.wait_for_capacity() == CHUNKS_AHEAD
+    tasks = [app.send(handle, index) for index in range(1 + CHUNKS_AHEAD)]
+    await until(lambda: handle.num_waiting == CHUNKS_AHEAD)
     room = asyncio.create_task(handle.wait_for_capacity())
     await asyncio.sleep(0)
     assert not room.done()

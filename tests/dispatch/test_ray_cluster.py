@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +20,6 @@ from asr_server.dispatch import ray_cluster as module
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.ray_cluster import LocalCluster, address_to_join, check_answers, cluster_address
 from tests.embedded import embedded
-from tests.forked import Fork, run_as_main
 
 GREETING = bytes(3) + b"\x04" + bytes(5)  # an empty frame of HTTP/2's settings
 
@@ -55,7 +51,6 @@ def listener(answer: bytes) -> Iterator[str]:
 def test_a_port_that_is_not_rays_is_refused(
     answer: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert module.ANSWER_LIMIT_S < 20
     monkeypatch.setattr(module, "ANSWER_LIMIT_S", 0.2)
     with listener(answer) as address:
         with pytest.raises(OSError, match=f"cannot connect to {address}: {reason}") as raised:
@@ -118,68 +113,6 @@ def test_the_address_is_that_of_the_setting_or_of_rays_variable(
     assert address_to_join(setting) == expected
 
 
-def test_the_address_that_ray_start_left_is_cut_at_its_longest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "ray_current_cluster"
-    path.write_text("a" * 400)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(module, "_CURRENT_CLUSTER", path)
-    assert address_to_join("auto") == "a" * 300
-
-
-@pytest.mark.parametrize("owner", [0, 1, 2])
-def test_a_cluster_that_root_or_this_user_has_begun_is_joined_and_no_others(
-    owner: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "ray_current_cluster"
-    path.write_text("10.0.0.3:6379\n")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(module, "_CURRENT_CLUSTER", path)
-    stat = os.stat_result([0] * 4 + [owner] + [0] * 5)
-    monkeypatch.setattr(os, "fstat", lambda _: stat)
-    monkeypatch.setattr(os, "geteuid", lambda: 2)
-    if owner == 1:
-        with pytest.raises(OSError, match=r"another user's: name the cluster, or local, by --ray-address"):
-            address_to_join("auto")
-    else:
-        assert address_to_join("auto") == "10.0.0.3:6379"
-
-
-def test_a_cluster_that_does_not_answer_is_not_joined() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-    with pytest.raises(ConnectionRefusedError), cluster_address(f"127.0.0.1:{port}"):
-        raise AssertionError
-
-
-def test_an_answer_of_grpc_is_enough_and_the_question_is_http2s() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        heard: list[bytes] = []
-
-        def serve() -> None:
-            with listening.accept()[0] as connection:
-                heard.append(connection.recv(100))
-                connection.sendall(GREETING)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        check_answers(f"127.0.0.1:{listening.getsockname()[1]}")
-        thread.join()
-    assert heard == [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"]
-
-
-def test_with_tls_a_connection_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_USE_TLS", "1")
-    with listener(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address:
-        check_answers(address)
-
-
-def test_an_address_without_a_port_is_left_to_ray() -> None:
-    for address in ("ray://host:10001/path", "somewhere", "host:port"):
-        check_answers(address)
-
-
 def test_an_address_in_brackets_is_ipv6s() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -227,90 +160,6 @@ def test_its_address_is_read_and_it_ends_with_its_input(monkeypatch: pytest.Monk
     environment = started.options["env"]
     assert module.ENVIRONMENT.items() <= environment.items()
     assert "VLLM_API_KEY" not in environment
-
-
-def test_one_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STOP_LIMIT_S", 0.05)
-    started = Started(monkeypatch, "the cluster's address: a", at_end="import time; time.sleep(300)")
-    LocalCluster().stop()
-    assert started.processes[0].returncode == -9
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [("nothing of use", "its process ended"), ("the cluster did not start: no memory", "no memory")],
-)
-def test_why_one_does_not_start_is_said(line: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    popen, command = subprocess.Popen, [sys.executable, "-c", f"print({line!r})"]
-    started: list[subprocess.Popen[str]] = []
-
-    def start(_: object, **options: Any) -> subprocess.Popen[str]:
-        started.append(popen(command, **options))
-        return started[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    with pytest.raises(OSError, match=f"^no Ray cluster could be started on this machine: {reason}$"):
-        LocalCluster()
-    assert [process.returncode for process in started] == [0]
-
-
-def test_a_signal_is_the_servers_business_while_its_process_starts_ray_and_afterwards(tmp_path: Path) -> None:
-    session = tmp_path / "session"
-    session.mkdir()
-
-    def work(tell: Callable[[Any], None]) -> None:
-        assert not Path("/proc/self/cmdline").read_bytes().startswith(b"asr-server ray cluster")
-
-        def init(**options: Any) -> SimpleNamespace:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                os.kill(os.getpid(), number)
-                signal.signal(number, signal.SIG_DFL)
-            title = Path("/proc/self/cmdline").read_bytes().strip(b"\0").decode()
-            tell(options | {"title": title})
-            return SimpleNamespace(address_info={"address": "127.0.0.1:4321", "session_dir": str(session)})
-
-        sys.modules["ray"] = SimpleNamespace(init=init, shutdown=session.joinpath("ended").touch)  # type: ignore[assignment]
-        run_as_main(module.__name__)
-
-    process = Fork(work)
-    assert process.line() == "the cluster's address: 127.0.0.1:4321"
-    for number in (signal.SIGTERM, signal.SIGINT):
-        os.kill(process.pid, number)
-    process.give_no_more()
-    ended = process.end()
-    assert (ended.status, ended.errors) == (0, "")
-    assert not session.exists()
-    assert ended.told == {
-        "address": "local",
-        "include_dashboard": False,
-        "object_store_memory": 80 << 20,
-        "log_to_driver": False,
-        "logging_level": logging.ERROR,
-        "title": "asr-server ray cluster",
-    }
-
-
-@pytest.mark.parametrize("starts", [True, False])
-def test_why_ray_does_not_start_is_a_line_and_a_session_that_it_has_removed_itself_is_none(
-    starts: bool,
-) -> None:
-    def work(tell: Callable[[Any], None]) -> None:
-        def init(**options: Any) -> SimpleNamespace:
-            if starts:
-                return SimpleNamespace(address_info={"address": "a:1", "session_dir": "/nowhere/session"})
-            raise RuntimeError("no room\n for it")
-
-        sys.modules["ray"] = SimpleNamespace(init=init, shutdown=lambda: None)  # type: ignore[assignment]
-        try:
-            run_as_main(module.__name__)
-        except SystemExit as ended:
-            tell(ended.code)
-
-    process = Fork(work)
-    process.give_no_more()
-    ended = process.end()
-    line = b"the cluster's address: a:1\n" if starts else b"the cluster did not start: no room for it\n"
-    assert (ended.output, ended.told, ended.errors) == (line, None if starts else 1, "")
 
 
 @pytest.mark.slow

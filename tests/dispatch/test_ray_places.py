@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from asr_server import __version__
-from asr_server.channel.messages import Drain, LogLine
+from asr_server.channel.messages import LogLine
 from asr_server.channel.tcp import TcpEngineClient
 from asr_server.channel.zeromq import ReplicaSpec
 from asr_server.dispatch import ray as module
@@ -177,37 +177,6 @@ async def test_an_actor_is_started_in_its_place_and_sent_its_settings(
     assert stand_in.calls[-1] == "kill"
 
 
-async def test_an_actor_on_a_gpu_takes_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray")
-    stand_in = StandIn(monkeypatch, gpus=4)
-    executor = RayExecutor(embedded(executor="ray", replicas_per_device=2))
-    await executor.start()
-    stand_in.began.set_result(None)
-    replica = await executor.launch(0)
-    options = stand_in.options["actor"]
-    assert (options["num_cpus"], options["num_gpus"]) == (0, 0.5)
-    stand_in.end.set_result(None)
-    await replica.close()
-
-
-async def test_a_replica_is_asked_to_leave_then_killed_and_its_end_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stand_in, loop = StandIn(monkeypatch), asyncio.get_running_loop()
-    end: asyncio.Future[None] = loop.create_future()
-    done: list[object] = []
-
-    def kill(actor: object) -> None:
-        done.append(actor)
-        loop.call_soon_threadsafe(loop.call_later, 0.02, end.set_exception, RuntimeError("was killed"))
-
-    monkeypatch.setattr(stand_in, "kill", kill)
-    client: Any = SimpleNamespace(send=done.append, close=lambda: done.append(end.done()))
-    await RayReplica("replica 0", "the actor", end, client).close(drain_s=0.01)
-    assert done == [Drain(), "the actor", True]
-    assert not end._log_traceback, "its error was noted, and asyncio has none to warn of"
-
-
 async def test_a_place_is_waited_for_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -249,8 +218,7 @@ async def test_a_replicas_log_lines_are_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     events = [LogLine("[replica 0] starts"), LogLine("[replica 0] is ready")]
-    waiting = iter(events)
-    client: Any = SimpleNamespace(receive_now=lambda: next(waiting, None), close=lambda: None)
+    client: Any = SimpleNamespace(receive_now=lambda: events, close=lambda: None)
     end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     replica = RayReplica("replica 0", None, end, client)
     assert await replica.receive() == events

@@ -11,6 +11,7 @@ from asr_server.channel.messages import Credit, Event, Heartbeat
 from asr_server.dispatch.supervisor import (
     MAX_FAILED_STARTS,
     USUAL_LIMITS,
+    Executor,
     Patience,
     ReplicaGone,
     ReplicaLimits,
@@ -44,15 +45,9 @@ def pass_time(
         state.on_tick()
 
 
-def test_a_replica_that_says_nothing_yet_has_nothing() -> None:
-    state = new_state(ready=False)
-    assert (state.ready, state.credit, state.num_slots, state.in_flight) == (False, 0, 0, set())
-    assert (state.watched_s, state.heartbeat, state.ended_with_chunks) == (0.0, Heartbeat(0), False)
-
-
 async def test_how_long_the_start_took_is_known_once_a_replica_is_ready(start: Start) -> None:
     executor = ScriptedExecutor(credit=0)
-    keeper = start(executor, lambda state, events: None)
+    keeper = start(executor)
     assert (keeper.start_s, keeper.was_ready, keeper.given_up) == (0.0, False, False)
     await until(lambda: keeper.replica_states and keeper.replica_states[0].watched_s > 0.05)
     executor.launched[0].say(Credit(2, num_slots=3))
@@ -60,19 +55,6 @@ async def test_how_long_the_start_took_is_known_once_a_replica_is_ready(start: S
     await until(lambda: keeper.replica_states[0].credit == 3)
     assert keeper.start_s == keeper.replica_states[0].ready_at_s > 0.05
     assert keeper.replica_states[0].num_slots == 3, "the first credit says how many"
-
-
-def test_a_replica_that_takes_no_step_is_hung() -> None:
-    state = new_state()
-    pass_time(state, USUAL_LIMITS.hung_after_s, num_steps=0)
-    with pytest.raises(ReplicaGone, match="hung"):
-        pass_time(state, 1.0, num_steps=0)
-
-
-def test_a_replica_that_takes_steps_is_not_hung() -> None:
-    state = new_state()
-    for num_steps in range(100):
-        pass_time(state, 1.0, num_steps)
 
 
 def test_layers_within_a_step_are_progress() -> None:
@@ -89,15 +71,6 @@ def test_long_waits_for_progress_stretch_the_patience() -> None:
     pass_time(state, 199.0, num_steps=1)  # after a wait of 20 s patience is 200 s
     with pytest.raises(ReplicaGone, match="hung"):
         pass_time(state, 2.0, num_steps=1)
-
-
-def test_patience_shrinks_again_when_the_machine_is_fast_again() -> None:
-    state = new_state()
-    pass_time(state, 20.0, num_steps=0)
-    for num_steps in range(1, 3000):
-        pass_time(state, 1.0, num_steps)
-    with pytest.raises(ReplicaGone, match="hung"):
-        pass_time(state, 31.0, num_steps=2999)
 
 
 def test_each_hang_doubles_the_patience_within_a_bound() -> None:
@@ -131,16 +104,17 @@ async def start() -> AsyncIterator[Start]:
     started: list[Supervisor] = []
 
     def start(
-        executor: ScriptedExecutor,
-        on_events: Callable[[ReplicaState, list[Event]], None],
+        executor: Executor,
+        on_events: Callable[[ReplicaState, list[Event]], None] = lambda state, events: None,
         limits: ReplicaLimits = FAST,
     ) -> Supervisor:
         started.append(Supervisor(executor, on_events, lambda state: None, lambda: None, limits))
-        started[0].start()
-        return started[0]
+        started[-1].start()
+        return started[-1]
 
     yield start
-    await started[0].stop()
+    for each in started:
+        await each.stop()
 
 
 def restarts(reason: str) -> float:
@@ -152,7 +126,7 @@ async def test_restarts_are_counted_by_their_reason(start: Start) -> None:
     before = {reason: restarts(reason) for reason in reasons}
     executor = FailingExecutor(1)
     limits = replace(FAST, frozen_after_s=0.2, hung_after_s=0.5, startup_s=0.3)
-    keeper = start(executor, lambda state, events: None, limits)
+    keeper = start(executor, limits=limits)
 
     async def launched(number: int) -> ScriptedReplica:
         await until(lambda: len(executor.launched) == number and keeper.replica_states)
@@ -185,19 +159,6 @@ async def test_a_frozen_replica_is_replaced(start: Start) -> None:
     assert events[0] == Credit(1)
 
 
-async def test_the_next_replica_inherits_the_patience_for_a_slow_machine(start: Start) -> None:
-    executor = ScriptedExecutor()
-    keeper = start(executor, lambda state, events: None, replace(FAST, hung_after_s=0.2))
-    await until(lambda: keeper.was_ready)
-    state = keeper.replica_states[0]
-    while len(executor.launched) == 1:
-        executor.launched[0].say(Heartbeat(0))
-        await asyncio.sleep(0.01)
-    await until(lambda: keeper.replica_states and keeper.replica_states[0] is not state)
-    assert "hung" in keeper.last_failure
-    assert keeper.replica_states[0].patience.longest_wait_s >= 0.4 / FAST.hung_after_waits
-
-
 class SlowToClose(ScriptedReplica):
     is_closing = False
 
@@ -226,7 +187,7 @@ async def test_the_log_says_when_a_lost_replica_is_back(
 ) -> None:
     caplog.set_level(logging.INFO, logger="asr_server.dispatch.supervisor")
     executor = ScriptedExecutor()
-    start(executor, lambda state, event: None)
+    start(executor)
     await until(lambda: executor.launched)
     executor.launched[0].die()
     await until(lambda: len(executor.launched) == 2 and len(caplog.messages) == 2)
@@ -235,7 +196,7 @@ async def test_the_log_says_when_a_lost_replica_is_back(
 
 async def test_a_start_that_stalls_is_given_up_although_its_heart_beats(start: Start) -> None:
     executor = ScriptedExecutor(credit=0)
-    keeper = start(executor, lambda state, event: None, replace(FAST, startup_s=0.2))
+    keeper = start(executor, limits=replace(FAST, startup_s=0.2))
     async with asyncio.timeout(60):
         while not keeper.given_up:
             if executor.launched:
@@ -247,7 +208,7 @@ async def test_a_start_that_stalls_is_given_up_although_its_heart_beats(start: S
 
 async def test_a_pause_of_this_process_ends_no_replica(start: Start) -> None:
     executor = ScriptedExecutor()
-    keeper = start(executor, lambda state, event: None, replace(FAST, frozen_after_s=0.2))
+    keeper = start(executor, limits=replace(FAST, frozen_after_s=0.2))
     await until(lambda: keeper.was_ready)
     for _ in range(3):
         time.sleep(0.4)  # noqa: ASYNC251  one callback that keeps the loop busy
@@ -274,7 +235,7 @@ class FailingExecutor(ScriptedExecutor):
 
 async def test_a_launch_that_raises_is_tried_again(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
-        keeper = start(FailingExecutor(MAX_FAILED_STARTS - 1), lambda state, event: None)
+        keeper = start(FailingExecutor(MAX_FAILED_STARTS - 1))
         await until(lambda: keeper.was_ready)
     lines = [record.getMessage() for record in caplog.records]
     assert lines == ["replica 0 failed: OSError: [Errno 24] Too many open files"] * (MAX_FAILED_STARTS - 1)
@@ -284,7 +245,7 @@ async def test_a_launch_that_raises_is_tried_again(start: Start, caplog: pytest.
 async def test_launches_that_keep_raising_are_given_up(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keeper = start(FailingExecutor(MAX_FAILED_STARTS), lambda state, event: None)
+    keeper = start(FailingExecutor(MAX_FAILED_STARTS))
     await until(lambda: keeper.given_up)
     assert caplog.messages[-1] == "replica 0 failed to start 3 times: given up"
     assert keeper.failed_to_start
@@ -294,7 +255,7 @@ async def test_launches_that_keep_raising_are_given_up(
 
 async def test_a_start_that_is_impossible_is_given_up_at_once_with_its_reason(start: Start) -> None:
     executor = FailingExecutor(1, StartImpossible("no weights"))
-    keeper = start(executor, lambda state, event: None)
+    keeper = start(executor)
     await until(lambda: keeper.given_up)
     assert keeper.last_failure == "no weights"
     assert not keeper.was_ready
@@ -318,43 +279,13 @@ async def test_a_replica_that_was_ready_once_is_launched_until_it_is_ready_again
     start: Start, reason: Exception
 ) -> None:
     executor = FailingExecutor(0, reason)
-    keeper = start(executor, lambda state, events: None)
+    keeper = start(executor)
     await until(lambda: keeper.was_ready)
     executor.num_failures = 4 * MAX_FAILED_STARTS
     executor.launched[0].die()
     await until(lambda: len(executor.launched) == 2 and keeper.replica_states[0].ready)
     assert executor.num_failures == 0
     assert not keeper.given_up
-
-
-async def test_after_a_year_of_failed_starts_another_is_tried(start: Start) -> None:
-    executor = FailingExecutor(0)
-    keeper = start(executor, lambda state, events: None)
-    await until(lambda: keeper.was_ready)
-    executor.num_failures = 1100  # 2.0 to the power of it is no float
-    executor.launched[0].die()
-    await until(lambda: len(executor.launched) == 2)
-
-
-def ended(limits: ReplicaLimits, ready_s: float | None, with_chunks: bool = False) -> ReplicaState:
-    state = ReplicaState(ScriptedReplica("replica 0", 0), limits, ended_with_chunks=with_chunks)
-    if ready_s is not None:
-        state.on_ready()
-        state.watched_s += ready_s
-    return state
-
-
-def test_ends_right_after_a_start_count_until_a_replica_lasts() -> None:
-    early, steady = ended(USUAL_LIMITS, 9.5), ended(USUAL_LIMITS, 10.0)
-    assert [_early_ends(before, early) for before in range(3)] == [1, 2, 3]
-    assert [_early_ends(before, None) for before in range(3)] == [1, 2, 3]
-    assert [_early_ends(before, ended(USUAL_LIMITS, None)) for before in range(3)] == [1, 2, 3]
-    assert [_early_ends(before, steady) for before in range(3)] == [0, 0, 0]
-
-
-def test_a_chunk_that_ends_replicas_does_not_make_the_pauses_grow() -> None:
-    early = ended(USUAL_LIMITS, 1.0, with_chunks=True)
-    assert [_early_ends(before, early) for before in range(4)] == [1, 1, 2, 3]
 
 
 async def test_a_replica_that_ends_right_after_it_is_ready_is_launched_after_a_pause(
@@ -366,7 +297,7 @@ async def test_a_replica_that_ends_right_after_it_is_ready_is_launched_after_a_p
         pauses_s.append(duration_s)
 
     executor = ScriptedExecutor()
-    keeper = start(executor, lambda state, events: None, replace(FAST, pause_s=USUAL_LIMITS.pause_s))
+    keeper = start(executor, limits=replace(FAST, pause_s=USUAL_LIMITS.pause_s))
     sleep_really = asyncio.sleep
     for number in range(1, 8):
         await until(lambda n=number: len(executor.launched) == n and keeper.replica_states)  # type: ignore[misc]
@@ -385,3 +316,121 @@ async def test_a_replica_that_ends_right_after_it_is_ready_is_launched_after_a_p
         30.0,
         30.0,
     ]
+
+
+# -- Ends --
+
+
+def supervisor(executor: Executor) -> Supervisor:
+    return Supervisor(executor, lambda *_: None, lambda state: None, lambda: None, FAST)
+
+
+@pytest.mark.parametrize(
+    ("ready_s", "with_chunks", "counts"),
+    [
+        (None, False, [1, 2, 3]),
+        (9.5, False, [1, 2, 3]),
+        (9.5, True, [1, 1, 2]),  # a chunk may have ended it: the pauses do not grow
+        (10.0, False, [0, 0, 0]),
+    ],
+)
+def test_ends_right_after_a_start_count_until_a_replica_lasts(
+    ready_s: float | None, with_chunks: bool, counts: list[int]
+) -> None:
+    state = ReplicaState(ScriptedReplica("replica 0", 0), ended_with_chunks=with_chunks)
+    if ready_s is not None:
+        state.on_ready()
+        state.watched_s += ready_s
+    assert [_early_ends(before, state) for before in range(3)] == counts
+
+
+@pytest.mark.parametrize(("credit", "drain_s"), [(1, 2.0), (0, 0.0)])
+async def test_at_a_stop_a_replica_may_leave_by_itself_once_it_is_ready(credit: int, drain_s: float) -> None:
+    executor = ScriptedExecutor(credit)
+    keeper = supervisor(executor)
+    keeper.start()
+    await until(lambda: keeper.replica_states and keeper.was_ready == bool(credit))
+    await keeper.stop()
+    assert (executor.launched[0].drained_s, executor.stopped) == (drain_s, True)
+
+
+class WithoutWeights(ScriptedExecutor):
+    async def launch(self, index: int) -> ScriptedReplica:
+        raise StartImpossible("no weights")
+
+
+async def test_who_waits_for_the_first_replica_waits_for_its_credit_its_failure_or_a_stop(
+    start: Start,
+) -> None:
+    executor = ScriptedExecutor(credit=0)
+    keeper = start(executor)
+    waiting = asyncio.create_task(keeper.until_ready())
+    await until(lambda: keeper.replica_states)
+    assert not waiting.done()
+    executor.launched[0].say(Credit(1))
+    await waiting
+    assert keeper.was_ready
+    stopped = supervisor(executor)
+    stopped.expect_ends()
+    await stopped.until_ready()
+    failing = start(WithoutWeights())
+    await failing.until_ready()
+    assert failing.given_up
+
+
+async def test_an_end_that_is_expected_is_no_error(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """A signal to the group reaches a replica that is loading before the server's stop does."""
+    caplog.set_level(logging.INFO, logger="asr_server.dispatch.supervisor")
+    executor = ScriptedExecutor(credit=0)
+    keeper = start(executor)
+    await until(lambda: keeper.replica_states)
+    keeper.expect_ends()
+    for number in range(MAX_FAILED_STARTS):
+        await until(lambda n=number: len(executor.launched) == n + 1 and keeper.replica_states)  # type: ignore[misc]
+        executor.launched[-1].die()
+    await until(lambda: keeper.given_up)
+    assert not keeper.failed_to_start
+    assert "replica 0" not in caplog.messages
+
+
+class Told:
+    """What a supervisor tells its owner."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.gone: list[ReplicaState] = []
+        self.num_given_up = 0
+        self.keeper = Supervisor(executor, lambda *_: None, self.gone.append, self._give_up, FAST)
+        self.keeper.start()
+
+    def _give_up(self) -> None:
+        self.num_given_up += 1
+
+
+class Nowhere(ScriptedExecutor):
+    async def start(self) -> int:
+        raise StartImpossible("no cluster")
+
+
+async def test_an_executor_that_cannot_start_gives_all_up_with_its_reason() -> None:
+    executor = Nowhere()
+    told = Told(executor)
+    await until(lambda: executor.stopped)
+    assert (told.num_given_up, told.keeper.given_up, told.keeper.failed_to_start) == (1, True, True)
+    assert told.keeper.last_failure == "no cluster"
+
+
+async def test_a_start_that_is_impossible_later_on_is_an_error_in_the_log_each_time(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the first replica was ready its reason is told where the server ends."""
+    executor = ScriptedExecutor()
+    keeper = start(executor)
+    await until(lambda: keeper.was_ready)
+    executor.launch = WithoutWeights().launch  # type: ignore[method-assign]
+    executor.launched[0].die()
+    await until(lambda: caplog.messages.count("no weights") >= 2)
+    assert keeper.last_failure == "no weights"
+    caplog.clear()
+    failing = start(WithoutWeights())
+    await until(lambda: failing.given_up)
+    assert failing.last_failure == "no weights"

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from asr_server.channel.messages import (
+    Cancel,
+    Cancelled,
     Command,
     Credit,
     Drain,
     Event,
     Failed,
     Heartbeat,
-    InlineEngineClient,
-    InlineEngineServer,
     LanguageDetected,
     Result,
     SetLanguage,
@@ -30,7 +26,6 @@ from asr_server.channel.messages import (
 from asr_server.config import Settings
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine import Engine
-from asr_server.engine import ranks as engine_ranks
 from asr_server.replica import loop
 from asr_server.replica.loop import CannotStart, HeartbeatThread, load_engine, serve
 from asr_server.replica.ranks import Ranks
@@ -47,63 +42,52 @@ def pocket() -> Checkpoint:
     return Checkpoint.load(pocket_directory())
 
 
-class Client(InlineEngineClient):
-    """Chooses a language only once the engine drains, as a request's slow choice would."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.events: list[Event] = []
-
-    def deliver(self, event: Event | None) -> None:
-        assert event is not None
-        self.events.append(event)
-        if isinstance(event, LanguageDetected):
-            self.send(Drain())
-            threading.Timer(0.2, lambda: self.send(SetLanguage(event.id, "de"))).start()
-
-
-async def test_a_replica_that_drains_still_decodes_a_chunk_that_waits_for_its_language(
-    pocket: Checkpoint,
-) -> None:
-    client = Client()
-    id = ChunkId("a", 0)
-    client.send(Submit(id, make_clip(0, 1.0), DecodingOptions(max_new_tokens=4)))
-    serve(pocket.engine(), InlineEngineServer(client))
-    assert [event.id for event in client.events if isinstance(event, Result)] == [id]
-
-
-# -- The life of a replica --
-
-
 class Server:
     """Keeps what the replica sends, and answers it from a list of commands a call."""
 
     def __init__(self, *commands: list[Command]) -> None:
         self.commands = list(commands)
         self.sent: list[Event] = []
-        self.waited: list[float] = []
         self.beats: list[Heartbeat] = []
-        self.is_closed = self.is_beating = False
+        self.waited: list[float] = []
+        self.is_closed = False
 
     def receive(self, wait_s: float) -> list[Command]:
         self.waited.append(wait_s)
         return self.commands.pop(0) if self.commands else []
 
     def send(self, event: Event) -> None:
+        if isinstance(event, Heartbeat):
+            self.beats.append(event)
+            return
         self.sent.append(event)
-
-    @contextmanager
-    def heartbeats(self) -> Iterator[Callable[[Heartbeat], None]]:
-        self.is_beating = True
-        yield self.beats.append
-        self.is_beating = False
+        if isinstance(event, LanguageDetected):  # chosen only once the engine drains
+            self.commands += [[Drain()], [], [SetLanguage(event.id, "de")]]
 
     def close(self) -> None:
+        assert not any(thread.name == "heartbeat" for thread in threading.enumerate())
         self.is_closed = True
 
 
 def settings_of(directory: str, **values: Any) -> Settings:
     return embedded(model=directory, device="cpu", max_slots=2, **values)
+
+
+def test_a_replica_that_drains_still_decodes_a_chunk_that_waits_for_its_language(pocket: Checkpoint) -> None:
+    submit = Submit(ChunkId("a", 0), make_clip(0, 1.0), DecodingOptions(max_new_tokens=4))
+    server = Server([submit])
+    serve(pocket.engine(), server)
+    assert [event.id for event in server.sent if isinstance(event, Result)] == [submit.id]
+
+
+def test_a_cancelled_request_is_acknowledged_behind_its_last_event(pocket: Checkpoint) -> None:
+    """Until then the API process must take it for running."""
+    submit = Submit(ChunkId("a", 0), make_clip(0, 1.0), DecodingOptions(language="en"))
+    server, engine = Server([submit], [Cancel("a")], [Drain()]), pocket.engine()
+    serve(engine, server)
+    assert server.sent[-1] == Cancelled("a")
+    assert not [event for event in server.sent if isinstance(event, Result)]
+    assert not engine.slots_in_use
 
 
 def test_a_replica_offers_its_slots_waits_only_without_work_and_ends_when_drained(pocket: Checkpoint) -> None:
@@ -176,7 +160,6 @@ def test_heartbeats_come_before_the_engine_is_there_and_then_tell_of_its_steps(
     until(lambda: server.beats[-1] == last)
     beating.stop()
     assert not beating.is_alive()
-    assert not server.is_beating
 
 
 def test_a_replica_closes_its_engine_and_its_end_when_it_is_drained(
@@ -187,7 +170,7 @@ def test_a_replica_closes_its_engine_and_its_end_when_it_is_drained(
     loop.run(server, lambda: engine)
     assert closed == [True]
     assert server.sent == [engine.initial_credit()], "it has offered its slots until then"
-    assert (server.is_closed, server.is_beating) == (True, False)
+    assert server.is_closed
     assert server.beats
 
 
@@ -199,7 +182,7 @@ def test_an_engine_that_cannot_start_is_told_and_the_replica_waits_for_its_end()
     loop.run(server, fail)
     assert server.sent == [StartFailed("no such device")]
     assert server.waited == [30.0]
-    assert (server.is_closed, server.is_beating) == (True, False)
+    assert server.is_closed
 
 
 def test_another_error_of_the_start_is_not_hidden_and_leaves_no_thread() -> None:
@@ -209,39 +192,7 @@ def test_another_error_of_the_start_is_not_hidden_and_leaves_no_thread() -> None
     server = Server()
     with pytest.raises(ZeroDivisionError):
         loop.run(server, fail)
-    assert (server.sent, server.is_closed, server.is_beating) == ([], True, False)
-
-
-def test_what_makes_a_start_impossible_is_told_in_one_line_that_is_not_too_long(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG, logger="asr_server.replica")
-    with pytest.raises(CannotStart) as caught:
-        load_engine(settings_of(str(tmp_path / ("x" * 200))), 1)
-    reason = str(caught.value)
-    assert "\n" not in reason
-    assert "  " not in reason
-    assert len(reason) <= 400
-
-    def fail() -> Ranks:
-        raise OSError("x" * 401)
-
-    with pytest.raises(CannotStart, match=r"^x{400}$"):
-        load_engine(settings_of(str(pocket_directory()), tensor_parallel_size=2), 1, fail)
-    where = [record.exc_info and record.exc_info[0] for record in caplog.records]
-    assert [record.getMessage() for record in caplog.records] == ["the engine cannot be started"] * 2
-    assert where[1] is OSError, "the log has the traceback"
-
-
-def test_the_engine_is_rank_0_of_its_ranks_and_tells_the_others_what_it_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    others = SimpleNamespace(store="/a/store", links=["a link"], broadcast=print)
-    monkeypatch.setattr(engine_ranks, "join", lambda config, *given: given)
-    monkeypatch.setattr(Engine, "load", lambda config, *given: (config.num_ranks, *given))
-    settings = settings_of(str(pocket_directory()), tensor_parallel_size=2)
-    loaded: object = load_engine(settings, 1, lambda: others)  # type: ignore[arg-type, return-value]
-    assert loaded == (2, print, (0, "/a/store", ["a link"]))
+    assert (server.sent, server.is_closed) == ([], True)
 
 
 def test_other_ranks_are_started_only_where_the_model_is_split_and_can_be() -> None:
