@@ -13,20 +13,9 @@ def tell_spec(line: bytes, link: socket.socket) -> None:
     link.sendall(line)
 
 
-def echo(line: bytes, link: socket.socket) -> None:
-    with os.fdopen(json.loads(line)["operations_fd"], "rb", buffering=0) as pipe:
-        while data := pipe.read(65536):
-            link.sendall(data)
-
-
 def rank_2_fails(line: bytes, link: socket.socket) -> None:
     if json.loads(line)["rank"] == 2:
         sys.exit(3)
-
-
-def listens_no_more(line: bytes, link: socket.socket) -> None:
-    os.close(json.loads(line)["operations_fd"])
-    link.close()
 
 
 def never_ready(line: bytes, link: socket.socket) -> None:

@@ -23,7 +23,7 @@ from asr_server.replica import main as module
 from asr_server.replica.loop import CannotStart
 from tests.checkpoints import pocket_directory
 from tests.embedded import embedded
-from tests.forked import Ended, Fork, parent_death_signal, run_as_main
+from tests.forked import Ended, Fork, parent_death_signal
 
 ADDRESS = Address("ipc:///nowhere/events", "ipc:///nowhere/commands")
 
@@ -75,15 +75,6 @@ def test_a_replica_on_the_cpu_gives_way() -> None:
     assert told["is_batch"] or os.sched_getscheduler(0) != os.SCHED_OTHER
 
 
-def test_its_log_lines_name_it() -> None:
-    def log(server: ZmqEngineServer, create_engine: Callable[[], object]) -> None:
-        logging.getLogger("asr_server").info("loads")
-
-    ended = started(ReplicaSpec(7, ADDRESS, embedded()), log).end()
-    assert "replica 7" in ended.errors
-    assert "loads" in ended.errors
-
-
 def test_a_replica_ends_when_its_server_does() -> None:
     process = started(ReplicaSpec(0, ADDRESS, embedded()), lambda *_: time.sleep(3600))
     process.give_no_more()
@@ -104,14 +95,6 @@ def test_torch_is_loaded_once_the_heartbeat_beats() -> None:
     """To import it takes seconds, in which nobody could tell the process from one that hangs."""
     code = "import asr_server.replica.main, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_a_replica_runs_by_the_name_of_its_module() -> None:
-    process = Fork(lambda tell: run_as_main(module.__name__))
-    process.give(b"no settings\n")
-    ended = process.end()
-    assert ended.status == 99
-    assert "DecodeError: JSON is malformed" in ended.errors
 
 
 # -- On another host --
