@@ -8,17 +8,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from asr_server import __version__, metrics
 from asr_server.channel.messages import ChunkTimes, Submit
-from asr_server.core import ChunkId, ChunkResult, DecodingOptions
+from asr_server.core import ChunkId, ChunkResult, DecodingOptions, DroppedReason
 from asr_server.keys.accounts import Account
 from asr_server.keys.keys_file import Key
-from asr_server.metrics import MAX_STAGES, REGISTRY, RequestStats, Stage
+from asr_server.metrics import MAX_STAGES, REGISTRY, ReadAgainReason, RequestStats, Stage
 
 LADDER = (0.0, 0.2, 0.4, 0.6)
 
@@ -67,17 +67,8 @@ def test_a_server_starts_with_every_reason_at_0_and_figures_of_its_process() -> 
     assert reasons == {
         "asr_chunks_transcribed_total": ladder,
         "asr_fallbacks_total": ladder - {"0"},
-        "asr_chunks_read_again_total": {
-            *(
-                "unread_tail",
-                "speech_passed_over",
-                "uncut",
-                "prompt_repeated",
-                "language_outvoted",
-                "replica_lost",
-            ),
-        },
-        "asr_segments_dropped_total": {"judged_silence", "no_voice", "echo"},
+        "asr_chunks_read_again_total": {*get_args(ReadAgainReason)},
+        "asr_segments_dropped_total": {*get_args(DroppedReason)},
         "asr_chunks_failed_total": {"engine_error", "replicas_ended", "no_engine", "shutting_down"},
         "asr_replica_restarts_total": {"exited", "frozen", "hung", "not_ready", "failed_start"},
     }
