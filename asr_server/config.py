@@ -122,16 +122,6 @@ class Settings:
     max_slots: int = _setting(
         0, "chunks decoded at once by a replica; 0: from free memory", ge=0, le=MOST_SLOTS
     )
-    encode_batch: int = _setting(
-        0,
-        "chunks encoded in one step at most; 0: on CPU one a compute worker, or 8 short ones; 11 on CUDA, "
-        "where up to three short ones take the place of one",
-        ge=0,
-        le=MOST_SLOTS,
-    )
-    compute_workers: int = _setting(
-        0, "encode batches under way at once; 0: one a core, up to 4, on CPU, 1 on CUDA", ge=0, le=4
-    )
     short_audio: Literal["auto", "exact", "tail"] = _setting(
         "auto",
         "exact: a chunk is encoded with the silence behind it, to the window's end. tail: that silence is "

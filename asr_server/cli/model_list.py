@@ -17,7 +17,7 @@ from asr_server.config import Settings
 # Settings that a model in the file may have of its own; beside them stand its `name` and `aliases`.
 PER_MODEL: Final = (
     *("model", "device", "dtype", "replicas", "replicas_per_device", "tensor_parallel_size"),
-    *("cpu_threads", "max_slots", "encode_batch", "compute_workers", "short_audio", "cuda_graphs", "kernels"),
+    *("cpu_threads", "max_slots", "short_audio", "cuda_graphs", "kernels"),
     *("beam_size", "max_fallbacks", "check_voice", "max_chunk_s"),
     *("load", "idle_unload_s", "max_load_wait_s"),
 )

@@ -123,7 +123,7 @@ _SERVICE_LINK: Final = re.compile(
 
 ADVANCED_SETTINGS: Final = frozenset(
     (
-        *("copy_overlap", "cuda_graphs", "kernels", "compute_workers", "encode_batch"),
+        *("copy_overlap", "cuda_graphs", "kernels"),
         *("max_fallbacks", "replicas_per_device"),
         *("max_sample_rate", "max_channels", "max_decoded_bytes", "max_preprocess_s"),
         *("max_upload_memory_bytes", "max_header_bytes", "header_timeout_s"),

@@ -34,8 +34,7 @@ EMBEDDED_HINT: Final = f"transcribing with the embedded model whisper-digits, wh
 MODEL_SETTINGS: Final = ("model", "device", "dtype")
 TUNING_SETTINGS: Final = (
     *("executor", "ray_address", "replicas", "tensor_parallel_size", "cpu_threads"),
-    *("replica_niceness", "max_slots"),
-    *("encode_batch", "compute_workers", "copy_overlap", "kernels"),
+    *("replica_niceness", "max_slots", "copy_overlap", "kernels"),
     *("beam_size", "max_fallbacks", "check_voice", "preprocess_workers", "max_chunk_s"),
     "max_audio_s",
     *("max_decoded_bytes", "max_sample_rate", "max_channels", "max_preprocess_s", "log_level", "log_format"),

@@ -115,7 +115,7 @@ def test_only_a_gpu_that_was_asked_for_here_has_to_be_there(
 @pytest.mark.parametrize(
     ("values", "num_gpus", "reasons"),
     [
-        ({"tensor_parallel_size": 1, "executor": "inline", "compute_workers": 4}, 0, []),
+        ({"tensor_parallel_size": 1, "executor": "inline"}, 0, []),
         ({"executor": "inline"}, 0, ["needs --executor multiprocess or ray"]),
         (
             {"executor": "ray", "replicas_per_device": 2},
@@ -124,8 +124,6 @@ def test_only_a_gpu_that_was_asked_for_here_has_to_be_there(
         ),
         ({"executor": "ray", "replicas_per_device": 1}, 1, []),
         ({"executor": "multiprocess", "replicas_per_device": 2}, 0, []),
-        ({"compute_workers": 2}, 0, ["needs --compute-workers 0 or 1"]),
-        ({"compute_workers": 1}, 0, []),
         ({}, 0, []),
         ({}, 1, ["needs as many GPUs; this process sees 1"]),
         ({}, 2, []),

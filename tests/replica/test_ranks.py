@@ -206,7 +206,6 @@ def ranks_of_server(pid: int) -> list[psutil.Process]:
     [
         ({"executor": "inline"}, "needs --executor multiprocess or ray"),
         ({"executor": "ray", "replicas_per_device": 2}, "with --executor ray needs --replicas-per-device 1"),
-        ({"compute_workers": 2}, "needs --compute-workers 0 or 1"),
     ],
 )
 def test_what_does_not_go_with_several_ranks_is_told_in_a_line(
