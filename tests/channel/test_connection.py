@@ -95,7 +95,12 @@ async def test_events_are_sent_from_any_thread_and_received_together(ends: Ends)
     client, server = ends
     await connected(client, server)
     events = [Heartbeat(number) for number in range(MAX_EVENTS + 3)]
-    thread = threading.Thread(target=lambda: [server.send(event) for event in events])
+
+    def send_all() -> None:
+        for event in events:
+            server.send(event)
+
+    thread = threading.Thread(target=send_all)
     thread.start()
     thread.join()
     found: list[Event] = []

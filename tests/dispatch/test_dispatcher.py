@@ -11,13 +11,11 @@ import pytest
 
 from asr_server import metrics
 from asr_server.channel.messages import (
-    Cancel,
     ChunkTimes,
     Credit,
     EarlyResult,
     EngineInfo,
     Failed,
-    Heartbeat,
     LanguageDetected,
     SetLanguage,
     Submit,
@@ -31,7 +29,7 @@ from asr_server.dispatch.queue import CHUNKS_AHEAD, PendingChunk
 from asr_server.dispatch.ray import RayExecutor
 from asr_server.dispatch.supervisor import MAX_FAILED_STARTS
 from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded, ShuttingDown
-from tests.dispatch.scripted import OPTIONS, RunningDispatcher, ScriptedReplica, chunk, result, until
+from tests.dispatch.scripted import OPTIONS, RunningDispatcher, chunk, result, until
 from tests.support.embedded import embedded
 
 
@@ -311,40 +309,6 @@ async def test_chunks_and_slots_are_counted_over_all_replicas() -> None:
     await app.dispatcher.stop()
 
 
-async def test_steps_are_counted_from_when_a_chunk_was_sent(app: RunningDispatcher) -> None:
-    app.replica.say(Heartbeat(5))
-    (state,) = app.dispatcher.supervisor.replica_states
-    await until(lambda: state.heartbeat.num_steps == 5)
-    handle, other = app.dispatcher.open("a"), app.dispatcher.open("b")
-    task = app.send(handle, 0)
-    await until(lambda: app.replica.submitted)
-    assert (handle.steps_in_flight(), other.steps_in_flight()) == (0, 0)
-    app.replica.say(Heartbeat(9))
-    await until(lambda: state.heartbeat.num_steps == 9)
-    assert (handle.steps_in_flight(), other.steps_in_flight()) == (4, 0)
-    app.replica.answer(ChunkId("a", 0))
-    await task
-    assert (handle.steps_in_flight(), handle.num_moves) == (0, 3)
-
-
-async def test_the_log_has_the_engine_once_and_where_each_chunk_goes(
-    app: RunningDispatcher, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG, "asr_server.dispatch.dispatcher")
-    info = EngineInfo("cpu", "float32", 8, 2, dict.fromkeys(("device", "dtype", "num_slots"), "found"))
-    assert app.dispatcher.engine is None
-    for _ in range(2):
-        app.replica.say(Credit(0, 8, info))
-    task = app.send(app.dispatcher.open("a"), 3)
-    await until(lambda: app.replica.submitted)
-    app.replica.answer(ChunkId("a", 3))
-    await task
-    assert app.dispatcher.engine == info
-    serving, sent = sorted(caplog.messages, reverse=True)
-    assert serving.startswith("serving ")
-    assert sent == "chunk 3 goes to replica 0"
-
-
 async def test_a_chunk_for_a_replica_that_is_just_gone_waits_for_the_next(app: RunningDispatcher) -> None:
     gone = app.replica
     gone.closed = True  # and nobody was told yet
@@ -358,19 +322,6 @@ async def test_a_chunk_for_a_replica_that_is_just_gone_waits_for_the_next(app: R
     assert app.replica.submitted == [ChunkId("a", 0)], "it was in no replica yet"
     app.replica.answer(ChunkId("a", 0))
     assert await task == result(0)
-
-
-async def test_a_replica_that_is_gone_when_it_is_told_something_gets_no_more(app: RunningDispatcher) -> None:
-    app.replica.say(Credit(3))
-    (state,) = app.dispatcher.supervisor.replica_states
-    await until(lambda: state.credit == 4)
-    handle = app.dispatcher.open("a")
-    task = app.send(handle, 0)
-    await until(lambda: app.replica.submitted)
-    app.replica.closed = True
-    handle.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert (state.credit, app.replica.cancelled) == (0, [])
 
 
 async def test_the_likeliest_language_is_taken_where_nobody_chooses_and_kept_for_another_try(
@@ -390,26 +341,6 @@ async def test_the_likeliest_language_is_taken_where_nobody_chooses_and_kept_for
     assert again.options.language == "de"
     app.replica.answer(again.id)
     await task
-
-
-async def test_a_request_leaves_only_the_replicas_that_have_a_chunk_of_it() -> None:
-    app = await RunningDispatcher(credit=1, replicas=2).open()
-    leaves, stays = app.dispatcher.open("leaves"), app.dispatcher.open("stays")
-    tasks = [app.send(handle, 0) for handle in (leaves, stays)]
-    await until(lambda: app.dispatcher.num_chunks == 2 and not app.dispatcher.num_waiting)
-    leaves.cancel()
-    told = [each for replica in app.executor.launched for each in cancels(replica)]
-    assert told == [Cancel("leaves")]
-    for replica in app.executor.launched:
-        for id in replica.submitted:
-            replica.answer(id)
-    assert await tasks[1] == result(0)
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await app.dispatcher.stop()
-
-
-def cancels(replica: ScriptedReplica) -> list[Cancel]:
-    return [command for command in replica.commands if isinstance(command, Cancel)]
 
 
 @pytest.mark.parametrize("callback", ["on_language", "on_early_result"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -91,12 +90,3 @@ async def test_an_error_in_its_thread_ends_it_and_is_logged(
     assert [record.getMessage() for record in caplog.records] == ["replica 1 has failed"]
     assert caplog.records[0].exc_info is not None
     await replica.close()
-
-
-async def test_one_that_hangs_is_left_behind(
-    replica: InlineReplica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(inline, "CLOSE_LIMIT_S", 0.01)
-    with caplog.at_level(logging.ERROR):
-        await replica.close()
-    assert caplog.messages == ["replica 1 does not end: its thread is left behind"]

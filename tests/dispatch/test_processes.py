@@ -1,7 +1,6 @@
 """What only replicas in processes of their own have: titles, signals, a parent that may be killed."""
 
 import asyncio
-import logging
 import os
 import signal
 import subprocess
@@ -15,7 +14,6 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from asr_server.dispatch import processes
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.processes import MultiprocessExecutor, ProcessReplica
 from tests.dispatch.test_executors import IN_MODULE, OPTIONS, chunk, heard, running, until_ready
@@ -140,18 +138,3 @@ async def test_a_process_that_cannot_be_started_leaves_no_connection(monkeypatch
     with pytest.raises(FileNotFoundError):
         await executor.launch(0)
     assert process.num_fds() == before
-
-
-async def test_a_process_that_cannot_be_killed_is_left_behind(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As in a call of a device's driver."""
-    monkeypatch.setattr(processes, "KILL_LIMIT_S", 0.01)
-    replica = await MultiprocessExecutor(embedded()).launch(0)
-    kill = replica._process.kill
-    monkeypatch.setattr(replica._process, "kill", lambda: None)
-    with caplog.at_level(logging.ERROR):
-        await replica.close()
-    assert caplog.messages == [f"replica 0 (pid {replica.pid}) does not end although it was killed"]
-    kill()
-    await replica._end

@@ -151,37 +151,6 @@ async def test_restarts_are_counted_by_their_reason(start: Start) -> None:
     assert grown == {"exited": 1, "frozen": 1, "hung": 1, "not_ready": 1, "failed_start": 2}
 
 
-async def test_a_frozen_replica_is_replaced(start: Start) -> None:
-    executor, events = ScriptedExecutor(), list[Event]()
-    start(executor, lambda state, come: events.extend(come), replace(FAST, frozen_after_s=0.05))
-    await until(lambda: len(executor.launched) == 2)
-    assert executor.launched[0].closed
-    assert events[0] == Credit(1)
-
-
-class SlowToClose(ScriptedReplica):
-    is_closing = False
-
-    async def close(self, drain_s: float = 0.0) -> None:
-        self.is_closing = True
-        await asyncio.sleep(0.1)
-        await super().close(drain_s)
-
-
-async def test_a_stop_waits_for_a_replica_that_is_being_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.dispatch.scripted.ScriptedReplica", SlowToClose)
-    executor = ScriptedExecutor()
-    keeper = Supervisor(executor, lambda *_: None, lambda state: None, lambda: None, FAST)
-    keeper.start()
-    await until(lambda: keeper.was_ready)
-    replica = executor.launched[0]
-    assert isinstance(replica, SlowToClose)
-    replica.say_gone()
-    await until(lambda: replica.is_closing)
-    await keeper.stop()
-    assert replica.closed
-
-
 async def test_the_log_says_when_a_lost_replica_is_back(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
