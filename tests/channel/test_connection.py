@@ -218,7 +218,7 @@ async def test_an_end_that_cannot_listen_leaves_nothing(
         if len(folder.name) > 100:
             folder.mkdir()  # a socket's path has 107 characters
         monkeypatch.setattr("tempfile.tempdir", str(folder))
-        with pytest.raises(OSError, match=r"No such file|too long"):
+        with pytest.raises(OSError, match=r"No such file|longer than 107"):
             ZmqEngineClient()
     assert psutil.Process().num_fds() == before
     assert [path for path in tmp_path.rglob("*") if path.parent != tmp_path] == []
