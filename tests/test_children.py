@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from asr_server.annexes.ray.cluster import LocalCluster
 from asr_server.audio.ffmpeg_client import decode_processes
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.recording import Recording
 from asr_server.channel.messages import Heartbeat
 from asr_server.dispatch.processes import MultiprocessExecutor
-from asr_server.dispatch.ray_cluster import LocalCluster
 from asr_server.replica.ranks import BEAT, _Rank
 from tests.audio.audio_files import make, voice
 from tests.embedded import embedded

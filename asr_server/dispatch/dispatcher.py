@@ -76,15 +76,15 @@ MAX_ATTEMPTS: Final = 10
 logger = logging.getLogger(__name__)
 
 
-def create_executor(settings: Settings) -> Executor:
+CreateExecutor = Callable[[Settings], Executor]
+
+
+def create_local_executor(settings: Settings) -> Executor:
+    """Make the executor of this host: in this process where `--executor inline` asks for it."""
     if settings.executor == "inline":
         from asr_server.dispatch.inline import InlineExecutor  # brings torch into this process
 
         return InlineExecutor(settings)
-    if settings.executor == "ray":
-        from asr_server.dispatch.ray import RayExecutor
-
-        return RayExecutor(settings)
     from asr_server.dispatch.processes import MultiprocessExecutor
 
     return MultiprocessExecutor(settings)
@@ -97,11 +97,13 @@ class Dispatcher:
         executor: Executor | None = None,
         window: AudioWindow | None = None,
         limits: ReplicaLimits = USUAL_LIMITS,
+        create_executor: CreateExecutor = create_local_executor,
     ) -> None:
         self.engine: EngineInfo | None = None  # of the replica that became ready last; None before the first
         self._settings = settings
         self.draining = False
         self._executor, self._limits = executor, limits
+        self._create_executor = create_executor
         self.supervisor = self._new_supervisor()
         self._request_numbers = itertools.count()
         self._num_ended = 0  # replicas, of those that took work
@@ -113,7 +115,7 @@ class Dispatcher:
 
     def _new_supervisor(self) -> Supervisor:
         return Supervisor(
-            self._executor or create_executor(self._settings),
+            self._executor or self._create_executor(self._settings),
             self._on_events,
             self._on_gone,
             lambda: self.fail_all(_no_engine),

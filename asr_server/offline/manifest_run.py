@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from asr_server.annexes.ray.cluster import cluster_address
 from asr_server.config import Settings
-from asr_server.dispatch.ray_cluster import cluster_address
 from asr_server.offline.inputs import reason_of
 from asr_server.offline.local import LocalTranscriber, TranscribeJob
 from asr_server.offline.manifest import (

@@ -1,60 +1,25 @@
-"""Start a replica: `python -m asr_server.replica.main` here, `ReplicaActor` in a Ray cluster.
+"""Start a replica in a process of this host: `python -m asr_server.replica.main`.
 
-Settings come by standard input: everybody can read a process's arguments. Ray carries the call of `run`
-only; messages use our own connection. The replica ends when that breaks.
+Settings come by standard input: everybody can read a process's arguments.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-import msgspec
 from setproctitle import setproctitle
 
-from asr_server import __version__
-from asr_server.annexes.model_sources.find import resolve_checkpoint
-from asr_server.channel.tcp import TcpEngineServer
 from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineServer
-from asr_server.errors import CheckpointError
 from asr_server.machine import freeze_gc, gc_paused, lower_priority, never_interrupt_others
 from asr_server.process import be_killed_with_the_parent, end_with_the_parent, leave_stopping_to_the_parent
-from asr_server.replica.loop import CannotStart, load_engine, run
+from asr_server.replica.loop import load_engine, run
 from asr_server.replica.ranks import Ranks
 from asr_server.telemetry import configure_logging
 
 if TYPE_CHECKING:
     from asr_server.engine import Engine
-
-
-_HOST: Final = os.uname().nodename
-
-logger = logging.getLogger(__name__)
-
-
-class ReplicaActor:
-    def run(self, spec_line: bytes, version: str) -> None:
-        """Serve until drained. The server's `version` must be this host's."""
-        if version != __version__:
-            raise RuntimeError(f"{_HOST} has asr-server {__version__}, the server is {version}")
-        spec = ReplicaSpec.from_line(spec_line)
-        server = TcpEngineServer(spec.address, on_lost=lambda: os._exit(1))
-        settings, name = spec.settings, f"replica {spec.index}"
-        configure_logging(settings.log_level, settings.log_format, name, server.log_handler())
-        logger.info("starts on %s as process %d", _HOST, os.getpid())
-        run(server, lambda: _create_engine_from_here(spec))
-
-
-def _create_engine_from_here(spec: ReplicaSpec) -> Engine:
-    try:
-        model = resolve_checkpoint(spec.settings.model)
-    except CheckpointError as error:
-        raise CannotStart(f"on {_HOST}: {error}") from error
-    return create_engine(msgspec.structs.replace(spec, settings=replace(spec.settings, model=str(model))))
 
 
 def main() -> None:

@@ -19,6 +19,8 @@ from asr_server.api.models.served_model import ServedModel
 from asr_server.api.state import AppState
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import NO_PORT, Settings, in_mebibytes, naming
+from asr_server.dispatch.dispatcher import create_local_executor
+from asr_server.dispatch.supervisor import Executor
 from asr_server.errors import ShuttingDown
 from asr_server.machine import (
     freeze_gc,
@@ -58,7 +60,9 @@ def run(models_settings: Sequence[Settings]) -> int:
     settings = models_settings[0]  # what is not of a model is the same in all
     _warn_of_few_files(raise_open_files_limit(), settings)
     pool = PreprocessPool(settings.preprocess_workers)
-    models = ModelRegistry([ServedModel.from_checkpoint(settings, pool) for settings in models_settings])
+    models = ModelRegistry(
+        [ServedModel.from_checkpoint(settings, pool, _create_executor) for settings in models_settings]
+    )
     pool.warm_up()  # its libraries load while the engine's do
     traces = start_traces(os.environ)
     app = create_app(settings, models, pool, traces)
@@ -88,6 +92,14 @@ def run(models_settings: Sequence[Settings]) -> int:
         logger.critical("the engine could not be started: %s", model.dispatcher.supervisor.last_failure)
         return ENGINE_FAILED
     return server.exit_status
+
+
+def _create_executor(settings: Settings) -> Executor:
+    if settings.executor != "ray":
+        return create_local_executor(settings)
+    from asr_server.annexes.ray.executor import RayExecutor
+
+    return RayExecutor(settings)
 
 
 def start_traces(environment: Mapping[str, str]) -> Traces | None:

@@ -13,9 +13,9 @@ import pytest
 import zmq
 from msgspec.structs import replace
 
+from asr_server.annexes.ray.tcp import TcpEngineClient, TcpEngineServer
 from asr_server.channel import wire
 from asr_server.channel.messages import Cancel, Command, Credit, Event, Heartbeat, Submit
-from asr_server.channel.tcp import TcpEngineClient, TcpEngineServer
 from asr_server.channel.zeromq import (
     MAX_EVENTS,
     Address,

@@ -15,9 +15,7 @@ import pytest
 import zmq
 from msgspec.structs import replace
 
-from asr_server.channel import wire
-from asr_server.channel.messages import Cancel, Credit, LogLine, Submit
-from asr_server.channel.tcp import (
+from asr_server.annexes.ray.tcp import (
     MAX_COMMAND_BYTES,
     MAX_LOG_LINE_CHARS,
     TcpEngineClient,
@@ -25,6 +23,8 @@ from asr_server.channel.tcp import (
     connect_with,
     make_curve_keys,
 )
+from asr_server.channel import wire
+from asr_server.channel.messages import Cancel, Credit, LogLine, Submit
 from asr_server.channel.zeromq import Address, CurveKeys
 from asr_server.core import ChunkId, DecodingOptions
 from tests.channel.test_connection import connected, next_events

@@ -22,11 +22,10 @@ from asr_server.channel.messages import (
 )
 from asr_server.config import Settings
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions
-from asr_server.dispatch.dispatcher import Dispatcher, create_executor, describe
+from asr_server.dispatch.dispatcher import Dispatcher, create_local_executor, describe
 from asr_server.dispatch.inline import InlineExecutor
 from asr_server.dispatch.processes import MultiprocessExecutor
 from asr_server.dispatch.queue import CHUNKS_AHEAD, PendingChunk
-from asr_server.dispatch.ray import RayExecutor
 from asr_server.dispatch.supervisor import MAX_FAILED_STARTS
 from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded, ShuttingDown
 from tests.dispatch.scripted import OPTIONS, RunningDispatcher, chunk, result, until
@@ -99,11 +98,10 @@ def test_the_start_line_has_each_choice_with_its_setting_or_its_reason(
 
 
 @pytest.mark.parametrize(
-    ("setting", "kind"),
-    [("inline", InlineExecutor), ("multiprocess", MultiprocessExecutor), ("ray", RayExecutor)],
+    ("setting", "kind"), [("inline", InlineExecutor), ("multiprocess", MultiprocessExecutor)]
 )
 def test_a_setting_decides_where_replicas_run(setting: Any, kind: type) -> None:
-    assert type(create_executor(embedded(executor=setting))) is kind
+    assert type(create_local_executor(embedded(executor=setting))) is kind
 
 
 async def test_no_more_is_sent_than_credit_allows(app: RunningDispatcher) -> None:

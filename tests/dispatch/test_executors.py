@@ -11,6 +11,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from asr_server.annexes.ray.executor import RayExecutor
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import Chunk, ChunkResult, DecodingOptions
@@ -48,7 +49,8 @@ class running:  # noqa: N801 (reads as a phrase: `async with running("inline")`)
         **settings: Any,
     ) -> None:
         common: dict[str, Any] = {"executor": executor, "replicas": replicas, "dtype": "float32"}
-        self._dispatcher = Dispatcher(embedded(ray_address=ray_address, **common, **settings))
+        chosen = embedded(ray_address=ray_address, **common, **settings)
+        self._dispatcher = Dispatcher(chosen, RayExecutor(chosen) if executor == "ray" else None)
 
     async def __aenter__(self) -> Dispatcher:
         await self._dispatcher.start()

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from asr_server.annexes.ray.actor import ReplicaActor
+from asr_server.annexes.ray.executor import RayExecutor
 from asr_server.checkpoint.cache import name_elsewhere
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.replica.main import ReplicaActor
 from tests.embedded import embedded
 
 
@@ -41,7 +42,8 @@ async def test_a_cluster_that_is_not_there_is_told_in_a_line_and_given_up() -> N
     with socket.socket() as bound:  # and not listening
         bound.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{bound.getsockname()[1]}"
-        dispatcher = Dispatcher(embedded(executor="ray", ray_address=address))
+        settings = embedded(executor="ray", ray_address=address)
+        dispatcher = Dispatcher(settings, RayExecutor(settings))
         await dispatcher.start()
         async with asyncio.timeout(60):
             while not dispatcher.supervisor.given_up:

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from asr_server.dispatch import ray_cluster as module
+from asr_server.annexes.ray import cluster as module
+from asr_server.annexes.ray.cluster import LocalCluster, address_to_join, check_answers, cluster_address
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.dispatch.ray_cluster import LocalCluster, address_to_join, check_answers, cluster_address
 from tests.embedded import embedded
 
 GREETING = bytes(3) + b"\x04" + bytes(5)  # an empty frame of HTTP/2's settings
@@ -135,7 +135,7 @@ class Started:
         popen = subprocess.Popen
 
         def start(command: list[str], **options: Any) -> subprocess.Popen[str]:
-            assert command == [sys.executable, "-m", "asr_server.dispatch.ray_cluster"]
+            assert command == [sys.executable, "-m", "asr_server.annexes.ray.cluster"]
             self.options = options
             self.processes.append(popen([sys.executable, "-c", code], **options))
             return self.processes[-1]

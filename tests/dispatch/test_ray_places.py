@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from asr_server import __version__
+from asr_server.annexes.ray import executor as module
+from asr_server.annexes.ray.actor import ReplicaActor
+from asr_server.annexes.ray.executor import RayExecutor, RayReplica
+from asr_server.annexes.ray.tcp import TcpEngineClient
 from asr_server.channel.messages import LogLine
-from asr_server.channel.tcp import TcpEngineClient
 from asr_server.channel.zeromq import ReplicaSpec
-from asr_server.dispatch import ray as module
-from asr_server.dispatch.ray import RayExecutor, RayReplica
 from asr_server.dispatch.supervisor import ReplicaGone, StartImpossible
-from asr_server.replica.main import ReplicaActor
 from tests.embedded import embedded
 
 

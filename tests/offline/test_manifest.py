@@ -378,7 +378,7 @@ def test_over_ray_the_same_reports_and_statuses_come_from_elsewhere(
     monkeypatch.setitem(
         sys.modules, "asr_server.offline.manifest_ray", SimpleNamespace(run_on_ray=run_on_ray)
     )
-    monkeypatch.setattr("asr_server.dispatch.ray_cluster.check_answers", lambda address: None)
+    monkeypatch.setattr("asr_server.annexes.ray.cluster.check_answers", lambda address: None)
     before = signal.getsignal(signal.SIGTERM)
     try:
         job.lines({"audio": "a.wav"})

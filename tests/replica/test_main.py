@@ -17,7 +17,8 @@ import pytest
 import zmq
 
 from asr_server import __version__
-from asr_server.channel.tcp import TcpEngineServer, make_curve_keys
+from asr_server.annexes.ray import actor
+from asr_server.annexes.ray.tcp import TcpEngineServer, make_curve_keys
 from asr_server.channel.zeromq import Address, ReplicaSpec, ZmqEngineServer
 from asr_server.replica import main as module
 from asr_server.replica.loop import CannotStart
@@ -109,8 +110,8 @@ def run_actor(spec: ReplicaSpec, version: str = __version__) -> Ended:
                 tell([type(server).__name__, str(error), logging.root.level])
                 server.close()
 
-        vars(module)["run"] = run
-        module.ReplicaActor().run(spec.to_line(), version)
+        vars(actor)["run"] = run
+        actor.ReplicaActor().run(spec.to_line(), version)
 
     return Fork(work).end()
 
@@ -138,8 +139,8 @@ def test_a_replica_elsewhere_ends_when_its_server_is_lost_and_logs_where_it_is()
             return logging.StreamHandler(sys.stderr)
 
     def work(tell: Callable[[Any], None]) -> None:
-        vars(module).update(TcpEngineServer=Server, run=lambda server, create_engine: server.on_lost())
-        module.ReplicaActor().run(ReplicaSpec(6, ADDRESS, embedded()).to_line(), __version__)
+        vars(actor).update(TcpEngineServer=Server, run=lambda server, create_engine: server.on_lost())
+        actor.ReplicaActor().run(ReplicaSpec(6, ADDRESS, embedded()).to_line(), __version__)
 
     ended = Fork(work).end()
     assert ended.status == 1

@@ -22,7 +22,7 @@ from asr_server.checkpoint.cache import name_elsewhere
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings, naming
-from asr_server.dispatch.dispatcher import Dispatcher
+from asr_server.dispatch.dispatcher import CreateExecutor, Dispatcher, create_local_executor
 from asr_server.errors import EngineUnavailable, ShuttingDown
 from asr_server.transcription import StallLimits, Transcriber
 
@@ -71,11 +71,17 @@ class ServedModel:
         return repositories(name_elsewhere(Path(self.settings.model)))
 
     @classmethod
-    def from_checkpoint(cls, settings: Settings, pool: PreprocessPool) -> ServedModel:
+    def from_checkpoint(
+        cls,
+        settings: Settings,
+        pool: PreprocessPool,
+        create_executor: CreateExecutor = create_local_executor,
+    ) -> ServedModel:
         """Read the checkpoint's small files. Start nothing."""
         directory = Path(settings.model)
         window, tokenizer = AudioWindow.from_directory(directory), Tokenizer.from_directory(directory)
-        return cls(settings, Dispatcher(settings, window=window), pool, tokenizer, window)
+        dispatcher = Dispatcher(settings, window=window, create_executor=create_executor)
+        return cls(settings, dispatcher, pool, tokenizer, window)
 
     @property
     def name(self) -> str:

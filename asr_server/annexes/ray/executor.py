@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from asr_server import __version__
+from asr_server.annexes.ray.cluster import check_answers, cluster_address
+from asr_server.annexes.ray.tcp import TcpEngineClient
 from asr_server.channel.messages import Event, LogLine
-from asr_server.channel.tcp import TcpEngineClient
 from asr_server.channel.zeromq import ReplicaSpec
 from asr_server.checkpoint.cache import name_elsewhere
 from asr_server.config import Settings
 from asr_server.dispatch.processes import RemoteReplica
-from asr_server.dispatch.ray_cluster import check_answers, cluster_address
 from asr_server.dispatch.supervisor import StartImpossible
 from asr_server.machine import in_daemon_thread
 
-REPLICA: Final = "asr_server.replica.main:ReplicaActor"  # by its name, as processes are started
+REPLICA: Final = "asr_server.annexes.ray.actor:ReplicaActor"  # by its name, as processes are started
 JOIN_LIMIT_S: Final = 300.0
 CALL_LIMIT_S: Final = 10.0
 LEAVE_LIMIT_S: Final = 30.0

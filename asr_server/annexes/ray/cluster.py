@@ -101,7 +101,7 @@ class LocalCluster:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(  # nosec B603 # our own module, without a shell
-            [sys.executable, "-m", "asr_server.dispatch.ray_cluster"],
+            [sys.executable, "-m", "asr_server.annexes.ray.cluster"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
