@@ -190,6 +190,11 @@ class Track(msgspec.Struct, frozen=True):
     is_extra: bool = False  # a commentary, or a description for people who cannot see
 
 
+class SpeakerCount(msgspec.Struct, frozen=True):
+    least: int = 1
+    most: int | None = None
+
+
 class Transcript(msgspec.Struct, frozen=True):
     text: str
     segments: tuple[Segment, ...]

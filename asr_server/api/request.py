@@ -27,11 +27,10 @@ from asr_server.api.schemas import (
     loads,
 )
 from asr_server.audio.tracks import TrackChoice, parse_choice
-from asr_server.core import Clip, DecodingOptions
+from asr_server.core import Clip, DecodingOptions, SpeakerCount
 from asr_server.errors import InvalidValue
 from asr_server.formats.render import RenderOptions
 from asr_server.formats.subtitles import SubtitleLayout
-from asr_server.speakers.clustering import SpeakerCount
 from asr_server.transcription.language import ENGLISH, is_given
 
 _NAME: Final = re.compile(r"(?P<field>[^\[\]]+)(?:\[(?P<key>[^\[\]]*)\])?")

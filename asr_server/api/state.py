@@ -21,8 +21,10 @@ from asr_server.api.models.registry import AllowedModels, ModelRegistry, Models
 from asr_server.api.models.served_model import RETRY_AFTER_S
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import Settings, naming
+from asr_server.core import SpeakerCount
 from asr_server.errors import SessionsTaken
 from asr_server.metrics import Account
+from asr_server.transcription import Labeller
 
 SERVICE_RESTART: Final = 1012  # the official client connects again
 
@@ -104,6 +106,15 @@ class RealtimeSessions:
                     await self._is_empty.wait()
 
 
+class FollowSpeakers(Protocol):
+    async def __call__(
+        self, count: SpeakerCount, names: Sequence[str], references: Sequence[str], pool: PreprocessPool
+    ) -> Labeller:
+        """Args:
+        references: data URLs of known voices, in the order of `names`.
+        """
+
+
 @dataclass
 class AppState:
     settings: Settings
@@ -115,6 +126,7 @@ class AppState:
     realtime: RealtimeSessions
     api_keys: Keys
     observers: tuple[Observer, ...]
+    follow_speakers: FollowSpeakers
     started_at: int  # Unix seconds
 
     @property

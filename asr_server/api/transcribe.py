@@ -19,8 +19,7 @@ from asr_server import metrics
 from asr_server.api.events import EventStream, EventWriter
 from asr_server.api.headers import answer_headers, recording_headers
 from asr_server.api.intake.disconnect import cancel_on_disconnect
-from asr_server.api.intake.form import FILE, VOICE_FIELD, Form, read_form
-from asr_server.api.intake.voices import decode_reference
+from asr_server.api.intake.form import FILE, Form, read_form
 from asr_server.api.middleware.request_log import OVER_LIMIT
 from asr_server.api.models.registry import Models
 from asr_server.api.request import TranscriptionRequest
@@ -29,10 +28,9 @@ from asr_server.api.state import AppState, metered, models_of
 from asr_server.audio.recording import Recording
 from asr_server.config import naming
 from asr_server.core import Transcript
-from asr_server.errors import InvalidValue, Overloaded, ShuttingDown
+from asr_server.errors import Overloaded, ShuttingDown
 from asr_server.formats.render import render
-from asr_server.speakers.track import SpeakerTrack, reference_embeddings
-from asr_server.transcription import TranscriptionSession
+from asr_server.transcription import Labeller, TranscriptionSession
 
 STREAM_END: Final = b"data: [DONE]\n\n"
 
@@ -133,7 +131,7 @@ async def transcribing(
     stats = metrics.current_request_stats()
     with closing(form), stats.stage("transcription"):
         async with cancel_on_disconnect(receive), state.admission.acquire(stats.key), request.model.using():
-            source, track = await form.upload.source(), await _speaker_track(state, request)
+            source, labeller = await form.upload.source(), await _labeller(state, request)
             recording = Recording(
                 source,
                 request.model.audio_limits,
@@ -142,21 +140,16 @@ async def transcribing(
                 clips=request.clips,
             )
             transcriber = request.model.transcriber
-            async with transcriber.run(recording, request.options, request.speakers, track) as session:
+            async with transcriber.run(recording, request.options, request.speakers, labeller) as session:
                 yield session
 
 
-async def _speaker_track(state: AppState, request: TranscriptionRequest) -> SpeakerTrack | None:
-    if request.count is None:
+async def _labeller(state: AppState, request: TranscriptionRequest) -> Labeller | None:
+    fields = request.fields
+    if request.count is None or not isinstance(fields, TranscriptionFields):
         return None
-    assert isinstance(request.fields, TranscriptionFields)
-    references = [
-        await decode_reference(reference, state.pool) for reference in request.fields.known_speaker_references
-    ]
-    embeddings = await reference_embeddings(references)
-    if not all(embedding.any() for embedding in embeddings):
-        raise InvalidValue(f"In one of '{VOICE_FIELD}[]' nobody speaks.", f"{VOICE_FIELD}[]")
-    return SpeakerTrack(request.count, request.fields.known_speaker_names, embeddings)
+    names, references = fields.known_speaker_names, fields.known_speaker_references
+    return await state.follow_speakers(request.count, names, references, state.pool)
 
 
 def body_response(transcript: Transcript, request: TranscriptionRequest) -> Response:

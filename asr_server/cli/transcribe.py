@@ -23,8 +23,8 @@ from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, envir
 from asr_server.telemetry import configure_logging, printable
 
 if TYPE_CHECKING:
+    from asr_server.core import SpeakerCount
     from asr_server.formats.subtitles import SubtitleLayout
-    from asr_server.speakers.clustering import SpeakerCount
 
 INTERRUPTED: Final = 130
 FORMATS: Final = ("text", "json", "verbose_json", "diarized_json", "srt", "vtt", "tsv")
@@ -245,7 +245,7 @@ def _speakers(options: dict[str, Any], job: dict[str, Any]) -> tuple[tuple[str, 
 
 
 def _count(wanted: str) -> SpeakerCount:
-    from asr_server.speakers.clustering import SpeakerCount
+    from asr_server.core import SpeakerCount
 
     match = re.fullmatch(r"(\d{1,2})(?:-(\d{1,2}))?", wanted)
     if wanted == "auto":

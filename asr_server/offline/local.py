@@ -21,7 +21,7 @@ from asr_server.audio.tracks import parse_choice
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, Settings
-from asr_server.core import Clip, DecodingOptions, Task, Transcript
+from asr_server.core import Clip, DecodingOptions, SpeakerCount, Task, Transcript
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import (
     ChunkFailed,
@@ -30,7 +30,6 @@ from asr_server.errors import (
 )
 from asr_server.formats.render import FileFormat, RenderOptions
 from asr_server.formats.subtitles import READABLE_LAYOUT, SubtitleLayout
-from asr_server.speakers.clustering import SpeakerCount
 from asr_server.speakers.track import SpeakerTrack
 from asr_server.transcription import StallLimits, Transcriber, prompt_tokens
 

@@ -49,6 +49,7 @@ from asr_server.monitoring.metrics_port import listening, settings_of_port
 from asr_server.monitoring.process_usage import STATM, resident_bytes
 from asr_server.realtime import openapi as realtime_openapi
 from asr_server.realtime.route import router as realtime_router
+from asr_server.speakers.references import follow_speakers
 from asr_server.telemetry import announce
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def create_app(
         RealtimeSessions(settings.max_realtime_sessions, is_shared),
         keys,
         tuple(observer for observer in observers if observer),
+        follow_speakers,
         started_at=int(time.time()),
     )
     errors.install(app)

@@ -15,6 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from asr_server.core import SpeakerCount
+
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -48,12 +50,6 @@ SHORT_S: Final = 0.8  # of clean speech, from which a voice may be one of the pe
 LIKE_REFERENCE: Final = 0.35  # cosine with a reference from which a voice that is nobody yet is that person
 KNOWN_OF_FEW: Final = 0.2  # the same for clusters, where there are no more people than references
 KNOWN: Final = 0.45  # cosine with a reference from which a cluster is that person
-
-
-@dataclass(frozen=True)
-class SpeakerCount:
-    least: int = 1
-    most: int | None = None
 
 
 class Clusters(NamedTuple):

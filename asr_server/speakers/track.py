@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.core import SAMPLE_RATE, Samples, Transcript
+from asr_server.core import SAMPLE_RATE, Samples, SpeakerCount, Transcript
 from asr_server.levels import Stretch, joined, runs
 from asr_server.machine import available_cores, lower_thread_priority
-from asr_server.speakers.clustering import Flags, SpeakerCount, cluster, directions
+from asr_server.speakers.clustering import Flags, cluster, directions
 from asr_server.speakers.labels import Turn, label_segments
 from asr_server.speakers.segmentation import (
     FIRST_FRAME,

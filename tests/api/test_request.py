@@ -18,8 +18,8 @@ from asr_server.api.request import (
     parse_translation_request,
 )
 from asr_server.api.schemas import ARRAY_FIELDS, AudioFields, TranscriptionFields, TranslationFields
+from asr_server.core import SpeakerCount
 from asr_server.errors import InvalidValue
-from asr_server.speakers.clustering import SpeakerCount
 from tests.api.running_app import served
 from tests.support.embedded import embedded
 

@@ -17,14 +17,13 @@ from click.testing import CliRunner, Result
 from asr_server.cli import main
 from asr_server.cli.transcribe import FORMATS
 from asr_server.config import Settings
-from asr_server.core import Clip
+from asr_server.core import Clip, SpeakerCount
 from asr_server.errors import CheckpointError, InvalidValue
 from asr_server.formats.render import ResponseFormat
 from asr_server.formats.subtitles import SubtitleLayout
 from asr_server.offline.local import TranscribeJob
 from asr_server.offline.outputs import OutputError
 from asr_server.offline.remote import RemoteServer
-from asr_server.speakers.clustering import SpeakerCount
 
 
 @pytest.mark.parametrize(

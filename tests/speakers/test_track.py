@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy.signal import fftconvolve
 
-from asr_server.core import SAMPLE_RATE, Samples
-from asr_server.speakers.clustering import SpeakerCount
+from asr_server.core import SAMPLE_RATE, Samples, SpeakerCount
 from asr_server.speakers.labels import SpeakerOfTime, Turn
 from asr_server.speakers.track import SpeakerTrack, names_of_labels, reference_embeddings
 from benchmarks.speakers import errors

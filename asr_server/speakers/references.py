@@ -1,4 +1,4 @@
-"""Read the references of known speakers: data URLs of a few seconds.
+"""Follow the speakers of a request, with references of known ones: data URLs of a few seconds.
 
 Threads of the preprocess pool decode. References live as long as their request.
 """
@@ -8,23 +8,35 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Final
 
 import numpy as np
 
-from asr_server.api.intake.form import VOICE_FIELD
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.pool import PreprocessPool
 from asr_server.audio.recording import Recording, memory_file
-from asr_server.core import SAMPLE_RATE, Samples
+from asr_server.core import SAMPLE_RATE, Samples, SpeakerCount
 from asr_server.errors import InvalidValue, RequestError
+from asr_server.speakers.track import SpeakerTrack, reference_embeddings
 
-_PARAM: Final = f"{VOICE_FIELD}[]"
+_PARAM: Final = "known_speaker_references[]"
 MIN_S, MAX_S = 2.0, 10.0
 _SLACK_S: Final = 0.1  # that codecs add or take away
 _LIMITS: Final = AudioLimits(max_audio_s=4 * MAX_S)
 _DATA_URL: Final = re.compile(r"data:[\w.+/;=-]*;base64,", re.ASCII)
+
+
+async def follow_speakers(
+    count: SpeakerCount, names: Sequence[str], references: Sequence[str], pool: PreprocessPool
+) -> SpeakerTrack:
+    """Raises InvalidValue for a reference without speech."""
+    samples = [await decode_reference(reference, pool) for reference in references]
+    embeddings = await reference_embeddings(samples)
+    if not all(embedding.any() for embedding in embeddings):
+        raise InvalidValue(f"In one of '{_PARAM}' nobody speaks.", _PARAM)
+    return SpeakerTrack(count, names, embeddings)
 
 
 async def decode_reference(url: str, pool: PreprocessPool) -> Samples:
