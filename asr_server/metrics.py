@@ -297,8 +297,8 @@ class RequestStats:
             "read_again": dict(self._read_again),
             "segments_dropped": dict(self._segments_dropped),
         }
-        told = {name: value for name, value in sums.items() if value or isinstance(value, bool)}
-        return {"fallbacks": {}} | told if self._num_chunks else told
+        shown = {name: value for name, value in sums.items() if value or isinstance(value, bool)}
+        return {"fallbacks": {}} | shown if self._num_chunks else shown
 
     def __str__(self) -> str:
         """Return "; key web, audio 75.0 s, chunks 3, fallbacks 2", or nothing."""
@@ -308,14 +308,14 @@ class RequestStats:
             "read again": sum(self._read_again.values()),
             "segments dropped": sum(self._segments_dropped.values()),
         }
-        told = [f"{name} {count}" for name, count in counts.items() if count]
+        shown = [f"{name} {count}" for name, count in counts.items() if count]
         if self._audio_s:
-            told.insert(0, f"audio {self.audio_s:.1f} s")
+            shown.insert(0, f"audio {self.audio_s:.1f} s")
         if self.key:
-            told.insert(0, f"key {self.key}")
+            shown.insert(0, f"key {self.key}")
         if self.error_code:
-            told.insert(0, f"error {self.error_code}")
-        return f"; {', '.join(told)}" if told else ""
+            shown.insert(0, f"error {self.error_code}")
+        return f"; {', '.join(shown)}" if shown else ""
 
 
 def _rounded(durations_s: Mapping[str, float]) -> dict[str, float]:

@@ -149,10 +149,10 @@ class AdmissionLimiter:
             raise self._refusal()
 
     def _refusal(self) -> Overloaded:
-        whose = "This key's share of the" if self._places.num_free or self._line.num_free else "All"
+        subject = "This key's share of the" if self._places.num_free or self._line.num_free else "All"
         line_lasts_s = self._mean_held_s * (1 + self.num_waiting / self.num_places)
         return Overloaded(
-            f"{whose} {self.num_places} places for requests and as many in line are taken: "
+            f"{subject} {self.num_places} places for requests and as many in line are taken: "
             f"{naming('max_concurrent_requests')}.",
             line_lasts_s,
         )
