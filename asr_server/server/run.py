@@ -66,7 +66,7 @@ def run(models_settings: Sequence[Settings]) -> int:
     pool.warm_up()  # its libraries load while the engine's do
     traces = start_traces(os.environ)
     app = create_app(settings, models, pool, traces)
-    _warn_of_small_disk(app.state.server)
+    warn_of_small_disk(app.state.server)
     config = uvicorn.Config(
         app,
         http=http_protocol(settings),  # type: ignore[arg-type]  # uvicorn only calls it
@@ -136,7 +136,7 @@ def _warn_of_few_files(limit: int, settings: Settings) -> None:
         )
 
 
-def _warn_of_small_disk(state: AppState) -> None:
+def warn_of_small_disk(state: AppState) -> None:
     limit_bytes, wanted_bytes = state.max_upload_bytes, state.settings.max_upload_bytes
     if limit_bytes < wanted_bytes:
         logger.warning(

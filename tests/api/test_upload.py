@@ -24,6 +24,7 @@ from asr_server.api.intake.upload import Upload, UploadStore
 from asr_server.audio.recording import open_source
 from asr_server.config import MIB
 from asr_server.errors import StorageUnavailable, UploadTooLarge
+from asr_server.server.run import warn_of_small_disk
 from tests.api.running_app import RunningApp, run_app
 from tests.support.embedded import embedded
 from tests.support.raw_client import RawClient
@@ -155,12 +156,14 @@ async def test_uploads_leave_a_twentieth_of_the_disk_free(little_disk: SetFree) 
 
 
 async def test_an_upload_that_can_never_fit_on_the_disk_is_413_at_once(
-    app: RunningApp, little_disk: SetFree
+    app: RunningApp, little_disk: SetFree, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was 503, and official clients sent it three times."""
     little_disk(25 * MIB, app.app.state.server.uploads)
     models = (await app.client.get("/v1/models")).json()["data"]
     assert {model["max_upload_bytes"] for model in models} == {20 * MIB}
+    warn_of_small_disk(app.app.state.server)
+    assert "has room for uploads of 20 MiB, and --max-upload-bytes" in caplog.text
     client = await RawClient.connect(app.host, app.port)
     client.begin_upload(30 * MIB)
     reply = await client.reply()
