@@ -18,10 +18,10 @@ from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi_offline import FastAPIOffline
-from starlette.routing import WebSocketRoute
 
 from asr_server import __version__
-from asr_server.annexes import model_loading
+from asr_server.annexes.model_loading import router as model_loading_router
+from asr_server.annexes.model_loading import unload_idle_models
 from asr_server.api import errors, openapi, routes
 from asr_server.api.compat import azure, whisper_asr, whisper_cpp
 from asr_server.api.docs_page import install_docs_page
@@ -30,7 +30,7 @@ from asr_server.api.intake.admission import AdmissionLimiter
 from asr_server.api.intake.form import ReadingTurns
 from asr_server.api.intake.upload import UploadStore
 from asr_server.api.middleware.hosts import LocalHosts, checks_hosts
-from asr_server.api.middleware.plain_routes import PlainRoutes, TrailingSlashes, refuse_unknown_websocket
+from asr_server.api.middleware.plain_routes import PlainRoutes, TrailingSlashes, refusing_unknown_websockets
 from asr_server.api.middleware.request_log import (
     LastErrorMiddleware,
     Observer,
@@ -113,7 +113,7 @@ def create_app(
     errors.install(app)
     app.include_router(routes.audio)  # routes are tried in this order
     app.include_router(routes.probes)
-    app.include_router(model_loading.router)
+    app.include_router(model_loading_router)
     app.include_router(routes.models)
     app.include_router(activity_report.router)
     if not settings.has_metrics_port:
@@ -123,7 +123,7 @@ def create_app(
         app.include_router(compatible.router)
     routes.install_page(app)
     install_docs_page(app)
-    app.router.routes.append(WebSocketRoute("/{path:path}", refuse_unknown_websocket))
+    app.router.default = refusing_unknown_websockets(app.router.default)
     openapi.install(app, settings, models, realtime_openapi.schemas)
     app.add_middleware(PlainRoutes, routes=routes.audio.routes)
     _wrap(app, settings, app.state.server.observers)
@@ -163,7 +163,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         helpers.append(asyncio.create_task(file.watch(), name="watch the keys"))
     try:
         await state.models.start()
-        helpers.append(asyncio.create_task(model_loading.unload_idle_models(state.models)))
+        helpers.append(asyncio.create_task(unload_idle_models(state.models), name="unload idle models"))
         async with _metrics_port(state):
             helpers.append(asyncio.create_task(activity_report.keep_sampling(state, app.state.activity)))
             if state.settings.reuse_port:  # it listens after this: connections go to others until then

@@ -56,7 +56,14 @@ class TrailingSlashes:
         await self._app(scope, receive, send)
 
 
-async def refuse_unknown_websocket(socket: WebSocket) -> None:
-    """Answer 404, where Starlette's own refusal becomes 403."""
-    error = HTTPException(HTTPStatus.NOT_FOUND, "There is no WebSocket at this path.")
-    await socket.send_denial_response(response_to(error))
+def refusing_unknown_websockets(not_found: ASGIApp) -> ASGIApp:
+    """Answer 404 to a WebSocket at an unknown path, where Starlette's own refusal becomes 403."""
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "websocket":
+            await not_found(scope, receive, send)
+            return
+        error = HTTPException(HTTPStatus.NOT_FOUND, "There is no WebSocket at this path.")
+        await WebSocket(scope, receive, send).send_denial_response(response_to(error))
+
+    return refuse
