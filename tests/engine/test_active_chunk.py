@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from asr_server.core import TEMPERATURE_LADDER, ChunkId, ChunkResult, DecodingOptions
-from asr_server.engine.active_chunk import ActiveChunk, _num_closed
+from asr_server.engine.active_chunk import ActiveChunk
 from tests.vocabulary import make_tokenizer, words
 
 FLUENT, SAID_TWICE, REPETITIVE = 1.0, 2.6, 5.0
@@ -99,23 +99,3 @@ def test_the_text_of_a_search_begins_with_the_segments_that_it_reported() -> Non
     result = chunk.result_of_beam(chunk.beam, tokenizer)
     assert reports[-1].tokens == tuple(said)
     assert result.tokens[: len(said)] == tuple(said)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "num_before", "expected"),
-    [
-        ((3, 71), 0, 2),
-        ((3, 70), 0, 0),  # at the audio's start
-        ((70, 3, 71), 0, 3),
-        ((70, 3, 71, 72), 0, 3),
-        ((70, 3, 71, 72, 4), 0, 3),
-        ((70, 3, 71, 72, 4, 75), 3, 6),
-        ((70, 3, 71, 72, 4), 3, 3),
-        ((71,), 0, 0),
-        ((), 0, 0),
-    ],
-)
-def test_a_segment_is_closed_by_a_time_behind_a_word(
-    tokens: tuple[int, ...], num_before: int, expected: int
-) -> None:
-    assert _num_closed(tokens, num_before, 70) == expected

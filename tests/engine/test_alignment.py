@@ -145,22 +145,6 @@ def transcribe_words(pocket: Checkpoint, held_up: threading.Event) -> list[tuple
 
 
 @pytest.mark.slow
-def test_texts_keep_their_slots_while_many_others_are_laid_along_their_audio(
-    pocket: Checkpoint, held_up: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("asr_server.engine.engine._MOST_ALIGNING", 6)
-    engine = pocket.engine(lookahead=True)
-    for i in range(10):
-        submit(engine, str(i), clips()[2], WORDS)
-    submit(engine, "longer", clips(1)[0], msgspec.structs.replace(PLAIN, max_new_tokens=60))
-    run_until(engine, "longer")
-    assert engine.slots_in_use == 4
-    held_up.set()
-    assert len(results(run(engine))) == 10
-    assert engine.slots_in_use == 0
-
-
-@pytest.mark.slow
 def test_an_engine_that_is_closed_leaves_no_thread(pocket: Checkpoint) -> None:
     before = set(threading.enumerate())
     engine = pocket.engine()

@@ -46,14 +46,6 @@ def test_a_keyword_that_is_not_complete_prunes_no_other_text() -> None:
     assert read_on(beam, {6: 0.9}, {8: 0.9}, {3: 0.9}) == [(1, 6), (5, 8), (2, 3)]
 
 
-def test_in_a_full_search_the_least_likely_texts_leave_their_places_to_a_match() -> None:
-    beam = BeamSearch(WIDTH, 30, END, boost=machine((2, 3, 4, 7)))
-    likely = {1: 0.24, 5: 0.2, 6: 0.17, 8: 0.15, 4: 0.13}
-    assert read_on(beam, {**likely, 2: 0.1}) == [(1,), (5,), (6,), (8,), (2,)]
-    assert read_on(beam, likely, *[{1: 0.9}] * 3, {3: 0.9})[-1] == (2, 3)
-    assert len(beam.running) == WIDTH
-
-
 def flags(beam: BeamSearch) -> list[tuple[tuple[int, ...], bool, bool]]:
     """Return each text, whether it is the greedy one, and whether it is there for its match alone."""
     return [(each.tokens, each.is_greedy, each.is_tentative) for each in beam.running]
@@ -74,12 +66,6 @@ def test_a_match_stays_tentative_until_its_keyword_is_complete() -> None:
     one_token = BeamSearch(WIDTH, 30, END, boost=machine((2,)))
     one_token.advance(lists({1: 0.9}), lists({2: 0.2}))
     assert flags(one_token) == [((1,), True, False), ((2,), False, False)]
-
-
-def test_an_unlikely_candidate_is_kept_for_its_match_up_to_the_margin() -> None:
-    beam = BeamSearch(WIDTH, 30, END, boost=machine((2, 3), (4, 3)))
-    beam.advance([[(1, -0.5), (2, -3.0), (4, -3.25)]])  # of 1.5, and a bonus of 1
-    assert flags(beam) == [((1,), True, False), ((2,), False, True)]
 
 
 def test_a_token_is_not_sure_where_a_keyword_s_is_close_with_its_bonus() -> None:

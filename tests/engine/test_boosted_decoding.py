@@ -14,7 +14,6 @@ from tests.engine.device_stand_ins import imitate_late_device
 from tests.engine.test_beam import WIDTH, results_of_mixed
 from tests.engine.test_engine import CLIPS, MIXED
 from tests.real_weights import hugging_face_checkpoint
-from tests.speech import say
 
 KEYWORDS = ("Szymborska", "Llandudno", "Okonkwo", "Ada Lovelace", "one two three")  # of several tokens
 # And of one: behind a word random weights write a timestamp, so that they complete no other.
@@ -128,11 +127,3 @@ def test_whisper_base_writes_a_rare_name_as_its_keyword_spells_it(beam_size: int
     assert "Quillfeather" not in plain
     assert "Castellano" in found
     assert "Quillfeather" in found
-
-
-def test_digits_that_are_sure_are_read_as_before(embedded: Checkpoint) -> None:
-    spoken = [say(digits).samples for digits in ("407", "98653", "12")]
-    plain, boosted = DecodingOptions(), DecodingOptions(keywords=("one", "eleven", "seven of nine"))
-    for beam_size in (1, WIDTH):
-        engine = embedded.engine(beam_size=beam_size)
-        assert tokens_of(transcribe(engine, spoken, boosted)) == tokens_of(transcribe(engine, spoken, plain))

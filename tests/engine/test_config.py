@@ -15,7 +15,6 @@ from asr_server.config import Settings
 from asr_server.dispatch.dispatcher import describe
 from asr_server.engine import EngineConfig, config, runner
 from asr_server.engine.config import choose_device, choose_dtype, choose_num_slots, engine_info
-from asr_server.machine import available_cores
 from asr_server.model import WhisperSizes
 from asr_server.model.whisper import Decoder, padded_vocabulary
 from asr_server.replica.loop import CannotStart, load_engine
@@ -80,12 +79,6 @@ def test_a_gpu_without_memory_for_the_engine_ends_the_start_with_one_line(
         load_engine(Settings(model=str(pocket_directory()), device="cpu"), 1)
     assert "8.15 GiB" in str(failure.value)
     assert "\n" not in str(failure.value)
-
-
-def test_replicas_share_the_cores() -> None:
-    assert EngineConfig.from_settings(Settings(replicas=1)).cpu_threads == available_cores()
-    assert EngineConfig.from_settings(Settings(replicas=1000)).cpu_threads == 1
-    assert EngineConfig.from_settings(Settings(replicas=1000, cpu_threads=3)).cpu_threads == 3
 
 
 def test_replicas_on_one_device_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

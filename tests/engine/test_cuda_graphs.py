@@ -64,25 +64,6 @@ def test_recordings_disturb_no_other_thread_and_share_a_pool(monkeypatch: pytest
     assert gc.isenabled()
 
 
-def test_a_replay_runs_the_graph_of_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    imitate_streams(monkeypatch, copy_overlap=False)
-    replayed: list[object] = []
-
-    class StandInGraph:
-        def replay(self) -> None:
-            replayed.append(self)
-
-    recorded = [StandInGraph(), StandInGraph()]
-    StandInCapture.calls = []
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", iter(recorded).__next__)
-    monkeypatch.setattr(torch.cuda, "graph", StandInCapture)
-    graphs = cuda.record_graphs(torch.zeros, [(4,), (2,)], torch.device("cuda"))
-    assert graphs is not None
-    assert [len(graphs.replay(rows)) for rows in (4, 2, 2)] == [4, 2, 2]
-    assert replayed == [recorded[0], recorded[1], recorded[1]]
-
-
 class EndlessCapture:
     """torch.cuda.graph where something illegal was recorded: its end fails, and the stream stays current."""
 

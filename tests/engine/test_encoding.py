@@ -68,23 +68,6 @@ def test_each_chunk_is_written_into_its_slot(workers: int) -> None:
             encoder.start([0, 1], CLIPS[:2])
 
 
-def test_an_error_of_one_chunk_is_raised_when_all_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder, cache = made(CpuEncoder)
-    write = cache.write_audio
-
-    def fail_in_slot_0(slot: int, keys_values: Any) -> None:
-        if slot == 0:
-            raise ValueError("no room")
-        write(slot, keys_values)
-
-    monkeypatch.setattr(cache, "write_audio", fail_in_slot_0)
-    with pytest.raises(ValueError, match="no room"):
-        encoder.start([0, 2], [CLIPS[1], CLIPS[0]])
-    monkeypatch.undo()
-    check(cache, [2])
-    encoder.close()
-
-
 # -- As on a GPU ----------------------------------------------------------------------------------------
 
 

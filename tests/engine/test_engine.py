@@ -333,15 +333,6 @@ def test_the_number_of_tokens_is_bounded_by_the_options_and_the_model(pocket: Ch
     assert len(long.tokens) == room if long.finish_reason == "length" else len(long.tokens) < room
 
 
-def test_only_the_last_223_tokens_of_a_prompt_count(pocket: Checkpoint) -> None:
-    def given(prompt: range) -> Any:
-        options = DecodingOptions(language="de", max_new_tokens=8, prompt_tokens=tuple(prompt))
-        return transcribe(pocket.engine(), CLIPS[:1], options)[0]
-
-    assert given(range(1000, 1400)).tokens == given(range(1400 - 223, 1400)).tokens
-    assert given(range(1400 - 222, 1400)).avg_logprob != given(range(1400 - 223, 1400)).avg_logprob
-
-
 # -- Figures --------------------------------------------------------------------------------------------
 
 

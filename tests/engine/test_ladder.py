@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from typing import Literal
 
 import pytest
@@ -55,8 +54,3 @@ def test_a_sentence_that_is_said_twice_is_no_loop() -> None:
 def test_a_likelihood_that_is_no_number_or_no_logarithm_of_one_is_broken() -> None:
     assert [is_broken(result(each)) for each in (math.nan, math.inf, 1.01)] == [True] * 3
     assert [is_broken(result(each)) for each in (1.0, 0.0, -1e9, -math.inf)] == [False] * 4
-
-
-def test_the_compression_ratio_counts_bytes() -> None:
-    assert compression_ratio("ä" * 50) == 100 / len(zlib.compress("ä".encode() * 50))
-    assert compression_ratio("") == 0.0

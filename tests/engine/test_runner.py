@@ -122,25 +122,6 @@ def test_each_step_goes_on_where_the_text_stands(
     runner.close()
 
 
-def test_languages_are_as_likely_as_behind_the_first_token(runner: Runner) -> None:
-    runner.encode([1, 2], [1, 2], [CLIPS[0], CLIPS[3]]).join()
-    rows = runner.language_probabilities([1, 2]).read()
-    for row, number in zip(rows, (0, 3), strict=True):
-        expected = scores_after(number, PROMPT[:1]).softmax(-1)[list(SPECIALS.languages.values())]
-        assert row == pytest.approx(expected.tolist(), rel=1e-3)
-
-
-def test_the_probability_of_silence_is_read_where_the_transcript_starts(runner: Runner) -> None:
-    before = [SPECIALS.start_of_prev or 0, 50, 51]
-    runner.encode([0], [0], [CLIPS[1]]).join()
-    runner.prefill([0], [[*before, *PROMPT[:2]]], len(before))
-    runner.start([SlotStart(0, [*before, *PROMPT], PLAIN)])
-    lines = runner.decode(StepPlan(1, len(before) + len(PROMPT))).array()
-    expected = scores_after(1, [*before, PROMPT[0]]).softmax(-1)[SPECIALS.no_speech or 0]
-    assert lines[2, 0] == pytest.approx(float(expected), rel=1e-3)
-    check_row(lines, 0, logprobs_after(1, [*before, *PROMPT]))
-
-
 def test_rows_that_draw_or_have_penalties_choose_by_their_options_alone(runner: Runner) -> None:
     penalties = DecodingOptions(language="de", presence_penalty=-50.0)
     cold = DecodingOptions(language="de", temperatures=(1.0,), top_k=1)

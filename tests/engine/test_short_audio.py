@@ -13,8 +13,6 @@ from asr_server.audio.split import Splitter
 from asr_server.checkpoint.files import short_audio_mode
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions
-from asr_server.model import Whisper
-from asr_server.model.silence import Silence
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint, submit, transcribe
 from benchmarks.speech import synthesis, word_errors
@@ -26,31 +24,6 @@ DURATIONS_S = (3, 14, 0.5, 4.9, 29, 9.7, 7, 19.5, 12, 24)
 CLIPS = [make_clip(i, duration_s) for i, duration_s in enumerate(DURATIONS_S)]
 OPTIONS = DecodingOptions(language="de", max_new_tokens=15)
 TAIL: dict[str, Any] = {"short_audio": "tail"}
-
-
-def rough(model: Whisper, silence: Silence, num_positions: int, clip: int) -> torch.Tensor:
-    """The encoder with silence behind its input, in plain products, from the definition."""
-    encoder: Any = model.encoder
-    mel = model.log_mel([CLIPS[clip]], 2 * num_positions + 2)
-    x = encoder.conv2(encoder.conv1(mel.transpose(1, 2)))[:, :num_positions]
-    x = x + encoder.positions[:num_positions]
-    for layer, silent in zip(encoder.layers, silence.layers, strict=True):
-        following = silent.behind(num_positions)
-        heads = layer.num_heads
-        query, key, value = layer.qkv(layer.norm(x)).chunk(3, dim=-1)
-        key, value = (
-            torch.cat([own, behind[None]], dim=1)
-            for own, behind in zip((key, value), following.keys_values.chunk(2, dim=-1), strict=True)
-        )
-        query, key, value = (each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in (query, key, value))
-        scores = query @ key.transpose(2, 3)
-        assert following.biases is not None
-        scores[..., num_positions:] += following.biases[:, None]
-        attended = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
-        x = x + layer.out(attended)
-        x = x + layer.feed_forward.change(layer.feed_forward.norm(x))
-    result: torch.Tensor = encoder.norm(x)
-    return result
 
 
 @torch.inference_mode()

@@ -79,12 +79,6 @@ def test_the_rows_of_a_batch_draw_as_alone() -> None:
     assert draw(scores, made).tolist() == alone
 
 
-def test_neutral_settings_restrict_nothing() -> None:
-    made = state(24, noise_seed=torch.arange(24))
-    scores = torch.rand(24, 51866, generator=torch.Generator().manual_seed(5))
-    assert torch.equal(draw(scores, made, restricted=True), draw(scores, made, restricted=False))
-
-
 @pytest.mark.parametrize(
     ("settings", "allowed"),
     [
