@@ -14,7 +14,6 @@ from asr_server.errors import (
     ShuttingDown,
 )
 
-# As HTTP and OpenAI have them; all others of the sender's are 400, and all others of the server's are 500.
 KINDS = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, ReportedError)]
 
 

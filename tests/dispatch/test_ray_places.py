@@ -15,9 +15,7 @@ import pytest
 from asr_server import __version__
 from asr_server.annexes.ray import executor as module
 from asr_server.annexes.ray.actor import ReplicaActor
-from asr_server.annexes.ray.executor import RayExecutor, RayReplica
-from asr_server.annexes.ray.tcp import TcpEngineClient
-from asr_server.channel.messages import LogLine
+from asr_server.annexes.ray.executor import RayExecutor
 from asr_server.channel.zeromq import ReplicaSpec
 from asr_server.dispatch.supervisor import ReplicaGone, StartImpossible
 from tests.embedded import embedded
@@ -195,36 +193,6 @@ async def test_a_place_is_waited_for_and_the_log_says_so(
     with pytest.raises(ReplicaGone, match=r"^replica 2 has ended$"):
         await replica.receive()
     await replica.close()
-
-
-async def test_an_actor_that_does_not_begin_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray")
-    stand_in, executor = await started(monkeypatch)
-    closed: list[object] = []
-    close = TcpEngineClient.close
-
-    def noted(own: TcpEngineClient) -> None:
-        closed.append(own)
-        close(own)
-
-    monkeypatch.setattr(TcpEngineClient, "close", noted)
-    stand_in.began.set_exception(RuntimeError("no place"))
-    with pytest.raises(RuntimeError, match="no place"):
-        await executor.launch(0)
-    assert len(closed) == 1
-
-
-async def test_a_replicas_log_lines_are_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    events = [LogLine("[replica 0] starts"), LogLine("[replica 0] is ready")]
-    client: Any = SimpleNamespace(receive_now=lambda: events, close=lambda: None)
-    end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    replica = RayReplica("replica 0", None, end, client)
-    assert await replica.receive() == events
-    assert capsys.readouterr().err == "[replica 0] starts\n[replica 0] is ready\n"
-    end.cancel()
-    assert replica._exit_message() == "replica 0 has ended"
 
 
 async def test_leaving_gives_the_places_back_and_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
