@@ -72,7 +72,9 @@ def test_what_cannot_be_converted_is_a_line(tmp_path: Path) -> None:
 
 def test_what_is_converted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
-    monkeypatch.setattr("asr_server.model.weights.convert", lambda *given: calls.append(given))
+    monkeypatch.setattr(
+        "asr_server.annexes.model_sources.convert.convert", lambda *given: calls.append(given)
+    )
     source, target = tmp_path / "model.pt", tmp_path / "out"
     done = call("convert", str(source), str(target), "--tokenizer", "base")
     assert (done.exit_code, done.stdout) == (0, f"{target} is a checkpoint in Hugging Face's layout\n")
