@@ -331,13 +331,6 @@ def test_what_the_image_is_started_with_are_flags_of_the_server() -> None:
 # -- The way of a request, and the clients that were tried ---------------------------------------------------
 
 
-def test_the_files_on_the_way_of_a_request_are_counted_right() -> None:
-    count = 0
-    for _, files, so_far in rows_of(ARCHITECTURE, "| files"):
-        count += len(re.findall(r"`[\w/]+\.py`", files))
-        assert int(so_far) == count
-
-
 def test_clients_were_tried_in_the_versions_that_the_tests_install() -> None:
     packages = ("tests/node/package.json", "tests/clients/vercel/package.json")
     texts = [(ROOT / name).read_text() for name in ("constraints.txt", *packages)]
