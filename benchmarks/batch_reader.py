@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 
+from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Word
-from asr_server.offline.local import LocalTranscriber, TranscribeJob
 from benchmarks.checkpoint_formats import as_ctranslate2
 
 AT_ONCE = 8

@@ -33,9 +33,9 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import linear_sum_assignment
 
+from asr_server.annexes.speakers.labels import SpeakerOfTime, Turn
+from asr_server.annexes.speakers.track import SpeakerTrack, reference_embeddings
 from asr_server.core import SAMPLE_RATE, Samples, SpeakerCount
-from asr_server.speakers.labels import SpeakerOfTime, Turn
-from asr_server.speakers.track import SpeakerTrack, reference_embeddings
 from benchmarks.reporting import benchmark_parser, write_json
 from benchmarks.speech.conversations import (
     KINDS,

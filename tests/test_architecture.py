@@ -28,41 +28,10 @@ EVERYBODY = {
     "process",
     "telemetry",
 }
-MAY_IMPORT = {
-    "annexes.model_sources": {"model"},
-    "cli": {"annexes.model_sources", "api", "formats", "keys", "model", "offline", "server", "speakers"},
-    "annexes.model_loading": {"api"},
-    "annexes.ray": {"annexes.model_sources", "channel", "dispatch", "engine", "replica"},
-    "server": {
-        "annexes.model_loading",
-        "annexes.ray",
-        "api",
-        "dispatch",
-        "audio",
-        "keys",
-        "monitoring",
-        "protocols",
-        "realtime",
-        "speakers",
-        "wyoming",
-    },
+CORE = {
     "protocols": {"api"},
-    "keys": {"api"},
-    "monitoring": {"api", "audio", "channel", "dispatch", "formats", "protocols"},
-    "api": {"annexes.model_sources", "audio", "channel", "dispatch", "formats", "transcription"},
-    "realtime": {"api", "audio", "dispatch", "speakers", "transcription"},
-    "wyoming": {"api", "audio", "transcription"},
-    "offline": {
-        "annexes.model_sources",
-        "annexes.ray",
-        "audio",
-        "dispatch",
-        "formats",
-        "speakers",
-        "transcription",
-    },
+    "api": {"audio", "channel", "dispatch", "formats", "transcription"},
     "transcription": {"audio", "channel", "dispatch"},
-    "speakers": {"audio"},
     "audio": set(),
     "formats": set(),
     "dispatch": {"channel"},
@@ -72,23 +41,34 @@ MAY_IMPORT = {
     "model": set(),
     "metrics": {"channel"},
 }
-API_PROCESS = (
-    "server",
-    "api",
-    "annexes.model_loading",
-    "protocols",
-    "keys",
-    "monitoring",
-    "realtime",
-    "wyoming",
-    "offline",
-    "transcription",
-    "speakers",
-    "audio",
-    "formats",
-    "dispatch",
-    "cli",
-)
+FRONT = {"api", "audio", "channel", "dispatch", "formats", "protocols", "transcription"}  # of the API process
+ANNEXES = {
+    "annexes.compat": {"api", "audio", "formats", "transcription"},
+    "annexes.keys": {"api"},
+    "annexes.model_loading": {"api"},
+    "annexes.model_sources": {"model"},
+    "annexes.monitoring": FRONT,
+    "annexes.offline": {
+        "annexes.model_sources",
+        "annexes.ray",
+        "annexes.speakers",
+        "audio",
+        "dispatch",
+        "formats",
+        "transcription",
+    },
+    "annexes.ray": {"annexes.model_sources", "channel", "dispatch", "engine", "replica"},
+    "annexes.realtime": {"annexes.speakers", "api", "audio", "dispatch", "transcription"},
+    "annexes.speakers": {"api", "audio", "transcription"},
+    "annexes.wyoming": {"api", "audio", "transcription"},
+}
+MAY_IMPORT = {
+    **CORE,
+    **ANNEXES,
+    "server": {*ANNEXES, *FRONT} - {"annexes.offline"},
+    "cli": {*ANNEXES, "api", "formats", "model", "server"},
+}
+API_PROCESS = ("server", "cli", *FRONT, *ANNEXES.keys() - {"annexes.model_sources", "annexes.ray"})
 INLINE = "asr_server.dispatch.inline"  # the engine in the API process, for tests and debugging
 
 MODULES = {
@@ -138,6 +118,10 @@ def test_each_folder_imports_only_what_it_may(folder: str) -> None:
         if folder_of(imported) not in allowed
     ]
     assert wrong == []
+
+
+def test_the_core_imports_no_annex() -> None:
+    assert not any(imported.startswith("annexes") for allowed in CORE.values() for imported in allowed)
 
 
 def test_no_folder_imports_back_up() -> None:

@@ -21,10 +21,10 @@ import pytest
 import soundfile
 from click.testing import CliRunner
 
+from asr_server.annexes.keys.api_keys import SHORT
 from asr_server.cli import main
 from asr_server.cli.transcribe import EMBEDDED_HINT
 from asr_server.core import SAMPLE_RATE
-from asr_server.keys.api_keys import SHORT
 from tests.audio.audio_files import write_ffmpeg
 from tests.conftest import Server
 from tests.speech import digits_of, say

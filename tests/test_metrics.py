@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from asr_server import __version__, metrics
+from asr_server.annexes.keys.accounts import Account
+from asr_server.annexes.keys.keys_file import Key
 from asr_server.channel.messages import ChunkTimes, Submit
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions, DroppedReason
-from asr_server.keys.accounts import Account
-from asr_server.keys.keys_file import Key
 from asr_server.metrics import MAX_STAGES, REGISTRY, ReadAgainReason, RequestStats, Stage
 
 LADDER = (0.0, 0.2, 0.4, 0.6)

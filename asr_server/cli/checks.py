@@ -14,10 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from asr_server.annexes.keys.keys_file import read_keys_file
+from asr_server.annexes.keys.usage_log import append
 from asr_server.checkpoint.files import AudioWindow, read_json
 from asr_server.config import NO_PORT, Settings, naming
-from asr_server.keys.keys_file import read_keys_file
-from asr_server.keys.usage_log import append
 from asr_server.machine import num_gpus
 
 Check = Callable[[Settings], Iterator[str]]

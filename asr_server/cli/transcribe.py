@@ -1,4 +1,4 @@
-"""The command `asr-server transcribe`: flags into settings and a job for `asr_server.offline`."""
+"""The command `asr-server transcribe`: flags into settings and a job for `asr_server.annexes.offline`."""
 
 from __future__ import annotations
 
@@ -262,8 +262,8 @@ def _run(options: dict[str, Any], job: dict[str, Any]) -> int:
         sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     if job["quiet"]:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    from asr_server.annexes.offline.outputs import OutputError
     from asr_server.errors import CheckpointError, InvalidValue
-    from asr_server.offline.outputs import OutputError
 
     url, api_key = options.pop("url"), options.pop("api_key")
     try:
@@ -285,9 +285,9 @@ def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
         )
     elif settings.serves_embedded_model and not job["quiet"]:
         click.echo(EMBEDDED_HINT, err=True)
-    from asr_server.offline.local import LocalTranscriber, TranscribeJob
-    from asr_server.offline.manifest_run import transcribe_manifest
-    from asr_server.offline.run import transcribe_files
+    from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
+    from asr_server.annexes.offline.manifest_run import transcribe_manifest
+    from asr_server.annexes.offline.run import transcribe_files
 
     if job["manifest"]:
         return transcribe_manifest(settings, TranscribeJob(**job))
@@ -300,9 +300,9 @@ def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[st
     for flag in flags:
         raise click.UsageError(f"{flag} is for this machine: it does not go with --url.")
     configure_logging("error", options["log_format"])
-    from asr_server.offline.local import TranscribeJob
-    from asr_server.offline.remote import RemoteServer, RemoteTranscriber
-    from asr_server.offline.run import transcribe_files
+    from asr_server.annexes.offline.local import TranscribeJob
+    from asr_server.annexes.offline.remote import RemoteServer, RemoteTranscriber
+    from asr_server.annexes.offline.run import transcribe_files
 
     server = RemoteServer(url, api_key, options["model"] if _is_flag_given("model") else "")
     return transcribe_files(partial(RemoteTranscriber, server), TranscribeJob(**job))

@@ -20,10 +20,19 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi_offline import FastAPIOffline
 
 from asr_server import __version__
+from asr_server.annexes.compat import azure, whisper_asr, whisper_cpp
+from asr_server.annexes.keys.api_keys import ApiKeys
+from asr_server.annexes.keys.usage_log import UsageLog
 from asr_server.annexes.model_loading import router as model_loading_router
 from asr_server.annexes.model_loading import unload_idle_models
+from asr_server.annexes.monitoring import activity_report, metrics
+from asr_server.annexes.monitoring.activity import ActivityLog
+from asr_server.annexes.monitoring.metrics_port import listening, settings_of_port
+from asr_server.annexes.monitoring.process_usage import STATM, resident_bytes
+from asr_server.annexes.realtime import openapi as realtime_openapi
+from asr_server.annexes.realtime.route import router as realtime_router
+from asr_server.annexes.speakers.references import follow_speakers
 from asr_server.api import errors, openapi, routes
-from asr_server.api.compat import azure, whisper_asr, whisper_cpp
 from asr_server.api.docs_page import install_docs_page
 from asr_server.api.headers import HEADERS
 from asr_server.api.intake.admission import AdmissionLimiter
@@ -41,19 +50,10 @@ from asr_server.api.models.registry import ModelRegistry
 from asr_server.api.state import AppState, RealtimeSessions
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import MIB, Settings
-from asr_server.keys.api_keys import ApiKeys
-from asr_server.keys.usage_log import UsageLog
-from asr_server.monitoring import activity_report, metrics
-from asr_server.monitoring.activity import ActivityLog
-from asr_server.monitoring.metrics_port import listening, settings_of_port
-from asr_server.monitoring.process_usage import STATM, resident_bytes
-from asr_server.realtime import openapi as realtime_openapi
-from asr_server.realtime.route import router as realtime_router
-from asr_server.speakers.references import follow_speakers
 from asr_server.telemetry import announce
 
 if TYPE_CHECKING:
-    from asr_server.monitoring.traces import Traces
+    from asr_server.annexes.monitoring.traces import Traces
 
 LOOK_EVERY_S: Final = 2.0  # at the memory
 WORTH_BYTES: Final = 4 * MIB  # less growth of the memory is left alone

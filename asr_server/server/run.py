@@ -9,15 +9,19 @@ import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
+from asr_server.annexes.model_sources.names import repositories
+from asr_server.annexes.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.api.models.registry import ModelRegistry
 from asr_server.api.models.served_model import ServedModel
 from asr_server.api.state import AppState
 from asr_server.audio.pool import PreprocessPool
+from asr_server.checkpoint.cache import name_elsewhere
 from asr_server.config import NO_PORT, Settings, in_mebibytes, naming
 from asr_server.dispatch.dispatcher import create_local_executor
 from asr_server.dispatch.supervisor import Executor
@@ -32,13 +36,12 @@ from asr_server.machine import (
 )
 from asr_server.protocols.tls import http_protocol
 from asr_server.protocols.websockets import BoundedWebSocketProtocol
-from asr_server.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.server.app import create_app
 from asr_server.telemetry import announce
 
 if TYPE_CHECKING:
-    from asr_server.monitoring.traces import Traces
-    from asr_server.wyoming import WyomingServer
+    from asr_server.annexes.monitoring.traces import Traces
+    from asr_server.annexes.wyoming import WyomingServer
 
 
 # Exit statuses
@@ -60,9 +63,7 @@ def run(models_settings: Sequence[Settings]) -> int:
     settings = models_settings[0]  # what is not of a model is the same in all
     _warn_of_few_files(raise_open_files_limit(), settings)
     pool = PreprocessPool(settings.preprocess_workers)
-    models = ModelRegistry(
-        [ServedModel.from_checkpoint(settings, pool, _create_executor) for settings in models_settings]
-    )
+    models = ModelRegistry([serve_model(settings, pool) for settings in models_settings])
     pool.warm_up()  # its libraries load while the engine's do
     traces = start_traces(os.environ)
     app = create_app(settings, models, pool, traces)
@@ -94,6 +95,12 @@ def run(models_settings: Sequence[Settings]) -> int:
     return server.exit_status
 
 
+def serve_model(settings: Settings, pool: PreprocessPool) -> ServedModel:
+    model = ServedModel.from_checkpoint(settings, pool, _create_executor)
+    model.repositories = repositories(name_elsewhere(Path(settings.model)))
+    return model
+
+
 def _create_executor(settings: Settings) -> Executor:
     if settings.executor != "ray":
         return create_local_executor(settings)
@@ -110,7 +117,7 @@ def start_traces(environment: Mapping[str, str]) -> Traces | None:
     if is_off or not named:
         return None
     try:
-        from asr_server.monitoring.traces import Traces
+        from asr_server.annexes.monitoring.traces import Traces
 
         return Traces.to_collector()
     except ImportError as error:
@@ -194,7 +201,7 @@ class Server(uvicorn.Server):
         settings = self._state.settings
         if settings.wyoming_port == NO_PORT:
             return
-        from asr_server.wyoming import WyomingServer
+        from asr_server.annexes.wyoming import WyomingServer
 
         self._wyoming = WyomingServer(self._state)
         host, port = await self._wyoming.start()

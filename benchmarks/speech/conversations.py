@@ -19,8 +19,8 @@ import soundfile
 import soxr
 from scipy.signal import butter, sosfilt
 
+from asr_server.annexes.speakers.labels import Turn
 from asr_server.core import SAMPLE_RATE, Samples
-from asr_server.speakers.labels import Turn
 from benchmarks.speech.corpora import ROOT, Clip, corpus, fillets, librivox
 from benchmarks.speech.speech_times import speech_of, without_pauses
 from benchmarks.speech.synthesis import is_installed, say

@@ -9,8 +9,8 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
+from asr_server.annexes.keys.watched_keys import WatchedKeys
 from asr_server.config import Settings
-from asr_server.keys.watched_keys import WatchedKeys
 from tests.api.running_app import RunningApp, until
 from tests.embedded import embedded
 

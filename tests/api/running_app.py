@@ -13,6 +13,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
+from asr_server.annexes.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.api.models.registry import ModelRegistry
 from asr_server.api.models.served_model import ServedModel
 from asr_server.audio.pool import PreprocessPool
@@ -24,7 +25,6 @@ from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import ReplicaLimits
 from asr_server.protocols.tls import http_protocol
 from asr_server.protocols.websockets import BoundedWebSocketProtocol
-from asr_server.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.server.app import create_app
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from asr_server import __version__, metrics
+from asr_server.annexes.monitoring.activity import ActivityLog, Sample
 from asr_server.metrics import RequestStats
-from asr_server.monitoring.activity import ActivityLog, Sample
 from tests.api.named_keys import SHOP, WEB, bearer, entry, settings_with
 from tests.api.running_app import SECOND, THREE_CHUNKS, RunningApp, run_app, until
 from tests.api.sample_files import sound_file
@@ -63,7 +63,7 @@ async def test_times_are_told_as_the_median_and_what_19_of_20_and_99_of_100_stay
 
 
 async def test_the_timeline_grows_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asr_server.monitoring.activity_report.SAMPLE_EVERY_S", 0.05)
+    monkeypatch.setattr("asr_server.annexes.monitoring.activity_report.SAMPLE_EVERY_S", 0.05)
     async with run_app() as app:
         log = app.app.state.activity
         await app.post(THREE_CHUNKS)

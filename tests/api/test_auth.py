@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from asr_server.annexes.keys.api_keys import ApiKeys
 from asr_server.api.state import NOBODY
 from asr_server.errors import AdminRequired, InvalidApiKey
-from asr_server.keys.api_keys import ApiKeys
 from tests.api.named_keys import SHOP, WEB, entry, settings_with
 from tests.support.embedded import embedded
 

@@ -11,7 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from asr_server import errors
-from asr_server.api.compat import whisper_asr, whisper_cpp
+from asr_server.annexes.compat import whisper_asr, whisper_cpp
+from asr_server.annexes.model_sources.names import repositories
 from asr_server.api.hints import FOREIGN_FIELDS
 from asr_server.api.intake.form import MAX_DELIMITERS
 from asr_server.api.models.registry import ModelRegistry
@@ -149,9 +150,10 @@ async def test_ten_fields_that_people_bring_are_answered_with_what_to_send() -> 
         ("Systran/faster-whisper-large-v3", False),
     ],
 )
-def test_a_model_answers_to_its_own_repositories(name: str, is_served: bool, tmp_path: Path) -> None:
-    folder = tmp_path / "models" / "Systran--faster-whisper-base@ebe41f7"
-    models = ModelRegistry([served(Settings(model=str(folder), served_model_name="base"))])
+def test_a_model_answers_to_its_own_repositories(name: str, is_served: bool) -> None:
+    model = served(Settings(served_model_name="base"))
+    model.repositories = repositories("Systran/faster-whisper-base")
+    models = ModelRegistry([model])
     if is_served:
         assert models.choose(name).name == "base"
     else:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.keys import watched_keys
+from asr_server.annexes.keys import watched_keys
 from tests.api.figures import read
 from tests.api.named_keys import (
     NEW,

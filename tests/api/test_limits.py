@@ -10,10 +10,10 @@ from typing import Any
 import openai
 import pytest
 
+from asr_server.annexes.keys.accounts import Account, format_duration
+from asr_server.annexes.keys.keys_file import Key
 from asr_server.api.headers import LIMIT_HEADERS
 from asr_server.errors import RateLimited
-from asr_server.keys.accounts import Account, format_duration
-from asr_server.keys.keys_file import Key
 from tests.api.named_keys import SHOP, WEB, bearer, entry, hash_of, official, settings_with
 from tests.api.official_client import transcribe
 from tests.api.running_app import SECOND, THREE_CHUNKS, RunningApp, run_app, until

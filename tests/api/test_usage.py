@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from asr_server.keys import usage_log
+from asr_server.annexes.keys import usage_log
 from asr_server.telemetry import FIGURES
 from tests import conftest
 from tests.api.figures import figures_of, growth, read
@@ -131,7 +131,7 @@ async def test_the_log_line_names_the_key_and_no_log_has_a_key_or_hash(
 async def test_metrics_name_the_keys_of_the_file_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asr_server.keys.watched_keys.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("asr_server.annexes.keys.watched_keys.LOOK_EVERY_S", 0.01)
     path = tmp_path / "keys"
     async with run_app(settings_with(path, entry("web", WEB), entry("shop", SHOP))) as app:
         for number in range(20):

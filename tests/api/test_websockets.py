@@ -12,8 +12,8 @@ import pytest
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
 
+from asr_server.annexes.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.protocols.websockets import MAX_FRAMES_AHEAD, BoundedWebSocketProtocol
-from asr_server.realtime.client_events import MAX_MESSAGE_BYTES
 from tests.api.figures import growth, read
 from tests.api.raw_client import RawClient
 from tests.api.running_app import RunningApp, run_app, until

@@ -14,6 +14,9 @@ from typing import Any, get_args
 import pytest
 from click.testing import CliRunner, Result
 
+from asr_server.annexes.offline.local import TranscribeJob
+from asr_server.annexes.offline.outputs import OutputError
+from asr_server.annexes.offline.remote import RemoteServer
 from asr_server.cli import main
 from asr_server.cli.transcribe import FORMATS
 from asr_server.config import Settings
@@ -21,9 +24,6 @@ from asr_server.core import Clip, SpeakerCount
 from asr_server.errors import CheckpointError, InvalidValue
 from asr_server.formats.render import ResponseFormat
 from asr_server.formats.subtitles import SubtitleLayout
-from asr_server.offline.local import TranscribeJob
-from asr_server.offline.outputs import OutputError
-from asr_server.offline.remote import RemoteServer
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_what_does_not_go_with_channels_is_said(arguments: list[str], complaint:
 
 
 class Asked:
-    """What a call asks of `asr_server.offline`, which does nothing here but answer `status`."""
+    """What a call asks of `asr_server.annexes.offline`, which does nothing here but answer `status`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.status = 0
@@ -88,8 +88,10 @@ class Asked:
         self.transcriber: Any = None  # settings, or a server elsewhere
         self.errors = ("", "")  # how standard error is encoded
         name = "transcribe_files"
-        monkeypatch.setattr(f"asr_server.offline.run.{name}", partial(self._take, name))
-        monkeypatch.setattr("asr_server.offline.manifest_run.transcribe_manifest", self._take_manifest)
+        monkeypatch.setattr(f"asr_server.annexes.offline.run.{name}", partial(self._take, name))
+        monkeypatch.setattr(
+            "asr_server.annexes.offline.manifest_run.transcribe_manifest", self._take_manifest
+        )
 
     def _take(self, by: str, make_transcriber: Any, job: TranscribeJob) -> int:
         self.by, self.job, (self.transcriber,) = by, job, make_transcriber.args

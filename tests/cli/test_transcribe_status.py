@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from asr_server.annexes.offline.run import INTERRUPTED, TERMINATED
 from asr_server.cli import main
-from asr_server.offline.run import INTERRUPTED, TERMINATED
 from tests.checkpoint.fake_hub import running_hub
 from tests.cli.test_transcribe import COMMAND, record, transcribe
 from tests.test_documented_names import DOCS, rows_of

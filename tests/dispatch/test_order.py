@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asr_server.annexes.keys.accounts import Account
+from asr_server.annexes.keys.keys_file import Key
 from asr_server.channel.messages import Credit, Submit
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.core import ChunkId, ChunkResult
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.queue import DECODE_COST, ENCODE_COST, ChunkQueue, PendingChunk, RequestHandle
-from asr_server.keys.accounts import Account
-from asr_server.keys.keys_file import Key
 from tests.dispatch.scripted import OPTIONS, RunningDispatcher, chunk, until
 from tests.support.embedded import embedded
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.offline.inputs import (
+from asr_server.annexes.offline.inputs import (
     MAX_NAME_BYTES,
     Failure,
     Input,

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import soundfile
 
+from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, DecodingOptions
 from asr_server.errors import InvalidValue
 from asr_server.formats.subtitles import SubtitleLayout
-from asr_server.offline.local import LocalTranscriber, TranscribeJob
 from tests.checkpoints import english_only_directory, kept_tokenizer, pocket_directory
 from tests.embedded import embedded
 from tests.speech import say

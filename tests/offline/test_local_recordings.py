@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import soundfile
 
+from asr_server.annexes.offline import local
+from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
 from asr_server.channel.messages import Submit
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
@@ -17,8 +19,6 @@ from asr_server.core import SAMPLE_RATE, ChunkResult, Clip, Samples, Transcript
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import ReplicaLimits, StartImpossible
 from asr_server.errors import ChunkFailed, EngineUnavailable
-from asr_server.offline import local
-from asr_server.offline.local import LocalTranscriber, TranscribeJob
 from tests.checkpoints import kept_tokenizer
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say

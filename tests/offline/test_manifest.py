@@ -18,13 +18,9 @@ from typing import Any
 
 import pytest
 
-from asr_server.audio.recording import Source
-from asr_server.config import Settings
-from asr_server.core import Transcript
-from asr_server.errors import EngineUnavailable, InvalidAudio, InvalidValue
-from asr_server.offline import manifest_run
-from asr_server.offline.local import OnProgress, TranscribeJob
-from asr_server.offline.manifest import (
+from asr_server.annexes.offline import manifest_run
+from asr_server.annexes.offline.local import OnProgress, TranscribeJob
+from asr_server.annexes.offline.manifest import (
     MAX_LINE_BYTES,
     BadLine,
     Entry,
@@ -35,8 +31,12 @@ from asr_server.offline.manifest import (
     result_name,
     survey,
 )
-from asr_server.offline.manifest_run import transcribe_manifest
-from asr_server.offline.outputs import OutputError
+from asr_server.annexes.offline.manifest_run import transcribe_manifest
+from asr_server.annexes.offline.outputs import OutputError
+from asr_server.audio.recording import Source
+from asr_server.config import Settings
+from asr_server.core import Transcript
+from asr_server.errors import EngineUnavailable, InvalidAudio, InvalidValue
 from tests.formats.samples import transcript
 from tests.support.embedded import embedded
 
@@ -376,7 +376,7 @@ def test_over_ray_the_same_reports_and_statuses_come_from_elsewhere(
             os.kill(os.getpid(), ends_with)
 
     monkeypatch.setitem(
-        sys.modules, "asr_server.offline.manifest_ray", SimpleNamespace(run_on_ray=run_on_ray)
+        sys.modules, "asr_server.annexes.offline.manifest_ray", SimpleNamespace(run_on_ray=run_on_ray)
     )
     monkeypatch.setattr("asr_server.annexes.ray.cluster.check_answers", lambda address: None)
     before = signal.getsignal(signal.SIGTERM)

@@ -14,17 +14,17 @@ import msgspec
 import numpy as np
 import pytest
 
+from asr_server.annexes.offline.local import TranscribeJob
+from asr_server.annexes.offline.manifest import JobStopped, LineReport, Reports
+from asr_server.annexes.offline.outputs import OutputError
 from asr_server.config import EMBEDDED_MODEL, Settings
 from asr_server.core import Transcript
 from asr_server.errors import EngineUnavailable, InvalidAudio
-from asr_server.offline.local import TranscribeJob
-from asr_server.offline.manifest import JobStopped, LineReport, Reports
-from asr_server.offline.outputs import OutputError
 from tests.embedded import embedded
 from tests.formats.samples import transcript
 
 ray = pytest.importorskip("ray")
-manifest_ray = pytest.importorskip("asr_server.offline.manifest_ray")
+manifest_ray = pytest.importorskip("asr_server.annexes.offline.manifest_ray")
 
 KIB = 1024
 # Ray's own, of options of its context that nobody sets.

@@ -10,10 +10,9 @@ from pathlib import Path, PurePath
 
 import pytest
 
-from asr_server.formats.render import ResponseFormat
-from asr_server.offline.inputs import Input
-from asr_server.offline.local import Existing, TranscribeJob
-from asr_server.offline.outputs import (
+from asr_server.annexes.offline.inputs import Input
+from asr_server.annexes.offline.local import Existing, TranscribeJob
+from asr_server.annexes.offline.outputs import (
     FolderOutputs,
     OutputError,
     StandardOutput,
@@ -21,6 +20,7 @@ from asr_server.offline.outputs import (
     ending_where_all_fail,
     write_whole,
 )
+from asr_server.formats.render import ResponseFormat
 from tests.formats.samples import transcript
 
 WORDS = transcript(text="grüße 你好")

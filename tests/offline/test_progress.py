@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from asr_server.offline.inputs import Failure
-from asr_server.offline.progress import ProgressBars, Summary
+from asr_server.annexes.offline.inputs import Failure
+from asr_server.annexes.offline.progress import ProgressBars, Summary
 
 FAILED = [Failure("b.wav", "damaged")]
 

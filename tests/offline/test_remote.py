@@ -18,15 +18,15 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from asr_server.annexes.offline import remote
+from asr_server.annexes.offline.local import TranscribeJob
+from asr_server.annexes.offline.remote import RemoteServer, RemoteTranscriber, TryAgain, Turns, with_retries
 from asr_server.api.events import EventWriter
 from asr_server.api.schemas import TranscriptionFields
 from asr_server.core import DroppedSegment, Segment, Track, Transcript, Word
 from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidAudio, InvalidValue, UploadTooLarge
 from asr_server.formats.bodies import TextDone, VerboseJson
 from asr_server.formats.render import RenderOptions
-from asr_server.offline import remote
-from asr_server.offline.local import TranscribeJob
-from asr_server.offline.remote import RemoteServer, RemoteTranscriber, TryAgain, Turns, with_retries
 from tests.api.running_app import QuickServer
 
 DONE = {

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asr_server.annexes.realtime.turn_types import Agreement, agree, conclude, tokens_between
 from asr_server.core import TokenLogprob
-from asr_server.realtime.turn_types import Agreement, agree, conclude, tokens_between
 
 WORDS = st.lists(st.sampled_from(["one", "two", "three"]), max_size=6).map(" ".join)
 

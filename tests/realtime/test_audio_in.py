@@ -9,8 +9,8 @@ import pytest
 import soundfile
 import soxr
 
-from asr_server.realtime.audio_in import AudioBuffer, AudioInput
-from asr_server.realtime.client_events import AlawFormat, PcmFormat, UlawFormat
+from asr_server.annexes.realtime.audio_in import AudioBuffer, AudioInput
+from asr_server.annexes.realtime.client_events import AlawFormat, PcmFormat, UlawFormat
 
 
 @pytest.mark.parametrize(("format", "subtype"), [(UlawFormat(), "ULAW"), (AlawFormat(), "ALAW")])

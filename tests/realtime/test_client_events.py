@@ -9,10 +9,8 @@ import re
 import msgspec
 import pytest
 
-from asr_server.config import MIB
-from asr_server.errors import InvalidValue
-from asr_server.realtime import client_events
-from asr_server.realtime.client_events import (
+from asr_server.annexes.realtime import client_events
+from asr_server.annexes.realtime.client_events import (
     MAX_MESSAGE_BYTES,
     AppendAudio,
     OldSessionFields,
@@ -21,6 +19,8 @@ from asr_server.realtime.client_events import (
     event_id_of,
     parse_client_event,
 )
+from asr_server.config import MIB
+from asr_server.errors import InvalidValue
 
 
 def refusal(event: object) -> InvalidValue:

@@ -8,17 +8,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from asr_server.api.models.registry import ModelRegistry
-from asr_server.config import Settings
-from asr_server.errors import InvalidApiKey, InvalidValue, ModelNotFound
-from asr_server.keys.api_keys import ApiKeys
-from asr_server.realtime.client_events import (
+from asr_server.annexes.keys.api_keys import ApiKeys
+from asr_server.annexes.realtime.client_events import (
     AlawFormat,
     PcmFormat,
     SessionUpdate,
     parse_client_event,
 )
-from asr_server.realtime.config import (
+from asr_server.annexes.realtime.config import (
     SessionConfig,
     decoding_options,
     default_config,
@@ -27,7 +24,10 @@ from asr_server.realtime.config import (
     open_secret,
     update_config,
 )
-from asr_server.realtime.server_events import DEFAULT_VAD, SessionTranscription
+from asr_server.annexes.realtime.server_events import DEFAULT_VAD, SessionTranscription
+from asr_server.api.models.registry import ModelRegistry
+from asr_server.config import Settings
+from asr_server.errors import InvalidApiKey, InvalidValue, ModelNotFound
 from tests.api.running_app import RunningApp, served
 from tests.realtime.realtime_client import open_session
 
@@ -191,7 +191,7 @@ def test_a_secret_opens_its_settings_until_its_last_second_for_whoever_made_it(
     assert "=" not in secret
     assert secret != make_secret(keys, caller, config, 2000)
     for now, is_open in ((1999.0, True), (2000.0, True), (2000.1, False)):
-        monkeypatch.setattr("asr_server.realtime.config.time.time", lambda now=now: now)
+        monkeypatch.setattr("asr_server.annexes.realtime.config.time.time", lambda now=now: now)
         if is_open:
             assert open_secret(keys, secret) == (caller, config)
         else:

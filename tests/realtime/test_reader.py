@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from asr_server.annexes.realtime.reader import Backlog, TurnReader
+from asr_server.annexes.realtime.turn_types import ChunkRead, Event, InterimRead, TurnFailed, TurnRead
 from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult, DecodingOptions, Samples, Segment
 from asr_server.errors import EngineUnavailable
-from asr_server.realtime.reader import Backlog, TurnReader
-from asr_server.realtime.turn_types import ChunkRead, Event, InterimRead, TurnFailed, TurnRead
 from tests.api.running_app import RunningApp, run_app, until
 from tests.embedded import embedded
 from tests.fake_replica import noise, say

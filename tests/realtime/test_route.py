@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from asr_server.annexes.realtime.audio_in import AudioInput
+from asr_server.annexes.realtime.session import INTERNAL_ERROR
 from asr_server.core import Samples
-from asr_server.realtime.audio_in import AudioInput
-from asr_server.realtime.session import INTERNAL_ERROR
 from tests.api.named_keys import SHOP, WEB, bearer, entry, settings_with
 from tests.api.running_app import RunningApp, run_app, until
 from tests.embedded import embedded
@@ -207,7 +207,7 @@ async def test_a_fault_before_the_handshake_is_answered_is_a_500_with_a_tracebac
     def fail(*_: object) -> None:
         raise RuntimeError("a secret of the server")
 
-    monkeypatch.setattr("asr_server.realtime.route.check_origin", fail)
+    monkeypatch.setattr("asr_server.annexes.realtime.route.check_origin", fail)
     refusal = await refused(url(app))
     assert (refusal.status, refusal.error["type"]) == (500, "server_error")
     (line,) = [record for record in caplog.records if record.levelname == "ERROR"]

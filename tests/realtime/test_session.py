@@ -17,12 +17,12 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from asr_server.annexes.realtime import session as session_module
+from asr_server.annexes.realtime.audio_in import AudioInput
 from asr_server.channel.messages import Submit
 from asr_server.config import MIB
 from asr_server.core import ChunkResult, Samples
 from asr_server.protocols.websockets import BoundedWebSocketProtocol
-from asr_server.realtime import session as session_module
-from asr_server.realtime.audio_in import AudioInput
 from asr_server.telemetry import FIGURES
 from tests.api.figures import growth, read
 from tests.api.running_app import RunningApp, run_app, until

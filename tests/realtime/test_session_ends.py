@@ -8,10 +8,10 @@ from pathlib import Path
 
 from websockets.asyncio.client import connect
 
+from asr_server.annexes.realtime import session
 from asr_server.api.models.served_model import ServedModel
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.realtime import session
 from tests.api.named_keys import WEB, bearer, entry, settings_with
 from tests.api.running_app import RunningApp, run_app, until
 from tests.embedded import embedded

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from asr_server.annexes.realtime.speakers import SessionSpeakers
 from asr_server.core import Samples, Segment
-from asr_server.realtime.speakers import SessionSpeakers
 from tests.api.running_app import RunningApp
 from tests.conftest import Server
 from tests.realtime.realtime_client import MANUAL, of_type, open_session, pcm24, transcripts

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asr_server.annexes.realtime.speakers import SessionSpeakers
+from asr_server.annexes.speakers.labels import Turn
+from asr_server.annexes.speakers.track import Person, Spoken
 from asr_server.core import Segment
-from asr_server.realtime.speakers import SessionSpeakers
-from asr_server.speakers.labels import Turn
-from asr_server.speakers.track import Person, Spoken
 
 
 class Track:

@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asr_server.annexes.realtime import server_events as out
+from asr_server.annexes.realtime import turn_types as t
+from asr_server.annexes.realtime.turn import next_state
 from asr_server.core import TokenLogprob
-from asr_server.realtime import server_events as out
-from asr_server.realtime import turn_types as t
-from asr_server.realtime.turn import next_state
 
 MS = t.SAMPLES_PER_MS
 ERROR = out.ItemError("server_error", None, "broken", None)

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from asr_server.audio.voice import FRAME
-from asr_server.core import SAMPLE_RATE, Samples
-from asr_server.realtime import voice_activity
-from asr_server.realtime.server_events import DEFAULT_VAD, SessionVad
-from asr_server.realtime.turn_types import (
+from asr_server.annexes.realtime import voice_activity
+from asr_server.annexes.realtime.server_events import DEFAULT_VAD, SessionVad
+from asr_server.annexes.realtime.turn_types import (
     SAMPLES_PER_MS,
     VoicePaused,
     VoiceResumed,
     VoiceStarted,
     VoiceStopped,
 )
-from asr_server.realtime.voice_activity import ONSET_MARGIN_MS, VoiceActivity, VoiceEvent
+from asr_server.annexes.realtime.voice_activity import ONSET_MARGIN_MS, VoiceActivity, VoiceEvent
+from asr_server.audio.voice import FRAME
+from asr_server.core import SAMPLE_RATE, Samples
 from tests.noises import make_noise
 from tests.speech import VOICES, Spoken, say, silence
 

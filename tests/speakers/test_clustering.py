@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asr_server.annexes.speakers import clustering
+from asr_server.annexes.speakers.clustering import cluster as find_clusters
+from asr_server.annexes.speakers.clustering import directions, name_known
 from asr_server.core import SpeakerCount
-from asr_server.speakers import clustering
-from asr_server.speakers.clustering import cluster as find_clusters
-from asr_server.speakers.clustering import directions, name_known
 
 SIZE = 192
 

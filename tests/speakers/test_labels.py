@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from asr_server.annexes.speakers.labels import SpeakerOfTime, Turn, label_segments
 from asr_server.core import Segment, Word
-from asr_server.speakers.labels import SpeakerOfTime, Turn, label_segments
 
 TURNS = [Turn(0.0, 2.0, "A"), Turn(2.2, 4.0, "B"), Turn(3.5, 6.0, "A")]
 

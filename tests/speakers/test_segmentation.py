@@ -7,10 +7,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from asr_server.annexes.speakers import segmentation
+from asr_server.annexes.speakers.networks import CONVOLUTIONS, FILTERS
+from asr_server.annexes.speakers.segmentation import CLASSES, STEP, WINDOW, Floats, segment
 from asr_server.core import Samples
-from asr_server.speakers import segmentation
-from asr_server.speakers.networks import CONVOLUTIONS, FILTERS
-from asr_server.speakers.segmentation import CLASSES, STEP, WINDOW, Floats, segment
 from tests.speakers.people import TALK, join
 
 NUM_WINDOWS = 3

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy.signal import fftconvolve
 
+from asr_server.annexes.speakers.labels import SpeakerOfTime, Turn
+from asr_server.annexes.speakers.track import SpeakerTrack, names_of_labels, reference_embeddings
 from asr_server.core import SAMPLE_RATE, Samples, SpeakerCount
-from asr_server.speakers.labels import SpeakerOfTime, Turn
-from asr_server.speakers.track import SpeakerTrack, names_of_labels, reference_embeddings
 from benchmarks.speakers import errors
 from benchmarks.speech.conversations import Conversation
 from benchmarks.speech.corpora import Clip

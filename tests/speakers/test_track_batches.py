@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from asr_server.annexes.speakers import track as track_module
+from asr_server.annexes.speakers.segmentation import NUM_FRAMES, STEP, WINDOW, Floats
+from asr_server.annexes.speakers.track import SpeakerTrack, reference_embeddings
+from asr_server.annexes.speakers.voices import Heard, Stretch, Voice
 from asr_server.core import Samples, Segment, Transcript, Word
-from asr_server.speakers import track as track_module
-from asr_server.speakers.segmentation import NUM_FRAMES, STEP, WINDOW, Floats
-from asr_server.speakers.track import SpeakerTrack, reference_embeddings
-from asr_server.speakers.voices import Heard, Stretch, Voice
 from tests.vocabulary import make_tokenizer, words
 
 BATCH = WINDOW + 3 * STEP

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asr_server.annexes.speakers.segmentation import NUM_FRAMES, STEP, STEP_FRAMES, WINDOW, Floats
+from asr_server.annexes.speakers.track import Person, SpeakerTrack
+from asr_server.annexes.speakers.voices import Heard, Stretch, Voice
 from asr_server.core import SAMPLE_RATE
-from asr_server.speakers.segmentation import NUM_FRAMES, STEP, STEP_FRAMES, WINDOW, Floats
-from asr_server.speakers.track import Person, SpeakerTrack
-from asr_server.speakers.voices import Heard, Stretch, Voice
 
 FRAME_S = 270 / SAMPLE_RATE
 ANN, BOB, EVE = np.eye(192, dtype=np.float32)[:3]

@@ -7,9 +7,8 @@ import numpy.typing as npt
 import pytest
 from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
-from asr_server.core import SAMPLE_RATE, Samples
-from asr_server.speakers.networks import EMBEDDING, load
-from asr_server.speakers.segmentation import (
+from asr_server.annexes.speakers.networks import EMBEDDING, load
+from asr_server.annexes.speakers.segmentation import (
     CLASSES,
     FIRST_FRAME,
     FRAME,
@@ -18,7 +17,8 @@ from asr_server.speakers.segmentation import (
     Floats,
     segment,
 )
-from asr_server.speakers.voices import Heard, Stretch, embed, fbank, hear, hear_reference
+from asr_server.annexes.speakers.voices import Heard, Stretch, embed, fbank, hear, hear_reference
+from asr_server.core import SAMPLE_RATE, Samples
 from benchmarks.speech.telephone import by_telephone
 from tests.speakers.people import join
 from tests.speech import say

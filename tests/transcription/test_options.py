@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
+from asr_server.annexes.realtime.config import decoding_options, default_config
 from asr_server.api.models.registry import ModelRegistry
 from asr_server.api.request import parse_transcription_request
 from asr_server.core import DecodingOptions
 from asr_server.errors import InvalidValue
-from asr_server.offline.local import LocalTranscriber, TranscribeJob
-from asr_server.realtime.config import decoding_options, default_config
 from tests.api.running_app import served
 from tests.support.embedded import embedded
 

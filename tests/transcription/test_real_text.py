@@ -18,11 +18,11 @@ import pytest
 import pytest_asyncio
 import soundfile
 
+from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
 from asr_server.audio.voice import certain_speech_s
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, DecodingOptions, Samples, Transcript
 from asr_server.errors import AudioTooShort
-from asr_server.offline.local import LocalTranscriber, TranscribeJob
 from asr_server.transcription import boosted_keywords, prompt_tokens
 from asr_server.transcription.judge import LEAD_S
 from benchmarks.engine_helpers import Checkpoint

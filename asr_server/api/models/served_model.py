@@ -11,14 +11,11 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal
 
-from asr_server.annexes.model_sources.names import repositories
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.pool import PreprocessPool
-from asr_server.checkpoint.cache import name_elsewhere
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings, naming
@@ -45,6 +42,7 @@ class ServedModel:
         window: AudioWindow,
     ) -> None:
         self.settings, self.pool = settings, pool
+        self.repositories: tuple[str, ...] = ()  # published ones that have it: clients may ask for it by each
         self.dispatcher = dispatcher
         self.transcriber = Transcriber(
             dispatcher,
@@ -64,11 +62,6 @@ class ServedModel:
         self._is_unused.set()
         self._changing = asyncio.Lock()  # whether replicas run
         self._loading: asyncio.Task[bool] | None = None
-
-    @cached_property
-    def repositories(self) -> tuple[str, ...]:
-        """Return the published repositories that have this model: clients may ask for it by each."""
-        return repositories(name_elsewhere(Path(self.settings.model)))
 
     @classmethod
     def from_checkpoint(

@@ -6,7 +6,7 @@ import httpx
 import numpy as np
 import pytest
 
-from asr_server.api.compat.whisper_cpp import WITHOUT_EFFECT
+from asr_server.annexes.compat.whisper_cpp import WITHOUT_EFFECT
 from tests.api.running_app import SECOND, error_of, run_app
 from tests.api.sample_files import sound_file
 from tests.conftest import Server

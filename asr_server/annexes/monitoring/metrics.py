@@ -1,0 +1,197 @@
+"""`/metrics`: gauges of the server's state, and the counters of `asr_server/metrics.py`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Final
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from starlette.responses import Response
+
+from asr_server import metrics as counted
+from asr_server.annexes.monitoring.process_usage import DECODING, Labels, Usage, child_pids, usage_of_each
+from asr_server.api.models.served_model import ServedModel
+from asr_server.api.openapi import metrics_responses
+from asr_server.api.state import AppState, get_state
+from asr_server.channel.messages import STEP_TIME_BOUNDS_S, StepTimes
+from asr_server.checkpoint.cache import revision_of
+
+router = APIRouter(tags=["operations"])
+
+
+@router.head("/metrics", include_in_schema=False)
+@router.get("/metrics", response_class=Response, responses=metrics_responses())
+async def metrics(request: Request) -> Response:
+    """Return metrics for Prometheus."""
+    state = get_state(request)
+    usages = await asyncio.to_thread(usage_of_each, child_pids(state))
+    registry = CollectorRegistry()
+    registry.register(_StateCollector(state, usages))
+    text = generate_latest(counted.REGISTRY) + generate_latest(registry)
+    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+_LABELS: Final = ("model", "replica")
+
+
+class _StateCollector(Collector):
+    def __init__(self, state: AppState, usages: Mapping[Labels, Usage]) -> None:
+        self._state = state
+        self._usages = usages
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._requests()
+        yield from self._keys()
+        yield from self._realtime()
+        yield from self._preprocessing()
+        yield from _of_models(list(self._state.models))
+        yield from _of_processes(self._usages)
+
+    def _requests(self) -> Iterator[Metric]:
+        limiter = self._state.admission
+        yield _gauge("asr_request_places", "Requests that can be in flight at once.", limiter.num_places)
+        yield _gauge("asr_requests_in_flight", "Requests that hold a place.", limiter.num_in_flight)
+        yield _gauge("asr_requests_waiting", "Uploaded requests in line for a place.", limiter.num_waiting)
+        yield _counter(
+            "asr_requests_rejected", "Requests refused with 429 for want of a place.", limiter.num_rejected
+        )
+
+    def _keys(self) -> Iterator[Metric]:
+        keys = self._state.api_keys
+        requests = CounterMetricFamily(
+            "asr_key_requests", "Requests and sessions of each key with a name.", labels=("key", "status")
+        )
+        audio = CounterMetricFamily(
+            "asr_key_audio_seconds", "Audio with final text of each key with a name.", labels=("key",)
+        )
+        for account in keys.accounts:
+            audio.add_metric([account.name], account.audio_s)
+            for status, count in account.answers.items():
+                requests.add_metric([account.name, str(status)], count)
+        meaning = "1 while the file of keys is broken or gone, and its last keys are taken."
+        yield from (requests, audio, _gauge("asr_keys_file_stale", meaning, keys.is_stale))
+
+    def _realtime(self) -> Iterator[Metric]:
+        sessions = self._state.realtime
+        yield _gauge("asr_realtime_sessions", "Realtime sessions open.", sessions.num_active)
+        yield _counter("asr_realtime_sessions_started", "Realtime sessions begun.", sessions.num_started)
+        yield _counter(
+            "asr_realtime_sessions_rejected", "Realtime sessions refused with 503.", sessions.num_rejected
+        )
+        yield _counter("asr_realtime_turns", "Realtime turns completed or failed.", sessions.num_turns)
+
+    def _preprocessing(self) -> Iterator[Metric]:
+        pool, stats = self._state.pool, self._state.pool.stats
+        yield _gauge("asr_preprocess_workers", "Threads that decode and split audio.", pool.num_workers)
+        yield _gauge("asr_preprocess_queue_depth", "Slices waiting for a thread.", stats.queued)
+        yield _gauge("asr_preprocess_busy", "Threads at work.", stats.busy)
+        yield _gauge("asr_preprocess_held_bytes", "Samples decoded, not yet in a chunk.", pool.held_bytes)
+        yield _counter("asr_preprocess_slices", "Slices decoded.", stats.slices)
+        yield _counter(
+            "asr_preprocess_cancelled", "Slices dropped because their client had left.", stats.cancelled
+        )
+        yield _counter("asr_chunk_bytes", "Samples handed on in chunks.", stats.chunk_bytes)
+
+
+def _of_models(models: list[ServedModel]) -> Iterator[Metric]:
+    served = InfoMetricFamily("asr_model", "What is served.", labels=["model"])
+    ready = GaugeMetricFamily("asr_ready", "1 while the model takes requests.", labels=["model"])
+    loaded = GaugeMetricFamily("asr_model_loaded", "1 while its replicas run or start.", labels=["model"])
+    chunks = GaugeMetricFamily("asr_chunks", "Chunks waiting and in flight.", labels=["model"])
+    waiting = GaugeMetricFamily("asr_chunks_waiting", "Chunks that no replica has.", labels=["model"])
+    for model in models:
+        served.add_metric([model.name], _description(model))
+        ready.add_metric([model.name], float(model.takes_requests))
+        loaded.add_metric([model.name], float(model.state != "unloaded"))
+        chunks.add_metric([model.name], model.dispatcher.num_chunks)
+        waiting.add_metric([model.name], model.dispatcher.num_waiting)
+    yield from (served, ready, loaded, chunks, waiting)
+    yield from _of_replicas(models)
+
+
+def _description(model: ServedModel) -> dict[str, str]:
+    engine = model.dispatcher.engine
+    chosen = {"device": engine.device, "dtype": engine.dtype} if engine else {}
+    return {"revision": revision_of(Path(model.settings.model))} | chosen
+
+
+def _of_replicas(models: list[ServedModel]) -> Iterator[Metric]:
+    ready = GaugeMetricFamily("asr_replica_ready", "1 while it takes work.", labels=_LABELS)
+    columns: tuple[GaugeMetricFamily | CounterMetricFamily, ...] = (
+        GaugeMetricFamily("asr_chunks_in_flight", "Chunks it has and did not answer.", labels=_LABELS),
+        GaugeMetricFamily("asr_slots", "Chunks it can decode at once.", labels=_LABELS),
+        GaugeMetricFamily("asr_slots_in_use", "Chunks it is decoding.", labels=_LABELS),
+        CounterMetricFamily("asr_engine_steps", "Steps of the engine, idle ones too.", labels=_LABELS),
+        CounterMetricFamily("asr_decode_steps", "Steps that decoded.", labels=_LABELS),
+        CounterMetricFamily(
+            "asr_decoded_tokens", "Tokens; by the decode steps: the mean batch.", labels=_LABELS
+        ),
+        CounterMetricFamily("asr_search_steps", "Steps of each chunk in a beam search.", labels=_LABELS),
+        CounterMetricFamily("asr_search_steps_sure", "Those with no other token close.", labels=_LABELS),
+        CounterMetricFamily("asr_search_steps_wide", "Those with several hypotheses.", labels=_LABELS),
+    )
+    step_seconds = HistogramMetricFamily(
+        "asr_engine_step_seconds", "Steps of the engine that had work.", labels=_LABELS
+    )
+    for model in models:
+        supervisor = model.dispatcher.supervisor
+        states = {state.replica.name: state for state in supervisor.replica_states}
+        for name in (f"replica {index}" for index in range(supervisor.num_replicas)):
+            ready.add_metric([model.name, name], float(name in states and states[name].ready))
+        for name, state in states.items():
+            labels, beat = [model.name, name], state.heartbeat
+            chunks = (len(state.in_flight), state.num_slots, beat.slots_in_use)
+            steps = (beat.num_steps, beat.num_decode_steps, beat.num_decoded_tokens)
+            for column, value in zip(columns, (*chunks, *steps, *beat.search_steps), strict=True):
+                column.add_metric(labels, float(value))
+            if beat.step_times.counts:
+                step_seconds.add_metric(labels, cumulative_buckets(beat.step_times), beat.step_times.sum_s)
+    yield ready
+    yield from columns
+    yield step_seconds
+
+
+def _of_processes(usages: Mapping[Labels, Usage]) -> Iterator[Metric]:
+    memory = GaugeMetricFamily(
+        "asr_replica_resident_memory_bytes", "Memory of its processes on this machine.", labels=_LABELS
+    )
+    cpu = CounterMetricFamily(
+        "asr_replica_cpu_seconds", "Processor time of its processes on this machine.", labels=_LABELS
+    )
+    for labels, usage in usages.items():
+        if labels != DECODING:
+            memory.add_metric(labels, usage.resident_bytes)
+            cpu.add_metric(labels, usage.cpu_s)
+    yield from (memory, cpu)
+    if decoding := usages.get(DECODING):
+        yield _gauge("asr_decode_processes", "Processes of FFmpeg.", decoding.num_processes)
+        yield _gauge(
+            "asr_decode_resident_memory_bytes", "Memory of FFmpeg's processes.", decoding.resident_bytes
+        )
+        yield _counter("asr_decode_cpu_seconds", "Processor time of FFmpeg's processes.", decoding.cpu_s)
+
+
+def cumulative_buckets(times: StepTimes) -> list[tuple[str, float]]:
+    """Add to each bucket all smaller ones, as Prometheus expects."""
+    bounds = [*map(str, STEP_TIME_BOUNDS_S), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(times.counts)), strict=True))
+
+
+def _gauge(name: str, meaning: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, meaning, value=value)
+
+
+def _counter(name: str, meaning: str, value: float) -> Metric:
+    return CounterMetricFamily(name, meaning, value=value)

@@ -1,0 +1,180 @@
+"""Transcribe one recording with the pipeline of this process.
+
+`run.py` knows only the protocol `FileTranscriber`; `remote.py` has the other one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from asr_server.annexes.speakers.track import SpeakerTrack
+from asr_server.audio.limits import AudioLimits
+from asr_server.audio.pool import PreprocessPool
+from asr_server.audio.recording import Recording, Source
+from asr_server.audio.tracks import parse_choice
+from asr_server.checkpoint.files import AudioWindow
+from asr_server.checkpoint.tokenizer import Tokenizer
+from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, Settings
+from asr_server.core import Clip, DecodingOptions, SpeakerCount, Task, Transcript
+from asr_server.dispatch.dispatcher import Dispatcher
+from asr_server.errors import (
+    ChunkFailed,
+    EngineUnavailable,
+    InvalidValue,
+)
+from asr_server.formats.render import FileFormat, RenderOptions
+from asr_server.formats.subtitles import READABLE_LAYOUT, SubtitleLayout
+from asr_server.transcription import StallLimits, Transcriber, prompt_tokens
+
+Existing = Literal["refuse", "skip", "overwrite"]  # what happens to a file whose result is there already
+
+
+@dataclass(frozen=True)
+class TranscribeJob:
+    arguments: tuple[str, ...]  # files, folders, "-" for standard input
+    formats: tuple[FileFormat, ...] = ("text",)
+    output_dir: Path | None = None  # None: standard output
+    existing: Existing = "refuse"
+    recursive: bool = False
+    quiet: bool = False
+    language: str | None = None  # as the user wrote it; None: detected
+    task: Task = "transcribe"
+    prompt: str = ""
+    hotwords: tuple[str, ...] = ()
+    temperature: float = 0.0  # 0: from 0 up, as far as it takes
+    word_timestamps: bool = False
+    condition_on_previous_text: bool = False
+    multilingual: bool = False
+    layout: SubtitleLayout = READABLE_LAYOUT
+    speakers: tuple[str, ...] = ()  # of each channel; empty: the channels are mixed
+    track: str = ""  # a number, a language, or with channels apart two numbers; empty: the file's default
+    clips: tuple[Clip, ...] = ()  # in order; empty: all of each recording
+    voices: SpeakerCount | None = None  # tell so many apart; None: no voices are told apart
+    manifest: Path | None = None  # instead of arguments: JSON lines, each of which names a recording
+
+    @property
+    def needs_words(self) -> bool:
+        return self.render_options.needs_words(self.formats) or self.voices is not None
+
+    @property
+    def render_options(self) -> RenderOptions:
+        return RenderOptions(with_words=self.word_timestamps, layout=self.layout)
+
+    @property
+    def has_several_inputs(self) -> bool:
+        """Judge by arguments, not files, so that a script's output keeps its shape."""
+        return len(self.arguments) > 1 or Path(self.arguments[0]).is_dir()
+
+
+OnProgress = Callable[[float, float | None], None]  # seconds transcribed, and in all where that is known
+
+
+class FileTranscriber(Protocol):
+    @property
+    def model(self) -> str: ...
+
+    def running(self) -> AbstractAsyncContextManager[object]:
+        """Start and end what it needs. Raises EngineUnavailable, InvalidValue."""
+        ...
+
+    async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
+        """Transcribe one of many concurrent files.
+
+        Raises:
+            RequestError, ChunkFailed, OSError: this file failed.
+            EngineUnavailable, InvalidValue: no file can succeed.
+        """
+        ...
+
+
+class LocalTranscriber:
+    def __init__(self, settings: Settings, job: TranscribeJob) -> None:
+        directory = Path(settings.model)
+        window, tokenizer = AudioWindow.from_directory(directory), Tokenizer.from_directory(directory)
+        self._limits = AudioLimits.from_settings(settings, window)
+        self._dispatcher = Dispatcher(settings, window=window)
+        self._pool = PreprocessPool(settings.preprocess_workers)
+        stall_limits = StallLimits.from_settings(settings)
+        self._transcriber = Transcriber(
+            self._dispatcher, self._pool, tokenizer, settings.check_voice, stall_limits, settings.temperatures
+        )
+        self._speakers, self._voices = job.speakers, job.voices
+        self._choice = parse_choice(job.track, bool(job.speakers))
+        self._clips = job.clips
+        self._stands_in = bool(settings.why_embedded)
+        self.model = settings.model_names[0]
+        self.options = _decoding_options(job, self._transcriber, settings)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[LocalTranscriber]:
+        """Finish recordings in order, so that an interruption leaves most results."""
+        self._dispatcher.serve_in_order()
+        await self._dispatcher.start()
+        try:
+            yield self
+        finally:
+            await self._dispatcher.stop()
+            await asyncio.to_thread(self._pool.shutdown)
+
+    async def transcribe(
+        self, source: Source, on_progress: OnProgress, options: DecodingOptions | None = None
+    ) -> Transcript:
+        """Transcribe with `options`, or the job's.
+
+        Raises ChunkFailed if a model that nobody chose recognised nothing.
+        """
+        try:
+            return await self._transcribe(source, on_progress, options or self.options)
+        except EngineUnavailable as error:
+            supervisor = self._dispatcher.supervisor
+            if not supervisor.failed_to_start:
+                raise
+            reason = f"the engine could not be started: {supervisor.last_failure}"
+            raise EngineUnavailable(reason) from error
+
+    async def _transcribe(self, source: Source, on_progress: OnProgress, own: DecodingOptions) -> Transcript:
+        recording = Recording(
+            source, self._limits, bool(self._speakers), choice=self._choice, clips=self._clips
+        )
+        track = SpeakerTrack(self._voices) if self._voices else None
+        async with self._transcriber.run(recording, own, self._speakers, track) as session:
+            async for delta in session:
+                on_progress(delta.end_s, recording.expected_duration_s)
+            transcript = await session.transcript()
+        if self._stands_in and not transcript.text:
+            raise ChunkFailed(
+                f"no speech recognised: {self.model}, in the place of {DEFAULT_MODEL}, {EMBEDDED_MODEL_LIMIT}"
+            )
+        return transcript
+
+    def options_for(self, language: str | None, prompt: str | None) -> DecodingOptions:
+        """Return the job's options with one recording's language and prompt. Raises InvalidValue."""
+        own = self.options
+        if language is not None:
+            own = msgspec.structs.replace(own, language=self._transcriber.languages.given_code(language))
+        if prompt is not None:
+            tokens = prompt_tokens(self._transcriber.tokenizer, prompt)
+            own = msgspec.structs.replace(own, prompt_tokens=tokens)
+        return own
+
+
+def _decoding_options(job: TranscribeJob, transcriber: Transcriber, settings: Settings) -> DecodingOptions:
+    if job.task == "translate" and not transcriber.can_translate:
+        raise InvalidValue(f"The model {settings.served_model_name} cannot translate.", "task")
+    return transcriber.options(
+        task=job.task,
+        language=job.language,
+        prompt=job.prompt,
+        keywords=job.hotwords,
+        temperature=job.temperature,
+        word_timestamps=job.needs_words,
+        condition_on_previous_text=job.condition_on_previous_text,
+        multilingual=job.multilingual,
+    )

@@ -1,0 +1,271 @@
+"""Read a manifest; transcribe and report its lines. Imports no Ray.
+
+A manifest is JSON lines, read one at a time. Results are written whole, at paths that follow from ids
+alone, so another run finds them. Errors go to a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+import time
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, BinaryIO, Final, Literal
+
+import msgspec
+import numpy as np
+
+from asr_server.annexes.offline.inputs import cut_name, reason_of, require_file
+from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
+from asr_server.annexes.offline.outputs import (
+    ENDINGS,
+    OutputError,
+    ending_where_all_fail,
+    rendered,
+    write_whole,
+)
+from asr_server.annexes.offline.progress import ProgressBars
+from asr_server.annexes.offline.run import reason_for
+from asr_server.core import Transcript
+from asr_server.errors import EngineUnavailable
+
+MAX_LINE_BYTES: Final = 1 << 20
+
+
+class _Line(msgspec.Struct):
+    audio: Annotated[str, msgspec.Meta(min_length=1)]
+    id: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    language: str | None = None
+    prompt: str | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    offset: int  # of its line in the manifest, in bytes
+    id: str  # names its results
+    audio: Path
+    language: str | None = None  # None: as for the whole job
+    prompt: str | None = None
+
+
+@dataclass(frozen=True)
+class BadLine:
+    offset: int
+    reason: str
+
+
+def read_entries(manifest: Path, start: int = 0, stop: int | None = None) -> Iterator[Entry | BadLine]:
+    """Yield the lines that begin in bytes `start` to `stop`, without blank ones. Raises OSError."""
+    decoder = msgspec.json.Decoder(_Line)
+    for offset, line in _lines(manifest, start, stop):
+        if line.strip():
+            yield _parsed(decoder, manifest.parent, offset, line)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A manifest seen whole, before any line is transcribed."""
+
+    num_lines: int  # without blank ones
+    repeats: Mapping[int, int]  # offset of a line whose result is an earlier line's, and offset of that one
+
+
+def survey(manifest: Path) -> Survey:
+    """Read all lines and keep 16 bytes of each. Raises OSError."""
+    num_bad_lines = 0
+    offsets, keys = array("q"), array("q")
+    for line in read_entries(manifest):
+        if isinstance(line, BadLine):
+            num_bad_lines += 1
+        else:
+            offsets.append(line.offset)
+            keys.append(hash(result_name(line.id).casefold()))
+    return Survey(num_bad_lines + len(offsets), _repeats(np.asarray(offsets), np.asarray(keys)))
+
+
+def _repeats(offsets: np.ndarray, keys: np.ndarray) -> dict[int, int]:
+    order = np.argsort(keys, kind="stable")  # lines of one key stay in the manifest's order
+    is_repeat = np.diff(keys[order], prepend=keys[order[:1]] - 1) == 0
+    first = np.maximum.accumulate(np.where(is_repeat, 0, np.arange(len(order))))
+    repeats = np.flatnonzero(is_repeat)
+    return dict(zip(offsets[order[repeats]].tolist(), offsets[order[first[repeats]]].tolist(), strict=True))
+
+
+def _lines(manifest: Path, start: int, stop: int | None) -> Iterator[tuple[int, bytes]]:
+    with manifest.open("rb") as file:
+        if start > 0:  # the line that `start` lies within belongs to the bytes before, unless it begins there
+            file.seek(start - 1)
+            _skip_line(file)
+        while stop is None or file.tell() < stop:
+            offset = file.tell()
+            line = file.readline(MAX_LINE_BYTES + 1)
+            if not line:
+                return
+            if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
+                _skip_line(file)
+            yield offset, line
+
+
+def _skip_line(file: BinaryIO) -> None:
+    while (part := file.readline(MAX_LINE_BYTES)) and not part.endswith(b"\n"):
+        pass
+
+
+def _parsed(decoder: msgspec.json.Decoder[_Line], folder: Path, offset: int, text: bytes) -> Entry | BadLine:
+    if len(text) > MAX_LINE_BYTES:
+        return BadLine(offset, f"the line is longer than {MAX_LINE_BYTES} bytes")
+    try:
+        line = decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return BadLine(offset, f"not a line of a manifest: {error}")
+    if "\0" in line.audio:
+        return BadLine(offset, "not a line of a manifest: 'audio' has a null character")
+    return Entry(offset, line.id or line.audio, folder / line.audio, line.language, line.prompt)
+
+
+_MAX_NAME_BYTES: Final = 200  # without the ending
+_SHARD_DIGITS: Final = 3  # 4096 folders: a listing of one stays short where there are millions of results
+_UNFIT: Final = re.compile(r"[%/\x00-\x1f\x7f]")
+
+
+class ManifestResults:
+    def __init__(self, folder: Path, job: TranscribeJob) -> None:
+        self._folder = folder
+        self._job = job
+
+    def is_done(self, id: str) -> bool:
+        if self._job.existing == "overwrite":
+            return False
+        return all(os.path.exists(self._path(id, ENDINGS[name])) for name in self._job.formats)
+
+    def write(self, id: str, transcript: Transcript) -> None:
+        """Raises OSError for this result, OutputError for all."""
+        with ending_where_all_fail(self._folder):
+            for name in self._job.formats:
+                content = rendered(transcript, name, self._job.render_options)
+                write_whole(self._path(id, ENDINGS[name]), content)
+
+    def _path(self, id: str, ending: str) -> Path:
+        return self._folder / f"{result_name(id)}{ending}"
+
+
+def result_name(id: str) -> str:
+    """Return the id with %XX for invalid characters; ids never share a name."""
+    digest = hashlib.blake2b(id.encode(), digest_size=10).hexdigest()
+    name = _UNFIT.sub(lambda found: f"%{ord(found[0]):02X}", id)
+    return f"{digest[:_SHARD_DIGITS]}/{cut_name(name, _MAX_NAME_BYTES, digest)}"
+
+
+ERROR_FILE: Final = "errors.jsonl"
+_LINE_EVERY_S: Final = 60.0  # where there is no terminal for a bar
+
+Outcome = Literal["transcribed", "skipped", "failed"]
+
+
+class LineReport(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
+    offset: int  # of the line in the manifest, in bytes
+    outcome: Outcome
+    id: str = ""
+    audio: str = ""
+    error: str = ""  # of a line that failed
+    duration_s: float = 0.0  # of a recording that was transcribed
+
+
+class JobStopped(msgspec.Struct, frozen=True, tag=True):
+    reason: str
+
+
+class Reports:
+    def __init__(self, folder: Path, num_lines: int, quiet: bool) -> None:
+        self.counts: dict[Outcome, int] = {"transcribed": 0, "skipped": 0, "failed": 0}
+        self._audio_s = 0.0
+        self._path = folder / ERROR_FILE
+        self._num_lines = num_lines
+        self._bars = ProgressBars(num_lines, quiet, "lines")
+        self._shown = contextlib.ExitStack()
+        self._printed_at = time.monotonic()
+        try:
+            self._errors = self._path.open("wb")
+        except OSError as error:
+            raise OutputError(f"cannot write {self._path}: {reason_of(error)}") from error
+
+    def __enter__(self) -> Reports:
+        self._shown.enter_context(self._bars.shown())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shown.close()
+        with contextlib.suppress(OSError):  # what could not be written has raised already
+            self._errors.close()
+
+    def add(self, report: LineReport) -> None:
+        self.counts[report.outcome] += 1
+        self._audio_s += report.duration_s
+        if report.outcome == "failed":
+            self._write_error(report)
+        self._bars.count()
+        if not self._bars.are_shown and time.monotonic() - self._printed_at >= _LINE_EVERY_S:
+            self._printed_at = time.monotonic()
+            self._bars.say(self.numbers())
+
+    def numbers(self) -> str:
+        counted = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items() if count)
+        left = self._num_lines - sum(self.counts.values())
+        return f"{counted or 'nothing done'}, {self._audio_s / 3600:.1f} h of audio" + (
+            f", {left} lines not begun or not finished" if left > 0 else ""
+        )
+
+    def _write_error(self, report: LineReport) -> None:
+        fields = {"offset": report.offset, "id": report.id, "audio": report.audio, "error": report.error}
+        try:
+            self._errors.write(msgspec.json.encode(fields) + b"\n")
+            self._errors.flush()
+        except OSError as error:
+            raise OutputError(f"cannot write {self._path}: {reason_of(error)}") from error
+
+
+class LineTranscriber:
+    def __init__(
+        self, transcriber: LocalTranscriber, results: ManifestResults, repeats: Mapping[int, int]
+    ) -> None:
+        self._transcriber = transcriber
+        self._results = results
+        self._repeats = repeats
+
+    def sorted_out(self, lines: Iterable[Entry | BadLine]) -> Iterator[Entry | LineReport]:
+        for line in lines:
+            if isinstance(line, BadLine):
+                yield LineReport(line.offset, "failed", error=line.reason)
+            elif (first := self._repeats.get(line.offset)) is not None:
+                reason = (
+                    f"its result would replace that of the line at byte {first}: give each an 'id' of its own"
+                )
+                yield LineReport(line.offset, "failed", line.id, str(line.audio), reason)
+            elif self._results.is_done(line.id):
+                yield LineReport(line.offset, "skipped", line.id, str(line.audio))
+            else:
+                yield line
+
+    async def transcribe(self, entry: Entry) -> LineReport:
+        """Raises EngineUnavailable, OutputError: no entry can continue."""
+        try:
+            duration_s = await self._transcribe(entry)
+        except (EngineUnavailable, OutputError):
+            raise
+        except Exception as error:
+            reason = reason_for(str(entry.audio), error)
+            return LineReport(entry.offset, "failed", entry.id, str(entry.audio), reason)
+        return LineReport(entry.offset, "transcribed", entry.id, str(entry.audio), duration_s=duration_s)
+
+    async def _transcribe(self, entry: Entry) -> float:
+        options = self._transcriber.options_for(entry.language, entry.prompt)
+        await asyncio.to_thread(require_file, entry.audio)
+        transcript = await self._transcriber.transcribe(entry.audio, lambda done_s, total_s: None, options)
+        await asyncio.to_thread(self._results.write, entry.id, transcript)
+        return transcript.duration_s

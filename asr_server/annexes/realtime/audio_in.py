@@ -1,0 +1,97 @@
+"""Convert clients' audio to 16 kHz, and keep the latest: turns begin before speech is noticed.
+
+A code of G.711 is a sign, three bits of exponent and four of mantissa (ITU-T G.711).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from asr_server.annexes.realtime.client_events import AlawFormat, AudioFormat, PcmFormat
+from asr_server.audio.mono import Mono16k
+from asr_server.core import Samples
+
+_CODES: Final = np.arange(256)
+_FULL_SCALE: Final = 2.0**15
+
+
+def _mu_law() -> Samples:
+    """Decode mu-law: all bits inverted, the magnitude biased by 132."""
+    codes = ~_CODES & 0xFF
+    exponent, mantissa = (codes >> 4) & 7, codes & 15
+    magnitude = (((mantissa << 3) + 132) << exponent) - 132
+    return (np.where(codes & 0x80, -magnitude, magnitude) / _FULL_SCALE).astype(np.float32)
+
+
+def _a_law() -> Samples:
+    """Decode A-law: every other bit inverted, the lowest exponent linear."""
+    codes = _CODES ^ 0x55
+    exponent, mantissa = (codes >> 4) & 7, codes & 15
+    magnitude = np.where(
+        exponent == 0, (mantissa << 4) + 8, ((mantissa << 4) + 264) << np.maximum(exponent - 1, 0)
+    )
+    return (np.where(codes & 0x80, magnitude, -magnitude) / _FULL_SCALE).astype(np.float32)
+
+
+MU_LAW: Final = _mu_law()
+A_LAW: Final = _a_law()
+_SCALE: Final = np.float32(1 / 2**15)
+
+
+class AudioInput:
+    """Convert bytes as they come; appends may split a sample."""
+
+    def __init__(self, format: AudioFormat) -> None:
+        self._format = format
+        self._rest = b""  # half a sample
+        self._resampler = self._new_resampler()
+
+    def push(self, data: bytes) -> Samples:
+        samples = self._decode(data)
+        return self._resampler.push(samples[:, None]) if len(samples) else samples
+
+    def flush(self) -> Samples:
+        """Return the samples in the filter. The next `push` begins with a whole sample."""
+        self._rest = b""
+        samples = self._resampler.finish()
+        self._resampler = self._new_resampler()
+        return samples
+
+    def _new_resampler(self) -> Mono16k:
+        return Mono16k(24_000 if isinstance(self._format, PcmFormat) else 8_000, 1)
+
+    def _decode(self, data: bytes) -> Samples:
+        if not isinstance(self._format, PcmFormat):
+            table = A_LAW if isinstance(self._format, AlawFormat) else MU_LAW
+            return table[np.frombuffer(data, np.uint8)]
+        data = self._rest + data
+        num_whole = len(data) // 2 * 2
+        self._rest = data[num_whole:]
+        values: npt.NDArray[np.int16] = np.frombuffer(data[:num_whole], "<i2")
+        return values.astype(np.float32) * _SCALE
+
+
+class AudioBuffer:
+    def __init__(self, num_kept: int = 0) -> None:
+        self.num_kept = num_kept
+        self.end = 0  # samples written so far
+        self._blocks: deque[Samples] = deque()
+        self._start = 0  # of the first block
+
+    @property
+    def num_held(self) -> int:
+        return self.end - self._start
+
+    def push(self, samples: Samples) -> None:
+        self._blocks.append(samples)
+        self.end += len(samples)
+        while self._blocks and self.num_held - len(self._blocks[0]) >= self.num_kept + len(samples):
+            self._start += len(self._blocks.popleft())
+
+    def since(self, start: int) -> Samples:
+        held = np.concatenate([*self._blocks, np.empty(0, np.float32)])
+        return held[max(0, start - self._start) :]

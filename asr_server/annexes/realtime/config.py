@@ -1,0 +1,214 @@
+"""One session's settings: updates and reports.
+
+A browser's ephemeral key (`POST /v1/realtime/client_secrets`) carries signed settings and expiry, so no
+table is kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from asr_server.annexes.realtime.client_events import (
+    AudioFormat,
+    Include,
+    PcmFormat,
+    SessionFields,
+    TranscriptionUpdate,
+    VadUpdate,
+)
+from asr_server.annexes.realtime.server_events import (
+    DEFAULT_VAD,
+    SEMANTIC_VAD,
+    Session,
+    SessionAudio,
+    SessionInput,
+    SessionTranscription,
+    SessionVad,
+)
+from asr_server.api.models.registry import Models
+from asr_server.api.schemas import check_keyword
+from asr_server.api.state import Caller, Keys
+from asr_server.core import DecodingOptions
+from asr_server.errors import InvalidApiKey, InvalidValue
+
+
+class SessionConfig(msgspec.Struct, frozen=True):
+    transcription: SessionTranscription
+    format: AudioFormat = PcmFormat()
+    vad: SessionVad | None = DEFAULT_VAD
+    has_chosen_vad: bool = False  # else the model's name decides
+    include: tuple[Include, ...] = ()
+
+    @property
+    def is_diarized(self) -> bool:
+        return self.transcription.model in DIARIZED
+
+
+# Clients of these names commit their turns, unless they ask for detection.
+COMMITTED_BY_CLIENT: Final = frozenset(("gpt-live-transcribe", "gpt-realtime-whisper"))
+# Of these names each turn's segments come with their speakers.
+DIARIZED: Final = frozenset(("gpt-4o-transcribe-diarize",))
+# Silence that ends a turn under `semantic_vad`: this server judges no meaning, it only waits.
+SILENCE_MS: Final = {"low": 1500, "medium": 800, "auto": 800, "high": 400}
+# Of the interval between readings of a growing turn.
+DELAY_FACTORS: Final = {"minimal": 0.4, "low": 0.7, "": 1.0, "medium": 1.0, "high": 2.0, "xhigh": 4.0}
+
+
+def default_config(model: str) -> SessionConfig:
+    vad = None if model in COMMITTED_BY_CLIENT else DEFAULT_VAD
+    return SessionConfig(SessionTranscription(model), vad=vad)
+
+
+def interim_interval_s(config: SessionConfig, interval_s: float) -> float:
+    return interval_s * DELAY_FACTORS[config.transcription.delay]
+
+
+def update_config(config: SessionConfig, fields: SessionFields, models: Models) -> SessionConfig:
+    """Return the settings with the given fields changed. Raises InvalidValue, ModelNotFound."""
+    changed: dict[str, Any] = {}
+    if not isinstance(fields.include, UnsetType):
+        changed["include"] = tuple(fields.include or ())
+    given = UNSET if isinstance(fields.audio, UnsetType) else fields.audio.input
+    if not isinstance(given, UnsetType):
+        if not isinstance(given.format, UnsetType):
+            changed["format"] = given.format or PcmFormat()
+        if not isinstance(given.transcription, UnsetType):
+            changed["transcription"] = _update_transcription(config, given.transcription, models)
+        if not isinstance(given.turn_detection, UnsetType):
+            changed["vad"] = _update_vad(config.vad, given.turn_detection)
+            changed["has_chosen_vad"] = True
+    return _with_vad_of_model(msgspec.structs.replace(config, **changed))
+
+
+def with_model(config: SessionConfig, model: str) -> SessionConfig:
+    transcription = msgspec.structs.replace(config.transcription, model=model)
+    return _with_vad_of_model(msgspec.structs.replace(config, transcription=transcription))
+
+
+def _with_vad_of_model(config: SessionConfig) -> SessionConfig:
+    if config.has_chosen_vad:
+        return config
+    return msgspec.structs.replace(config, vad=default_config(config.transcription.model).vad)
+
+
+def _update_transcription(
+    config: SessionConfig, update: TranscriptionUpdate | None, models: Models
+) -> SessionTranscription:
+    default = SessionTranscription(models.default.name)
+    if update is None:
+        return default
+    changed = _given(update, default)
+    models.choose(changed.get("model", default.model))
+    for name in ("languages", "keywords"):
+        if name in changed:
+            changed[name] = tuple(changed[name])
+    try:
+        for term in changed.get("keywords", ()):
+            check_keyword(term)
+    except ValueError as error:
+        raise InvalidValue(f"{error}.", "session.audio.input.transcription.keywords") from None
+    return msgspec.structs.replace(config.transcription, **changed)
+
+
+def _update_vad(vad: SessionVad | None, update: VadUpdate | None) -> SessionVad | None:
+    if update is None:
+        return None
+    kind = update.type if update.type is not UNSET else (vad or DEFAULT_VAD).type
+    default = SEMANTIC_VAD if kind == "semantic_vad" else DEFAULT_VAD
+    changed = _given(update, default)
+    if "eagerness" in changed:
+        eagerness = changed["eagerness"]
+        if kind == "semantic_vad":
+            changed = {"silence_duration_ms": SILENCE_MS[eagerness]} | changed
+        elif eagerness is not UNSET:
+            path = "session.audio.input.turn_detection.eagerness"
+            raise InvalidValue("'eagerness' requires turn_detection type 'semantic_vad'.", path)
+    return msgspec.structs.replace(vad if vad and vad.type == kind else default, **changed)
+
+
+def _given(update: msgspec.Struct, default: msgspec.Struct) -> dict[str, Any]:
+    values = {name: getattr(update, name) for name in default.__struct_fields__}
+    return {
+        name: getattr(default, name) if value is None else value
+        for name, value in values.items()
+        if not isinstance(value, UnsetType)
+    }
+
+
+def decoding_options(session: SessionConfig, models: Models) -> DecodingOptions:
+    """Make a session's decoding options. Raises InvalidValue for an unknown language."""
+    config = session.transcription
+    model = models.choose(config.model)
+    at = "session.audio.input.transcription"
+    return model.transcriber.options(
+        language=config.language,
+        languages=config.languages,
+        params=(f"{at}.language", f"{at}.languages"),
+        prompt=config.prompt,
+        keywords=config.keywords,
+        word_timestamps=session.is_diarized,
+        token_logprobs="item.input_audio_transcription.logprobs" in session.include,
+    )
+
+
+def describe(config: SessionConfig, session_id: str, expires_at: int) -> Session:
+    return Session(
+        id=session_id,
+        object="realtime.transcription_session",
+        type="transcription",
+        expires_at=expires_at,
+        include=config.include or None,
+        audio=SessionAudio(SessionInput(config.format, None, config.transcription, config.vad)),
+    )
+
+
+def describe_old(config: SessionConfig, session_id: str, expires_at: int) -> dict[str, Any]:
+    formats = {"audio/pcm": "pcm16", "audio/pcmu": "g711_ulaw", "audio/pcma": "g711_alaw"}
+    today = msgspec.to_builtins(describe(config, session_id, expires_at))
+    given = today["audio"]["input"]
+    return {
+        "id": session_id,
+        "object": today["object"],
+        "expires_at": expires_at,
+        "include": today["include"],
+        "input_audio_format": formats[given["format"]["type"]],
+        "input_audio_noise_reduction": None,
+        "input_audio_transcription": given["transcription"],
+        "turn_detection": given["turn_detection"],
+    }
+
+
+PREFIX: Final = "ek_"
+_SIGNATURE_BYTES: Final = 32
+
+
+class _Grant(msgspec.Struct, frozen=True):
+    expires_at: int  # Unix seconds
+    config: SessionConfig
+    nonce: bytes
+
+
+def make_secret(api_keys: Keys, caller: Caller, config: SessionConfig, expires_at: int) -> str:
+    grant = msgspec.json.encode(_Grant(expires_at, config, secrets.token_bytes(12)))
+    return PREFIX + base64.urlsafe_b64encode(api_keys.sign(grant, caller) + grant).decode().rstrip("=")
+
+
+def open_secret(api_keys: Keys, secret: str) -> tuple[Caller, SessionConfig]:
+    """Return a secret's settings, and who made it. Raises InvalidApiKey if expired or not ours."""
+    try:
+        raw = base64.urlsafe_b64decode(secret.removeprefix(PREFIX) + "==")
+    except ValueError:
+        raise InvalidApiKey("Incorrect client secret.") from None
+    signature, encoded = raw[:_SIGNATURE_BYTES], raw[_SIGNATURE_BYTES:]
+    if (caller := api_keys.signer_of(encoded, signature)) is None:
+        raise InvalidApiKey("Incorrect client secret.")
+    grant = msgspec.json.decode(encoded, type=_Grant)
+    if grant.expires_at < time.time():
+        raise InvalidApiKey("The client secret has expired.")
+    return caller, grant.config

@@ -1,0 +1,243 @@
+"""Read one turn while it grows: whole chunks as they fill, the growing one now and then.
+
+Never blocks the event loop; sends clients nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import msgspec
+
+from asr_server.annexes.realtime import server_events as out
+from asr_server.annexes.realtime.speakers import TurnSpeakers
+from asr_server.annexes.realtime.turn_types import (
+    ChunkRead,
+    Event,
+    InterimRead,
+    SpeakerSegment,
+    TurnFailed,
+    TurnRead,
+)
+from asr_server.annexes.speakers.labels import UNKNOWN
+from asr_server.api.errors import body_of
+from asr_server.api.models.served_model import ServedModel
+from asr_server.audio.split import Splitter
+from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Piece, Samples, TokenLogprob, TranscriptDelta
+
+MAX_UNREAD_CHUNKS: Final = 8  # of one session, before it takes no more audio
+MIN_REST: Final = SAMPLE_RATE  # samples behind a cut: to wait for more would hold back what is said
+
+Outcome = TranscriptDelta | Exception
+Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+
+
+class Backlog:
+    """The unread chunks of one session: too many pause its audio."""
+
+    def __init__(self) -> None:
+        self.num_unread = 0
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    def add(self, count: int) -> None:
+        self.num_unread += count
+        if self.num_unread < MAX_UNREAD_CHUNKS:
+            self._has_room.set()
+        else:
+            self._has_room.clear()
+
+    async def wait_for_room(self) -> None:
+        await self._has_room.wait()
+
+
+class TurnReader:
+    """Read a turn and report its texts as events; dropped readings report none."""
+
+    def __init__(
+        self,
+        item_id: str,
+        model: ServedModel,
+        options: DecodingOptions,
+        report: Callable[[Event], None],
+        spawn: Spawn,
+        backlog: Backlog,
+        speakers: TurnSpeakers | None = None,
+    ) -> None:
+        self.item_id = item_id
+        self._model = model
+        self._options = options
+        self._splitter = Splitter(model.audio_limits.chunk_samples, MIN_REST)
+        self._report = report
+        self._spawn = spawn
+        self._backlog = backlog
+        self._speakers = speakers
+        self._chunks: asyncio.Queue[asyncio.Task[Outcome] | None] = asyncio.Queue()
+        self._num_chunks = 0
+        self._running: set[asyncio.Task[Any]] = set()
+        self._interim: asyncio.Task[None] | None = None
+        self._ahead: list[asyncio.Task[Outcome]] | None = None
+        self._reporting = spawn(self._report_in_order())
+
+    @property
+    def duration_s(self) -> float:
+        return self._splitter.num_samples / SAMPLE_RATE
+
+    def push(self, samples: Samples) -> None:
+        if self._speakers:
+            self._speakers.push(samples)
+        for chunk in _chunks(self._splitter.push(samples)):
+            self.discard_ahead()
+            self._cancel_interim()
+            self._add(self._read(chunk))
+
+    def set_options(self, options: DecodingOptions) -> None:
+        """Read the rest by these options. Log-probabilities stay as the turn began."""
+        if options == self._options:
+            return
+        if self._num_chunks:
+            options = msgspec.structs.replace(options, token_logprobs=self._options.token_logprobs)
+        self._options = options
+        if self._ahead is not None:
+            self.read_ahead()
+
+    def read_interim(self) -> None:
+        """Read the growing chunk, unless final text keeps the engine busy."""
+        chunks = self._growing()
+        if self._interim or len(chunks) != 1 or not self._model.may_read_interim:
+            self._report(InterimRead(self.item_id))
+            return
+        self._interim = self._spawn(self._read_interim(chunks[0], self._num_chunks))
+
+    def read_ahead(self) -> None:
+        self._cancel_interim()
+        self.discard_ahead()
+        self._ahead = [self._read(chunk) for chunk in self._growing()]
+
+    def discard_ahead(self) -> None:
+        for task in self._ahead or []:
+            task.cancel()
+        self._ahead = None
+
+    def finish(self) -> None:
+        self._cancel_interim()
+        if self._ahead is None:
+            self._ahead = [self._read(chunk) for chunk in _chunks(self._splitter.finish())]
+        for task in self._ahead:
+            self._add(task)
+        self._chunks.put_nowait(None)
+
+    def cancel(self) -> None:
+        self._cancel_interim()
+        for task in (*self._running, self._reporting):
+            task.cancel()
+        self._close_speakers()
+
+    def _close_speakers(self) -> None:
+        if self._speakers:
+            self._speakers.close()
+
+    def _growing(self) -> list[Chunk]:
+        return _chunks(self._splitter.peek())
+
+    def _read(self, chunk: Chunk) -> asyncio.Task[Outcome]:
+        self._backlog.add(1)
+        task = self._spawn(_attempt(self._model, chunk, self._options, self._speakers))
+        self._running.add(task)
+        task.add_done_callback(self._on_read)
+        return task
+
+    def _on_read(self, task: asyncio.Task[Outcome]) -> None:
+        self._backlog.add(-1)
+        self._running.discard(task)
+
+    def _add(self, task: asyncio.Task[Outcome]) -> None:
+        self._num_chunks += 1
+        self._chunks.put_nowait(task)
+
+    async def _read_interim(self, chunk: Chunk, index: int) -> None:
+        options = msgspec.structs.replace(self._options, word_timestamps=False)
+        outcome = await _attempt(self._model, chunk, options)
+        if isinstance(outcome, TranscriptDelta):
+            text, language = outcome.text, outcome.language
+            self._report(InterimRead(self.item_id, index, text, language, self._logprobs(outcome)))
+        else:
+            self._report(InterimRead(self.item_id))
+        self._interim = None
+
+    def _cancel_interim(self) -> None:
+        if self._interim:
+            self._interim.cancel()
+            self._interim = None
+            self._report(InterimRead(self.item_id))
+
+    async def _report_in_order(self) -> None:
+        deltas: list[TranscriptDelta] = []
+        error: Exception | None = None
+        while task := await self._chunks.get():
+            outcome = await task
+            if isinstance(outcome, Exception):
+                error = error or outcome
+            elif error is None:
+                deltas.append(outcome)
+                text, language = outcome.text, outcome.language
+                self._report(ChunkRead(self.item_id, text, language, self._logprobs(outcome)))
+        segments: tuple[SpeakerSegment, ...] = ()
+        if error is None:
+            try:
+                segments = await self._labelled(deltas)
+            except Exception as failure:
+                error = failure
+        self._close_speakers()
+        if error:
+            detail = out.ItemError.from_detail(body_of(error).error)
+            self._report(TurnFailed(self.item_id, detail))
+        else:
+            self._report(self._read_whole(deltas, segments))
+
+    async def _labelled(self, deltas: list[TranscriptDelta]) -> tuple[SpeakerSegment, ...]:
+        if not self._speakers:
+            return ()
+        segments = [segment for delta in deltas for segment in delta.segments]
+        if not segments:
+            return ()
+        bytes_of = self._model.transcriber.tokenizer.decode_bytes
+        return tuple(
+            SpeakerSegment(each.start_s, each.end_s, each.text.strip(), each.speaker or UNKNOWN)
+            for each in await self._speakers.label(segments, bytes_of)
+            if each.text.strip()
+        )
+
+    def _logprobs(self, delta: TranscriptDelta) -> tuple[TokenLogprob, ...] | None:
+        return delta.logprobs if self._options.token_logprobs else None
+
+    def _read_whole(self, deltas: list[TranscriptDelta], segments: tuple[SpeakerSegment, ...]) -> TurnRead:
+        logprobs = tuple(entry for delta in deltas for entry in delta.logprobs)
+        languages = dict.fromkeys(delta.language for delta in deltas if delta.text and delta.language)
+        return TurnRead(
+            self.item_id,
+            self.duration_s,
+            tuple(languages),
+            logprobs if self._options.token_logprobs else None,
+            segments,
+        )
+
+
+async def _attempt(
+    model: ServedModel, chunk: Chunk, options: DecodingOptions, speakers: TurnSpeakers | None = None
+) -> Outcome:
+    """Read a chunk, and wait until its speakers are nearly known: they bound the backlog too."""
+    try:
+        async with model.using():
+            delta = await model.transcriber.transcribe_chunk(chunk, options)
+        if speakers:
+            await speakers.wait_for_room()
+        return delta
+    except Exception as error:
+        return error
+
+
+def _chunks(pieces: list[Piece]) -> list[Chunk]:
+    return [piece for piece in pieces if isinstance(piece, Chunk)]

@@ -1,0 +1,178 @@
+"""The routes of `/v1/realtime`: open sessions and issue client secrets. Transcribes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import uuid
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+from fastapi import APIRouter, Depends, HTTPException, Request, WebSocket
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.websockets import WebSocketState
+
+from asr_server import metrics
+from asr_server.annexes.realtime.client_events import as_invalid_value
+from asr_server.annexes.realtime.config import (
+    PREFIX,
+    SessionConfig,
+    decoding_options,
+    default_config,
+    describe,
+    make_secret,
+    open_secret,
+    update_config,
+    with_model,
+)
+from asr_server.annexes.realtime.openapi import CLIENT_SECRET_BODY, client_secret_responses
+from asr_server.annexes.realtime.server_events import (
+    ClientSecret,
+    ClientSecretRequest,
+    error_event,
+)
+from asr_server.annexes.realtime.session import INTERNAL_ERROR, RealtimeSession
+from asr_server.api.errors import HANDLED, body_of, response_to
+from asr_server.api.headers import answer_headers
+from asr_server.api.middleware.hosts import check_origin
+from asr_server.api.models.served_model import ServedModel
+from asr_server.api.state import AppState, caller_of, get_state, metered, models_of, require_key, set_caller
+from asr_server.errors import InvalidValue, ShuttingDown
+
+KEY_PROTOCOL: Final = "openai-insecure-api-key."
+PROTOCOL: Final = "realtime"
+MAX_BODY_BYTES: Final = 256 * 1024
+MAX_SECRET_LETTERS: Final = (
+    8000  # a line of a handshake's head has 8192 bytes, with its name and `KEY_PROTOCOL`
+)
+
+router = APIRouter(prefix="/v1/realtime", tags=["realtime"])
+logger = logging.getLogger(__name__)
+
+
+@router.websocket("")
+async def realtime(socket: WebSocket) -> None:
+    """Open a session. Refusals of key, settings and places answer the handshake."""
+    state = get_state(socket)
+    try:
+        config = _opening_config(socket, state)
+        session = RealtimeSession(socket, state, config)
+        model = models_of(socket).choose(config.transcription.model)
+        with metered(socket), state.realtime.enter(session, metrics.current_request_stats().key):
+            model.begin_loading()
+            await _accept(socket, model)
+            await session.run()
+    except Exception as error:
+        if socket.application_state is WebSocketState.CONNECTING:
+            await _refuse(socket, error)
+        else:
+            await _fail(socket, error)
+
+
+@router.get("", include_in_schema=False)
+async def explain_refusal(request: Request) -> None:
+    """Answer a plain GET as the handshake would be: pages never see that."""
+    state = get_state(request)
+    _opening_config(request, state)
+    if account := caller_of(request).account:
+        account.require_room()
+    state.realtime.require_place(metrics.current_request_stats().key)
+    raise HTTPException(
+        HTTPStatus.UPGRADE_REQUIRED,
+        "A WebSocket handshake would be taken here; a proxy in between may not pass it on.",
+        {"Upgrade": "websocket", "Connection": "Upgrade"},
+    )
+
+
+def _opening_config(connection: HTTPConnection, state: AppState) -> SessionConfig:
+    check_origin(connection, state.settings)
+    config = _authorized_config(connection, state)
+    if state.realtime.is_draining:
+        raise ShuttingDown
+    state.models.require_engine()
+    query = connection.query_params
+    if query.get("intent", "transcription") != "transcription":
+        raise InvalidValue("This server transcribes only: 'intent' can be 'transcription'.", "intent")
+    if model := query.get("model"):
+        models_of(connection).choose(model)
+        config = with_model(config, model)
+    return config
+
+
+def _authorized_config(connection: HTTPConnection, state: AppState) -> SessionConfig:
+    protocols: list[str] = connection.scope.get("subprotocols", [])
+    of_protocol = (p.removeprefix(KEY_PROTOCOL) for p in protocols if p.startswith(KEY_PROTOCOL))
+    header = connection.headers.get("authorization") or f"Bearer {next(of_protocol, '')}"
+    key = header.partition(" ")[2].strip()
+    if key.startswith(PREFIX) and state.api_keys.find(key) is None:
+        caller, config = open_secret(state.api_keys, key)
+        set_caller(connection, caller)
+        return config
+    set_caller(connection, state.api_keys.check(header))
+    return default_config(models_of(connection).default.name)
+
+
+async def _accept(socket: WebSocket, model: ServedModel) -> None:
+    headers = [(name.encode(), value.encode()) for name, value in answer_headers(model.settings).items()]
+    await socket.accept(PROTOCOL if PROTOCOL in socket.scope["subprotocols"] else None, headers)
+
+
+async def _refuse(socket: WebSocket, error: Exception) -> None:
+    if not isinstance(error, HANDLED):
+        logger.error("a realtime handshake has failed", exc_info=error)
+    with contextlib.suppress(Exception):  # the client may have left
+        await socket.send_denial_response(response_to(error))
+
+
+async def _fail(socket: WebSocket, error: Exception) -> None:
+    logger.error("a realtime session has failed", exc_info=error)
+    event = msgspec.structs.replace(error_event(body_of(error).error), event_id=f"event_{uuid.uuid4().hex}")
+    with contextlib.suppress(Exception):  # the client may have left
+        await socket.send_text(msgspec.json.encode(event).decode())
+        await socket.close(INTERNAL_ERROR, "The server had an error.")
+
+
+@router.post(
+    "/client_secrets",
+    dependencies=[Depends(require_key)],
+    response_model=None,
+    openapi_extra=CLIENT_SECRET_BODY,
+    responses=client_secret_responses(),
+)
+async def create_client_secret(request: Request) -> Response:
+    """Create a browser's key that opens sessions with these settings until it expires."""
+    state = get_state(request)
+    models, caller = models_of(request), caller_of(request)
+    wanted = await _secret_request(request)
+    default = default_config(models.default.name)
+    config = update_config(default, wanted.session, models)
+    decoding_options(config, models)  # raises for a language that is not known
+    expires_at = int(time.time()) + wanted.expires_after.seconds
+    value = make_secret(state.api_keys, caller, config, expires_at)
+    if len(value) > MAX_SECRET_LETTERS:
+        raise InvalidValue(
+            f"The client secret would have {len(value)} characters, and a WebSocket handshake takes "
+            f"{MAX_SECRET_LETTERS}: shorten 'prompt', 'keywords' or 'languages'.",
+            "session",
+        )
+    secret = ClientSecret(
+        value,
+        expires_at,
+        describe(config, f"sess_{uuid.uuid4().hex}", expires_at),
+    )
+    return Response(msgspec.json.encode(secret), media_type="application/json")
+
+
+async def _secret_request(request: Request) -> ClientSecretRequest:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise InvalidValue(f"The body is over the limit of {MAX_BODY_BYTES} bytes.")
+    try:
+        return msgspec.json.decode(bytes(body) or b"{}", type=ClientSecretRequest)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise as_invalid_value(error, "body") from None

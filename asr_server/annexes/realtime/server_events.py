@@ -1,0 +1,234 @@
+"""Server events, as OpenAI's realtime API names them, and the bodies of client secrets. Types only."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from asr_server.annexes.realtime.client_events import AudioFormat, SessionFields
+from asr_server.api.schemas import ErrorDetail
+from asr_server.core import TokenLogprob
+
+
+class DurationUsage(msgspec.Struct, frozen=True, tag_field="type", tag="duration"):
+    """The turn's length to the millisecond, unlike `formats.bodies.DurationUsage`."""
+
+    seconds: float
+
+
+class LanguageCode(msgspec.Struct, frozen=True):
+    code: str
+
+
+class ItemError(msgspec.Struct, frozen=True):
+    type: str
+    code: str | None
+    message: str
+    param: str | None
+
+    @classmethod
+    def from_detail(cls, detail: ErrorDetail) -> ItemError:
+        return cls(detail.type, detail.code, detail.message, detail.param)
+
+
+class EventError(ItemError, frozen=True):
+    event_id: str | None  # of the client's event
+
+
+class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
+    transcript: str | None = None
+
+
+class UserMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
+    id: str
+    object: Literal["realtime.item"] = "realtime.item"
+    status: Literal["completed"] = "completed"
+    role: Literal["user"] = "user"
+    content: tuple[InputAudio, ...] = (InputAudio(),)
+
+
+# -- The session, as it is in force --
+
+
+class SessionTranscription(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Options of the transcription."""
+
+    model: Annotated[str, Meta(description="The model's name.")]
+    language: Annotated[str, Meta(description="Of the speech.")] = ""
+    languages: Annotated[tuple[str, ...], Meta(description="Candidates for detection.")] = ()
+    keywords: Annotated[tuple[str, ...], Meta(description="Words to listen for.")] = ()
+    prompt: Annotated[str, Meta(description="Text that precedes the speech.")] = ""
+    delay: Annotated[str, Meta(description="How often a growing turn is read.")] = ""
+
+
+class SessionVad(msgspec.Struct, frozen=True):
+    """Settings that begin and end a turn."""
+
+    type: Annotated[Literal["server_vad", "semantic_vad"], Meta(description="The kind of detection.")]
+    threshold: Annotated[float, Meta(description="How sure of speech the detector must be.")]
+    prefix_padding_ms: Annotated[int, Meta(description="Audio kept before speech.")]
+    silence_duration_ms: Annotated[int, Meta(description="Silence that ends a turn.")]
+    idle_timeout_ms: Annotated[
+        int | None, Meta(description="Silence after which an empty turn is committed.")
+    ]
+    eagerness: Annotated[str | UnsetType, Meta(description="Of `semantic_vad`.")] = UNSET
+
+
+DEFAULT_VAD: Final = SessionVad("server_vad", 0.5, 300, 500, None)  # OpenAI's
+SEMANTIC_VAD: Final = SessionVad("semantic_vad", 0.5, 300, 800, None, "auto")
+
+
+class SessionInput(msgspec.Struct, frozen=True):
+    format: Annotated[AudioFormat, Meta(description="Its encoding.")]
+    noise_reduction: Annotated[None, Meta(description="Always null: none is done.")]
+    transcription: Annotated[SessionTranscription, Meta(description="How it is transcribed.")]
+    turn_detection: Annotated[SessionVad | None, Meta(description="Null: the client commits.")]
+
+
+class SessionAudio(msgspec.Struct, frozen=True):
+    input: Annotated[SessionInput, Meta(description="What comes in.")]
+
+
+class Session(msgspec.Struct, frozen=True):
+    id: Annotated[str, Meta(description="`sess_...`")]
+    object: Annotated[Literal["realtime.transcription_session"], Meta(description="The kind of object.")]
+    type: Annotated[Literal["transcription"], Meta(description="The kind of session.")]
+    expires_at: Annotated[int, Meta(description="In Unix seconds.")]
+    include: Annotated[tuple[str, ...] | None, Meta(description="What `completed` events have besides.")]
+    audio: Annotated[SessionAudio, Meta(description="Its audio.")]
+
+
+# -- Events --
+
+
+class ServerEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    is_last: ClassVar[bool] = False  # of its item
+    event_id: str = ""
+
+
+class SessionCreated(ServerEvent, frozen=True, kw_only=True, tag="session.created"):
+    session: Session
+
+
+class SessionUpdated(ServerEvent, frozen=True, kw_only=True, tag="session.updated"):
+    session: Session
+
+
+class OldSessionUpdated(ServerEvent, frozen=True, kw_only=True, tag="transcription_session.updated"):
+    session: dict[str, Any]
+
+
+class SpeechStarted(ServerEvent, frozen=True, kw_only=True, tag="input_audio_buffer.speech_started"):
+    item_id: str
+    audio_start_ms: int
+
+
+class SpeechStopped(ServerEvent, frozen=True, kw_only=True, tag="input_audio_buffer.speech_stopped"):
+    item_id: str
+    audio_end_ms: int
+
+
+class TimeoutTriggered(ServerEvent, frozen=True, kw_only=True, tag="input_audio_buffer.timeout_triggered"):
+    item_id: str
+    audio_start_ms: int
+    audio_end_ms: int
+
+
+class Committed(ServerEvent, frozen=True, kw_only=True, tag="input_audio_buffer.committed"):
+    item_id: str
+    previous_item_id: str | None
+
+
+class Cleared(ServerEvent, frozen=True, kw_only=True, tag="input_audio_buffer.cleared"):
+    pass
+
+
+class ItemAdded(ServerEvent, frozen=True, kw_only=True, tag="conversation.item.added"):
+    item: UserMessage
+    previous_item_id: str | None
+
+
+class ItemDone(ServerEvent, frozen=True, kw_only=True, tag="conversation.item.done"):
+    item: UserMessage
+    previous_item_id: str | None
+
+
+class Delta(ServerEvent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.delta"):
+    item_id: str
+    content_index: int = 0
+    delta: str
+    logprobs: tuple[TokenLogprob, ...] | UnsetType = UNSET
+
+
+class SpokenSegment(
+    ServerEvent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.segment"
+):
+    """Times are seconds from the session's start, like those of `speech_started`."""
+
+    item_id: str
+    content_index: int = 0
+    id: str
+    speaker: str
+    start: float
+    end: float
+    text: str
+
+
+class Completed(
+    ServerEvent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.completed"
+):
+    is_last: ClassVar[bool] = True
+    item_id: str
+    content_index: int = 0
+    transcript: str
+    usage: DurationUsage
+    languages: tuple[LanguageCode, ...] | UnsetType = UNSET
+    logprobs: tuple[TokenLogprob, ...] | UnsetType = UNSET
+
+
+class Failed(
+    ServerEvent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.failed"
+):
+    is_last: ClassVar[bool] = True
+    item_id: str
+    content_index: int = 0
+    error: ItemError
+
+
+class Error(ServerEvent, frozen=True, kw_only=True, tag="error"):
+    error: EventError
+
+
+def error_event(detail: ErrorDetail, client_event_id: str | None = None) -> Error:
+    return Error(
+        error=EventError(detail.type, detail.code, detail.message, detail.param, event_id=client_event_id)
+    )
+
+
+# -- The bodies of client secrets --
+
+
+class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
+    """Lifetime of the secret."""
+
+    seconds: Annotated[int, Meta(ge=10, le=7200, description="From now on.")] = 600
+    anchor: Annotated[Literal["created_at"], Meta(description="Always `created_at`.")] = "created_at"
+
+
+class ClientSecretRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The settings allowed to a browser; all are optional."""
+
+    expires_after: Annotated[ExpiresAfter, Meta(description="The secret's end.")] = msgspec.field(
+        default_factory=ExpiresAfter
+    )
+    session: Annotated[SessionFields, Meta(description="Settings of the session.")] = SessionFields()
+
+
+class ClientSecret(msgspec.Struct):
+    """A browser's key."""
+
+    value: Annotated[str, Meta(description="The key: `ek_...`.")]
+    expires_at: Annotated[int, Meta(description="Its end, in Unix seconds.")]
+    session: Annotated[Session, Meta(description="What it opens.")]

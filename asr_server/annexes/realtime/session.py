@@ -1,0 +1,344 @@
+"""One realtime session: one task receives, another owns the state and sends.
+
+All events go through one queue. The next client event is taken when the last is done and the engine keeps
+up; faster clients wait in their own connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Iterator, MutableMapping
+from typing import Any, Final
+
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from asr_server import metrics
+from asr_server.annexes.realtime import client_events as client
+from asr_server.annexes.realtime import server_events as out
+from asr_server.annexes.realtime import turn_types as turns
+from asr_server.annexes.realtime.audio_in import AudioBuffer, AudioInput
+from asr_server.annexes.realtime.config import (
+    SessionConfig,
+    decoding_options,
+    describe,
+    describe_old,
+    interim_interval_s,
+    update_config,
+)
+from asr_server.annexes.realtime.reader import Backlog, TurnReader
+from asr_server.annexes.realtime.speakers import SessionSpeakers
+from asr_server.annexes.realtime.turn import next_state
+from asr_server.annexes.realtime.turn_types import SAMPLES_PER_MS, State
+from asr_server.annexes.realtime.voice_activity import ONSET_MARGIN_MS, VoiceActivity
+from asr_server.api.errors import body_of
+from asr_server.api.state import AppState, caller_of, models_of
+from asr_server.core import SAMPLE_RATE, Samples
+from asr_server.errors import InvalidValue, RateLimited, RequestError
+from asr_server.transcription import first_error
+
+NORMAL: Final = 1000
+GOING_AWAY: Final = 1001  # the official client connects again
+POLICY: Final = 1008
+INTERNAL_ERROR: Final = 1011
+
+PART_BYTES: Final = 32 * 1024  # of an append that are converted at once: 3 MiB of it take 0.2 s
+BLOCK: Final = SAMPLE_RATE // 10  # samples that are worked on at once
+MAX_SEND_S: Final = 30.0  # for a client that does not read
+
+
+class _End(msgspec.Struct, frozen=True):
+    code: int
+    reason: str
+
+
+class _Malformed(msgspec.Struct, frozen=True):
+    error: InvalidValue
+    event_id: str | None
+
+
+class _Gone(Exception):
+    pass
+
+
+_Inbox = client.ClientEvent | turns.Event | _End | _Malformed
+
+
+class RealtimeSession:
+    def __init__(self, socket: WebSocket, app: AppState, config: SessionConfig) -> None:
+        self.id = f"sess_{uuid.uuid4().hex}"
+        self._socket, self._app = socket, app
+        self._config = config
+        self._models, self._account = models_of(socket), caller_of(socket).account
+        self._model = self._models.choose(config.transcription.model)
+        self._options = decoding_options(config, self._models)
+        self._expires_at = int(time.time() + app.settings.max_realtime_session_s)
+        self._inbox: asyncio.Queue[_Inbox] = asyncio.Queue()
+        self._state = State(tag=self.id[5:13], interim_samples=self._interim_samples)
+        self._backlog = Backlog()
+        self._speakers = SessionSpeakers()
+        self._buffer = AudioBuffer()
+        self._audio = AudioInput(config.format)
+        self._activity: VoiceActivity | None = None
+        self._open: TurnReader | None = None  # the reader of the turn that is growing
+        self._readers: dict[str, TurnReader] = {}
+        self._num_events = 0
+        self._ending: _End | None = None
+        self._group: asyncio.TaskGroup  # while it runs
+
+    def end(self, code: int, reason: str) -> None:
+        self._inbox.put_nowait(_End(code, reason))
+
+    async def run(self) -> None:
+        self._note_model()
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                helpers = [group.create_task(self._receive()), group.create_task(self._watch_the_clock())]
+                await self._write()
+                for helper in helpers:
+                    helper.cancel()
+                for reader in self._readers.values():
+                    reader.cancel()
+        except BaseExceptionGroup as errors:
+            if not isinstance(
+                first_error(errors), _Gone
+            ):  # a name for it would be a cycle with its traceback
+                raise first_error(errors) from None
+
+    # -- In --
+
+    async def _receive(self) -> None:
+        try:
+            while True:
+                message = await self._next_message()
+                await self._take(_parse(message.pop("text", None)))
+        except TimeoutError:
+            self.end(NORMAL, "Nothing was sent for too long.")
+
+    async def _next_message(self) -> MutableMapping[str, Any]:
+        async with asyncio.timeout(self._app.settings.max_realtime_idle_s):
+            message = await self._socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise _Gone
+        return message
+
+    async def _take(self, event: client.ClientEvent | _Malformed) -> None:
+        self._inbox.put_nowait(event)
+        await self._inbox.join()
+        await self._backlog.wait_for_room()
+
+    async def _watch_the_clock(self) -> None:
+        await asyncio.sleep(self._app.settings.max_realtime_session_s)
+        self.end(GOING_AWAY, "The session has reached its longest duration.")
+
+    # -- The one that owns the state --
+
+    async def _write(self) -> None:
+        await self._send(out.SessionCreated(session=self._described()))
+        await self._set_detection()
+        while self._ending is None or self._state.committed:
+            event = await self._inbox.get()
+            try:
+                await self._on_event(event)
+            finally:
+                self._inbox.task_done()
+        if self._socket.application_state is WebSocketState.CONNECTED:
+            with contextlib.suppress(WebSocketDisconnect):  # the client may have left
+                await self._socket.close(self._ending.code, self._ending.reason)
+
+    async def _on_event(self, event: _Inbox) -> None:
+        match event:
+            case _End():
+                self._ending = self._ending or event
+                await self._write_audio(self._audio.flush())
+                await self._step(turns.InputEnded())
+            case _Malformed():
+                await self._send_error(event.error, event.event_id)
+            case _ if isinstance(event, client.ClientEvent):
+                if self._ending is None:
+                    await self._on_client_event(event)
+            case _:
+                await self._step(event)
+
+    async def _on_client_event(self, event: client.ClientEvent) -> None:
+        match event:
+            case client.AppendAudio():
+                for first in range(0, len(event.audio), PART_BYTES):
+                    await self._write_audio(self._audio.push(event.audio[first : first + PART_BYTES]))
+            case client.CommitAudio():
+                await self._write_audio(self._audio.flush())
+                await self._step(turns.CommitRequested(event.event_id))
+            case client.ClearAudio():
+                await self._write_audio(self._audio.flush())
+                await self._step(turns.ClearRequested())
+            case client.SessionUpdate():
+                if await self._update(event.session, event.event_id):
+                    await self._send(out.SessionUpdated(session=self._described()))
+            case client.OldSessionUpdate():
+                if await self._update(event.session.renamed(), event.event_id):
+                    described = describe_old(self._config, self.id, self._expires_at)
+                    await self._send(out.OldSessionUpdated(session=described))
+
+    async def _write_audio(self, samples: Samples) -> None:
+        metrics.audio_received_seconds.inc(len(samples) / SAMPLE_RATE)
+        for block in _blocks(samples):
+            self._buffer.push(block)
+            if self._open:
+                self._open.push(block)
+            await self._step(turns.AudioWritten(len(block)))
+            for event in self._activity.push(block) if self._activity else []:
+                await self._step(event)
+            if len(samples) > len(block):
+                await asyncio.sleep(0)  # others' turn
+
+    async def _update(self, fields: client.SessionFields, event_id: str | None) -> bool:
+        try:
+            config = update_config(self._config, fields, self._models)
+            options = decoding_options(config, self._models)
+        except RequestError as error:
+            await self._send_error(error, event_id)
+            return False
+        before, self._config, self._options = self._config, config, options
+        self._model = self._models.choose(config.transcription.model)
+        self._state = msgspec.structs.replace(self._state, interim_samples=self._interim_samples)
+        self._note_model()
+        if config.format != before.format:
+            await self._write_audio(self._audio.flush())
+            self._audio = AudioInput(config.format)
+        if config.vad != before.vad:
+            await self._set_detection()
+        if self._open:
+            self._open.set_options(options)
+        return True
+
+    @property
+    def _interim_samples(self) -> int:
+        interval_s = interim_interval_s(self._config, self._app.settings.realtime_interim_s)
+        return round(interval_s * SAMPLE_RATE)
+
+    def _note_model(self) -> None:
+        stats = metrics.current_request_stats()
+        stats.asked_for |= {"model": self._config.transcription.model, "stream": True}
+        stats.model = self._model.name
+
+    async def _set_detection(self) -> None:
+        vad = self._config.vad
+        if vad is None:
+            self._activity = None
+            await self._step(turns.DetectionSet(False))
+            return
+        padding = vad.prefix_padding_ms * SAMPLES_PER_MS
+        idle = None if vad.idle_timeout_ms is None else vad.idle_timeout_ms * SAMPLES_PER_MS
+        self._buffer.num_kept = padding + ONSET_MARGIN_MS * SAMPLES_PER_MS
+        if self._activity:
+            self._activity.configure(vad)
+        else:  # the detector is loaded with the first session
+            self._activity = await asyncio.to_thread(VoiceActivity, vad, self._buffer.end)
+        await self._step(turns.DetectionSet(True, padding, idle))
+
+    async def _step(self, event: turns.Event) -> None:
+        self._state, effects = next_state(self._state, event)
+        for effect in effects:
+            await self._apply(effect)
+
+    async def _apply(self, effect: turns.Effect) -> None:
+        match effect:
+            case turns.Send():
+                await self._send(effect.event)
+            case turns.OpenTurn():
+                self._open = self._readers[effect.item_id] = self._new_reader(effect.item_id)
+                self._open.push(self._buffer.since(effect.start))
+            case turns.FinishTurn():
+                self._readers[effect.item_id].finish()
+                self._open = None
+            case turns.DropTurn():
+                self._readers.pop(effect.item_id).cancel()
+                self._open = None
+            case turns.ReadInterim():
+                self._readers[effect.item_id].read_interim()
+            case turns.ReadAhead():
+                self._readers[effect.item_id].read_ahead()
+            case turns.DiscardAhead():
+                self._readers[effect.item_id].discard_ahead()
+            case turns.RestartDetection():
+                if self._activity:
+                    self._activity.restart()
+
+    def _new_reader(self, item_id: str) -> TurnReader:
+        self._follow_swap()
+        return TurnReader(
+            item_id,
+            self._model,
+            self._options,
+            report=self._inbox.put_nowait,
+            spawn=self._group.create_task,
+            backlog=self._backlog,
+            speakers=self._speakers.new_turn() if self._config.is_diarized else None,
+        )
+
+    def _follow_swap(self) -> None:
+        """Read later turns by the new version of the model, if that knows the language of the session."""
+        model = self._models.choose(self._config.transcription.model)
+        if model is not self._model:
+            with contextlib.suppress(RequestError):
+                self._options = decoding_options(self._config, self._models)
+                self._model = model
+
+    # -- Out --
+
+    async def _send(self, event: out.ServerEvent) -> None:
+        if event.is_last:
+            self._readers.pop(event.item_id)  # type: ignore[attr-defined]
+            self._app.realtime.num_turns += 1
+        if isinstance(event, out.Completed):
+            languages = event.languages or ()
+            metrics.current_request_stats().on_audio(
+                event.usage.seconds, languages[0].code if languages else None
+            )
+        self._num_events += 1
+        event = msgspec.structs.replace(event, event_id=f"event_{self._state.tag}{self._num_events:06d}")
+        try:
+            async with asyncio.timeout(MAX_SEND_S):
+                await self._socket.send_text(msgspec.json.encode(event).decode())
+        except (WebSocketDisconnect, RuntimeError, TimeoutError) as error:
+            raise _Gone from error
+        if isinstance(event, out.Completed):
+            await self._end_if_used_up()
+
+    async def _end_if_used_up(self) -> None:
+        try:
+            if self._account and self._ending is None:
+                self._account.require_audio()
+        except RateLimited as error:
+            await self._send_error(error, None)
+            self.end(POLICY, "The audio of this key is used up for now.")
+
+    async def _send_error(self, error: RequestError, event_id: str | None) -> None:
+        await self._send(out.error_event(body_of(error).error, event_id))
+
+    def _described(self) -> out.Session:
+        return describe(self._config, self.id, self._expires_at)
+
+
+def _parse(text: str | None) -> client.ClientEvent | _Malformed:
+    if text is None:
+        return _Malformed(InvalidValue("Events are JSON text; this message was binary."), None)
+    try:
+        return client.parse_client_event(text)
+    except InvalidValue as error:
+        return _Malformed(_without_frames(error), client.event_id_of(text))
+
+
+def _without_frames(error: InvalidValue) -> InvalidValue:
+    """Its traceback would keep the message, of up to 4 MiB, until the garbage is next collected."""
+    error.__context__ = error.__traceback__ = None
+    return error
+
+
+def _blocks(samples: Samples) -> Iterator[Samples]:
+    for first in range(0, len(samples), BLOCK):
+        yield samples[first : first + BLOCK]

@@ -1,0 +1,312 @@
+"""The life of turns, as a pure function of state and event, without a clock.
+
+Times are samples at 16 kHz from the session's start. The rules, tested on random events:
+
+1. At most one turn is open. It grows until committed or dropped; turns never overlap.
+2. With voice detection, speech opens a turn and its end commits it; so does a silence of `idle_timeout`.
+   Without, the first sample after a commit opens one, and the client commits.
+3. A client's commit of under 100 ms is an error and changes nothing.
+4. Every committed turn names the one before it, and ends in one `completed` or `failed`.
+5. A dropped turn ends in neither.
+6. Deltas come before the turn's end, are only appended, and follow the chunks' order.
+7. A result for a missing turn has no effect.
+8. `speech_stopped` follows a `speech_started` of the same turn.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from asr_server.annexes.realtime import server_events as out
+from asr_server.annexes.realtime.turn_types import (
+    SAMPLES_PER_MS,
+    Agreement,
+    AudioWritten,
+    ChunkRead,
+    ClearRequested,
+    CommitRequested,
+    DetectionSet,
+    DiscardAhead,
+    DropTurn,
+    Effect,
+    Event,
+    FinishTurn,
+    InputEnded,
+    InterimRead,
+    OpenTurn,
+    ReadAhead,
+    ReadInterim,
+    RestartDetection,
+    Send,
+    State,
+    Step,
+    Turn,
+    TurnFailed,
+    TurnRead,
+    VoicePaused,
+    VoiceResumed,
+    VoiceStarted,
+    VoiceStopped,
+    agree,
+    conclude,
+    tokens_between,
+)
+from asr_server.api.schemas import ErrorDetail
+from asr_server.core import SAMPLE_RATE, TokenLogprob
+from asr_server.transcription.language import continuation
+
+MIN_COMMIT_MS: Final = 100
+
+Logprobs = tuple[TokenLogprob, ...] | UnsetType
+
+
+def next_state(state: State, event: Event) -> Step:
+    match event:
+        case AudioWritten():
+            return _on_audio(replace(state, num_samples=state.num_samples + event.num_samples))
+        case VoiceStarted():
+            return _on_voice_started(state, event.at)
+        case VoicePaused() if state.open:
+            paused = replace(state.open, is_paused=True, is_reading=False, read_to=state.num_samples)
+            return replace(state, open=paused), [ReadAhead(paused.item_id)]
+        case VoiceResumed() if state.open:
+            resumed = replace(state.open, is_paused=False)
+            return replace(state, open=resumed), [DiscardAhead(resumed.item_id)]
+        case VoiceStopped() if state.open and state.open.is_announced:
+            stopped = out.SpeechStopped(item_id=state.open.item_id, audio_end_ms=_ms(state.num_samples))
+            return _commit(state, [Send(stopped)])
+        case CommitRequested():
+            return _on_commit(state, event.event_id)
+        case ClearRequested():
+            return _on_clear(state)
+        case DetectionSet():
+            return _on_detection_set(state, event)
+        case InputEnded() if state.open:
+            return (
+                _commit(state, [])
+                if _ms(state.num_samples - state.open.start) >= MIN_COMMIT_MS
+                else _drop(state)
+            )
+        case InterimRead() | ChunkRead() | TurnRead() | TurnFailed():
+            return _on_result(state, event)
+    return state, []
+
+
+# -- Audio and voice --
+
+
+def _on_audio(state: State) -> Step:
+    if state.open:
+        return _read_interim(state, state.open)
+    if not state.is_detecting:
+        return _open(state, state.uncommitted_from)
+    silent = state.num_samples - state.uncommitted_from
+    if state.idle_timeout is not None and silent >= state.idle_timeout:
+        return _on_idle(state)
+    return state, []
+
+
+def _read_interim(state: State, turn: Turn) -> Step:
+    is_due = state.num_samples - turn.read_to >= state.interim_samples > 0
+    if turn.is_reading or turn.is_paused or not is_due:
+        return state, []
+    reading = replace(turn, is_reading=True, read_to=state.num_samples)
+    return replace(state, open=reading), [ReadInterim(turn.item_id)]
+
+
+def _on_voice_started(state: State, at: int) -> Step:
+    effects: list[Effect] = []
+    if not state.open:
+        state, effects = _open(state, max(state.uncommitted_from, min(at, state.num_samples) - state.padding))
+    assert state.open
+    if state.open.is_announced:  # detection was off and on again within the turn
+        return state, effects
+    turn = replace(state.open, is_announced=True, is_paused=False)
+    started = out.SpeechStarted(item_id=turn.item_id, audio_start_ms=_ms(turn.start))
+    return replace(state, open=turn), [*effects, Send(started)]
+
+
+def _on_detection_set(state: State, event: DetectionSet) -> Step:
+    state = replace(state, **msgspec.structs.asdict(event))
+    if event.is_detecting or not state.open or not state.open.is_paused:
+        return state, []
+    # Nothing will tell that speech goes on: what was read ahead is not the end of the turn.
+    resumed = replace(state.open, is_paused=False)
+    return replace(state, open=resumed), [DiscardAhead(resumed.item_id)]
+
+
+def _on_idle(state: State) -> Step:
+    start_ms, end_ms = _ms(state.uncommitted_from), _ms(state.num_samples)
+    state, opened = _open(state, _held_from(state))
+    assert state.open
+    timeout = out.TimeoutTriggered(item_id=state.open.item_id, audio_start_ms=start_ms, audio_end_ms=end_ms)
+    return _commit(state, [*opened, Send(timeout)])
+
+
+def _open(state: State, start: int) -> Step:
+    item_id = f"item_{state.tag}{state.num_turns:06d}"
+    turn = Turn(item_id, start, read_to=start)
+    return replace(state, open=turn, num_turns=state.num_turns + 1), [OpenTurn(item_id, start)]
+
+
+# -- The ends of a turn --
+
+
+def _on_commit(state: State, event_id: str | None) -> Step:
+    start = state.open.start if state.open else _held_from(state)
+    length_ms = (state.num_samples - start) / SAMPLES_PER_MS
+    if length_ms < MIN_COMMIT_MS:
+        return state, [Send(_commit_too_short(length_ms, event_id))]
+    effects: list[Effect] = []
+    if not state.open:
+        state, effects = _open(state, start)
+    state, committed = _commit(state, effects)
+    return state, [*committed, RestartDetection()]
+
+
+def _commit(state: State, effects: list[Effect]) -> Step:
+    """Commit the open turn. The engine starts before anything is sent."""
+    assert state.open
+    turn, before = state.open, state.previous_item_id
+    message = out.UserMessage(turn.item_id)
+    state = replace(
+        state,
+        open=None,
+        committed=(*state.committed, turn),
+        previous_item_id=turn.item_id,
+        uncommitted_from=state.num_samples,
+    )
+    return state, [
+        *(effect for effect in effects if isinstance(effect, OpenTurn)),
+        FinishTurn(turn.item_id),
+        *(effect for effect in effects if not isinstance(effect, OpenTurn)),
+        Send(out.Committed(item_id=turn.item_id, previous_item_id=before)),
+        Send(out.ItemAdded(item=message, previous_item_id=before)),
+        Send(out.ItemDone(item=message, previous_item_id=before)),
+    ]
+
+
+def _on_clear(state: State) -> Step:
+    state, effects = _drop(state)
+    return state, [*effects, RestartDetection(), Send(out.Cleared())]
+
+
+def _drop(state: State) -> Step:
+    effects: list[Effect] = [DropTurn(state.open.item_id)] if state.open else []
+    return replace(state, open=None, uncommitted_from=state.num_samples), effects
+
+
+# -- Results --
+
+
+def _on_result(state: State, event: InterimRead | ChunkRead | TurnRead | TurnFailed) -> Step:
+    is_open = state.open is not None and state.open.item_id == event.item_id
+    turns = [turn for turn in (state.open, *state.committed) if turn and turn.item_id == event.item_id]
+    if not turns:
+        return state, []
+    turn = turns[0]
+    match event:
+        case InterimRead() if is_open:
+            return _on_interim(state, turn, event)
+        case ChunkRead():
+            return _on_chunk(state, turn, event)
+        case TurnRead() if not is_open:
+            segments = [Send(each) for each in _segments(turn, event)]
+            return _without(state, turn), [*segments, Send(_completed(turn, event))]
+        case TurnFailed() if not is_open:
+            return _without(state, turn), [Send(out.Failed(item_id=turn.item_id, error=event.error))]
+    return state, []
+
+
+def _on_interim(state: State, turn: Turn, event: InterimRead) -> Step:
+    turn = replace(turn, is_reading=False)
+    if event.text is None or event.chunk != turn.num_chunks:
+        return replace(state, open=turn), []
+    num_sent = turn.agreement.num_sent
+    agreement, text = agree(turn.agreement, event.text, event.language)
+    logprobs = _logprobs(event, num_sent, agreement.num_sent)
+    turn, sent = _send_text(replace(turn, agreement=agreement), text, event.language, logprobs)
+    return replace(state, open=turn), sent
+
+
+def _on_chunk(state: State, turn: Turn, event: ChunkRead) -> Step:
+    rest = conclude(turn.agreement, event.text, event.language)
+    text = turn.text + continuation(turn.text, event.text, event.language)
+    turn, sent = _send_text(turn, rest, event.language, _logprobs(event, turn.agreement.num_sent, None))
+    turn = replace(turn, text=text, num_chunks=turn.num_chunks + 1, agreement=Agreement())
+    return _with(state, turn), sent
+
+
+def _logprobs(event: InterimRead | ChunkRead, first: int, end: int | None) -> Logprobs:
+    if event.logprobs is None or event.text is None:
+        return UNSET
+    return tokens_between(event.text, event.language, event.logprobs, first, end)
+
+
+def _send_text(turn: Turn, text: str, language: str | None, logprobs: Logprobs) -> tuple[Turn, list[Effect]]:
+    delta = continuation(turn.deltas, text, language)
+    if not delta:
+        return turn, []
+    turn = replace(turn, deltas=turn.deltas + delta)
+    return turn, [Send(out.Delta(item_id=turn.item_id, delta=delta, logprobs=logprobs))]
+
+
+def _segments(turn: Turn, event: TurnRead) -> list[out.SpokenSegment]:
+    start_s, tag = turn.start / SAMPLE_RATE, turn.item_id.removeprefix("item_")
+    return [
+        out.SpokenSegment(
+            item_id=turn.item_id,
+            id=f"seg_{tag}_{number:03d}",
+            speaker=each.speaker,
+            start=round(start_s + each.start_s, 3),
+            end=round(start_s + each.end_s, 3),
+            text=each.text,
+        )
+        for number, each in enumerate(event.segments, 1)
+    ]
+
+
+def _completed(turn: Turn, event: TurnRead) -> out.Completed:
+    return out.Completed(
+        item_id=turn.item_id,
+        transcript=turn.text,
+        usage=out.DurationUsage(round(event.duration_s, 3)),
+        languages=tuple(out.LanguageCode(code) for code in event.languages) or UNSET,
+        logprobs=UNSET if event.logprobs is None else event.logprobs,
+    )
+
+
+def _with(state: State, turn: Turn) -> State:
+    if state.open and state.open.item_id == turn.item_id:
+        return replace(state, open=turn)
+    committed = (turn if other.item_id == turn.item_id else other for other in state.committed)
+    return replace(state, committed=tuple(committed))
+
+
+def _without(state: State, turn: Turn) -> State:
+    return replace(state, committed=tuple(t for t in state.committed if t.item_id != turn.item_id))
+
+
+def _held_from(state: State) -> int:
+    return max(state.uncommitted_from, state.num_samples - state.padding)
+
+
+def _ms(num_samples: int) -> int:
+    return num_samples // SAMPLES_PER_MS
+
+
+def _commit_too_short(length_ms: float, event_id: str | None) -> out.Error:
+    return out.error_event(
+        ErrorDetail(
+            message="Error committing input audio buffer: buffer too small. "
+            f"Expected at least {MIN_COMMIT_MS} ms of audio, but it holds only {length_ms:.2f} ms.",
+            type="invalid_request_error",
+            param=None,
+            code="input_audio_buffer_commit_empty",
+        ),
+        event_id,
+    )

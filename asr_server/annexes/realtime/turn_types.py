@@ -1,0 +1,244 @@
+"""The types of `turn.next_state`: turns, events and effects. Pure.
+
+Times are samples at 16 kHz from the session's start. A word is stable once two readings agree: local
+agreement (Liu, Spanakis and Niehues, Interspeech 2020; Machacek, Dabre and Bojar, 2023). Sent words are
+never taken back.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from itertools import takewhile
+from typing import Final
+
+import msgspec
+
+from asr_server.annexes.realtime import server_events as out
+from asr_server.core import SAMPLE_RATE, TokenLogprob
+from asr_server.transcription.language import UNSPACED
+
+_WORD: Final = re.compile(r"\S+")
+
+
+class Agreement(msgspec.Struct, frozen=True):
+    num_sent: int = 0  # words
+    last_reading: tuple[str, ...] = ()
+
+
+def agree(agreement: Agreement, reading: str, language: str | None) -> tuple[Agreement, str]:
+    words = split_words(reading, language)
+    pairs = zip(agreement.last_reading, words, strict=False)
+    num_agreed = sum(1 for _ in takewhile(lambda pair: _plain(pair[0]) == _plain(pair[1]), pairs))
+    num_sent = max(agreement.num_sent, num_agreed)
+    return Agreement(num_sent, words), _join(words[agreement.num_sent : num_sent], language)
+
+
+def conclude(agreement: Agreement, reading: str, language: str | None) -> str:
+    return _join(split_words(reading, language)[agreement.num_sent :], language)
+
+
+def tokens_between(
+    reading: str, language: str | None, tokens: tuple[TokenLogprob, ...], first: int, end: int | None
+) -> tuple[TokenLogprob, ...]:
+    """Return the tokens that end within words `first` to `end`; None: to the last."""
+    ends = [len(reading[:at].encode()) for at in _word_ends(reading, language)]
+    lower = ends[first - 1] if 0 < first <= len(ends) else float("inf") if first else float("-inf")
+    upper = float("inf") if end is None else ends[end - 1] if end else float("-inf")
+    # The tokens begin with a space that the reading lacks.
+    position = len(reading.encode()) - sum(len(token.bytes) for token in tokens)
+    found = []
+    for token in tokens:
+        position += len(token.bytes)
+        if lower < position <= upper:
+            found.append(token)
+    return tuple(found)
+
+
+def _word_ends(text: str, language: str | None) -> list[int]:
+    if language in UNSPACED:
+        return [at + 1 for at, letter in enumerate(text) if not letter.isspace()]
+    return [match.end() for match in _WORD.finditer(text)]
+
+
+def split_words(text: str, language: str | None) -> tuple[str, ...]:
+    return tuple(text.strip()) if language in UNSPACED else tuple(_WORD.findall(text))
+
+
+def _join(words: tuple[str, ...], language: str | None) -> str:
+    return ("" if language in UNSPACED else " ").join(words)
+
+
+def _plain(word: str) -> str:
+    """Remove punctuation and capitals, which change between readings."""
+    return word.strip(string.punctuation).casefold()
+
+
+SAMPLES_PER_MS: Final = SAMPLE_RATE // 1000
+
+
+class Turn(msgspec.Struct, frozen=True):
+    item_id: str
+    start: int
+    read_to: int  # where the last interim reading ended
+    is_reading: bool = False  # an interim reading is under way
+    is_paused: bool = False  # the speaker pauses: perhaps this is the end
+    is_announced: bool = False  # by `speech_started`
+    num_chunks: int = 0  # whose text is final
+    text: str = ""  # of those
+    deltas: str = ""  # sent, joined
+    agreement: Agreement = Agreement()  # about the chunk that is growing
+
+
+class State(msgspec.Struct, frozen=True):
+    tag: str = ""  # of this session, in the ids of its items
+    interim_samples: int = 0  # between interim readings; 0: none
+    is_detecting: bool = False
+    padding: int = 0  # samples kept before speech
+    idle_timeout: int | None = None  # samples
+    num_samples: int = 0  # written so far
+    uncommitted_from: int = 0  # the end of the last turn
+    num_turns: int = 0
+    open: Turn | None = None
+    committed: tuple[Turn, ...] = ()  # without their final text
+    previous_item_id: str | None = None  # the last one committed
+
+
+# -- Events --
+
+
+class AudioWritten(msgspec.Struct, frozen=True):
+    num_samples: int
+
+
+class VoiceStarted(msgspec.Struct, frozen=True):
+    at: int
+
+
+class VoicePaused(msgspec.Struct, frozen=True):
+    """Speech may have ended: read the turn ahead."""
+
+
+class VoiceResumed(msgspec.Struct, frozen=True):
+    pass
+
+
+class VoiceStopped(msgspec.Struct, frozen=True):
+    pass
+
+
+class CommitRequested(msgspec.Struct, frozen=True):
+    event_id: str | None = None
+
+
+class ClearRequested(msgspec.Struct, frozen=True):
+    pass
+
+
+class DetectionSet(msgspec.Struct, frozen=True):
+    is_detecting: bool
+    padding: int = 0
+    idle_timeout: int | None = None
+
+
+class InputEnded(msgspec.Struct, frozen=True):
+    """The session ends; its speech is still transcribed."""
+
+
+class InterimRead(msgspec.Struct, frozen=True):
+    """A reading of the growing chunk; None if it was not read."""
+
+    item_id: str
+    chunk: int = 0
+    text: str | None = None
+    language: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None  # None: the session did not ask for them
+
+
+class ChunkRead(msgspec.Struct, frozen=True):
+    item_id: str
+    text: str
+    language: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+class SpeakerSegment(msgspec.Struct, frozen=True):
+    """Text of one speaker; times are seconds from the turn's start."""
+
+    start_s: float
+    end_s: float
+    text: str
+    speaker: str
+
+
+class TurnRead(msgspec.Struct, frozen=True):
+    item_id: str
+    duration_s: float
+    languages: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    segments: tuple[SpeakerSegment, ...] = ()  # where speakers were asked for
+
+
+class TurnFailed(msgspec.Struct, frozen=True):
+    item_id: str
+    error: out.ItemError
+
+
+Event = (
+    AudioWritten
+    | VoiceStarted
+    | VoicePaused
+    | VoiceResumed
+    | VoiceStopped
+    | CommitRequested
+    | ClearRequested
+    | DetectionSet
+    | InputEnded
+    | InterimRead
+    | ChunkRead
+    | TurnRead
+    | TurnFailed
+)
+
+# -- Effects --
+
+
+class Send(msgspec.Struct, frozen=True):
+    event: out.ServerEvent
+
+
+class OpenTurn(msgspec.Struct, frozen=True):
+    """Start a turn with the audio from `start` on."""
+
+    item_id: str
+    start: int
+
+
+class FinishTurn(msgspec.Struct, frozen=True):
+    item_id: str
+
+
+class DropTurn(msgspec.Struct, frozen=True):
+    item_id: str
+
+
+class ReadInterim(msgspec.Struct, frozen=True):
+    item_id: str
+
+
+class ReadAhead(msgspec.Struct, frozen=True):
+    """Read the audio as if the turn ended here."""
+
+    item_id: str
+
+
+class DiscardAhead(msgspec.Struct, frozen=True):
+    item_id: str
+
+
+class RestartDetection(msgspec.Struct, frozen=True):
+    """Restart voice detection, so that continuing speech begins a new turn."""
+
+
+Effect = Send | OpenTurn | FinishTurn | DropTurn | ReadInterim | ReadAhead | DiscardAhead | RestartDetection
+Step = tuple[State, list[Effect]]
