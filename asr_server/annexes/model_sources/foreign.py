@@ -89,11 +89,11 @@ def hugging_face_name(name: str) -> str:
 class ForeignModel(NamedTuple):
     path: Path  # of the file with the weights
     tensors: StoredTensors  # by Hugging Face's names, without the leading `model.`
+    names: Mapping[str, str]  # of a pickled file, to those names: its tensors have shapes alone; else empty
     encoder_heads: int
     decoder_heads: int
     encoder_layers: int = 0  # as the file states them; 0: it states none, its tensors are counted
     decoder_layers: int = 0
-    names: Mapping[str, str] = MappingProxyType({})  # of a pickled file: its tensors have shapes alone
 
     def weights_file(self) -> WeightsFile:
         return WeightsFile(self.path, {} if self.names else self.tensors, self.names)

@@ -44,7 +44,7 @@ def read_openai(path: Path) -> ForeignModel:
         tensors = {
             names[name]: StoredTensor("F32", tuple(shape), 0) for name, shape in about["shapes"].items()
         }
-        return ForeignModel(path, tensors, *sizes, names=names)
+        return ForeignModel(path, tensors, names, *sizes)
     except (subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is no checkpoint of openai-whisper, or it is damaged") from error
 

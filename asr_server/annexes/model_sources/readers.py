@@ -67,7 +67,7 @@ def read_ctranslate2(path: Path) -> ForeignModel:
         variables, numbers = _read_variables(file)
         tensors = _hugging_face_tensors(variables)
     heads = [numbers.get(f"{part}/num_heads", 0) for part in ("encoder", "decoder")]
-    return ForeignModel(path, tensors, *heads)
+    return ForeignModel(path, tensors, {}, *heads)
 
 
 def _read_variables(file: BinaryIO) -> tuple[StoredTensors, dict[str, int]]:
@@ -173,7 +173,7 @@ def read_ggml(path: Path) -> ForeignModel:
             _skip(file, _integers(file, 1)[0])
         tensors = {hugging_face_name(name): tensor for name, tensor in _tensors(file, path)}
     places = (_AUDIO_HEADS, _TEXT_HEADS, _AUDIO_LAYERS, _TEXT_LAYERS)
-    return ForeignModel(path, tensors, *(sizes[place] for place in places))
+    return ForeignModel(path, tensors, {}, *(sizes[place] for place in places))
 
 
 def _skip(file: BinaryIO, num_bytes: int) -> None:
