@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from asr_server.annexes.model_sources.names import published_name
