@@ -18,6 +18,7 @@ import pytest
 
 from asr_server.annexes.ray import cluster as module
 from asr_server.annexes.ray.cluster import LocalCluster, address_to_join, check_answers, cluster_address
+from asr_server.annexes.ray.executor import RayExecutor
 from asr_server.dispatch.dispatcher import Dispatcher
 from tests.embedded import embedded
 
@@ -87,7 +88,8 @@ def test_a_cluster_of_its_own_that_does_not_start_is_told_in_a_line(
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
 async def test_a_cluster_that_another_user_has_named_is_not_joined(left_by_ray_start: Path) -> None:
     os.chown(left_by_ray_start, 65534, 65534)
-    dispatcher = Dispatcher(embedded(executor="ray", ray_address="auto"))
+    settings = embedded(executor="ray", ray_address="auto")
+    dispatcher = Dispatcher(settings, RayExecutor(settings))
     await dispatcher.start()
     async with asyncio.timeout(60):
         while not dispatcher.supervisor.given_up:
