@@ -7,7 +7,7 @@ FILE   ?= examples/speech.wav
 unexport PYTHONDONTWRITEBYTECODE  # each process would compile every module anew
 
 .DEFAULT_GOAL := help
-.PHONY: help serve transcribe test quick lowest newest check format audit sbom site lock bench gpu-dry-run trial clean
+.PHONY: help serve transcribe test test-all quick lowest newest check format audit sbom site lock bench gpu-dry-run trial clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z -]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,11 +27,17 @@ transcribe: .venv/serve.stamp  ## a recording as text, without a server (FILE=ta
 	@$(BIN)/asr-server transcribe $(ARGS) -- "$(FILE)"
 
 # Four processes for two cores: tests wait, for servers and for the clock.
-test: .venv/test.stamp  ## the test suite; fetches weights, speech, browsers and the Node client where it can
-	@benchmarks/speech/install.sh
+PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist worksteal
+test: .venv/test.stamp  ## the server's tests: tests/unit, contract, system; fetches weights and speech where it can
+	@harness/speech/install.sh
+	@tests/contract/node/install.sh
+	$(PYTEST) tests/unit tests/contract tests/system $(ARGS)
+
+test-all: .venv/test.stamp  ## these, and tests/page (browsers) and tests/toolchain (packages, deployment, kernels)
+	@harness/speech/install.sh
 	@tests/install-browser.sh
-	@tests/node/install.sh
-	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal $(ARGS)
+	@tests/contract/node/install.sh
+	$(PYTEST) $(ARGS)
 
 quick: .venv/test.stamp  ## the tests that need no server, browser, Ray, Triton, reference implementation nor seconds
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not trial and not slow" $(ARGS)
@@ -87,13 +93,13 @@ format: .venv/test.stamp  ## formats and mends what ruff can
 	@touch $@
 
 trial: .venv/trial.stamp  ## what takes long: fuzzing, soaks, hours-long files
-	@benchmarks/speech/install.sh
-	@tests/clients/install.sh
-	@tests/deploy/install.sh
+	@harness/speech/install.sh
+	@tests/contract/clients/install.sh
+	@tests/toolchain/deploy/install.sh
 	$(BIN)/python -m pytest -m trial $(ARGS)
 
 bench: .venv/test.stamp  ## every benchmark, briefly (ARGS= for the full runs)
-	@benchmarks/speech/install.sh
+	@harness/speech/install.sh
 	@for benchmark in engine accuracy peers serving realtime parity api_process; do \
 		$(BIN)/python -m benchmarks.$$benchmark $(or $(ARGS),--quick) || exit 1; \
 	done

@@ -6,7 +6,7 @@
     python -m benchmarks.accuracy --corpora noises --most 400         forty minutes without a word
     python -m benchmarks.accuracy --quick                    a few recordings and two peers
 
-Words are counted (characters in Chinese and Japanese) as `benchmarks.speech.error_rates` says: substituted,
+Words are counted (characters in Chinese and Japanese) as `harness.speech.error_rates` says: substituted,
 inserted, deleted. What a system answered is kept in `.cache/accuracy` by system, weights and recording, so
 that a run that was cut off goes on; `--again` asks anew, and ours is always asked anew. Of a corpus with more
 recordings than `--most`, a sample is taken, the same each time. `--readings` are English sentences of
@@ -32,12 +32,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.real_weights import hugging_face_checkpoint
 from benchmarks.reporting import benchmark_parser, command, machine, quantile, write_json
-from benchmarks.speech import Clip, synthesis, word_errors
-from benchmarks.speech.corpora import CORPORA, SPEECH, known_clips
-from benchmarks.speech.error_rates import Score, TimedWord, time_errors_s, total
 from benchmarks.transcribers import SYSTEMS, Heard, Task, package_of
+from harness.real_weights import hugging_face_checkpoint
+from harness.speech import Clip, synthesis, word_errors
+from harness.speech.corpora import CORPORA, SPEECH, known_clips
+from harness.speech.error_rates import Score, TimedWord, time_errors_s, total
 
 CACHE = Path(".cache/accuracy")
 NEAR_S = 0.1
@@ -225,7 +225,7 @@ def main() -> None:
             for speed in options.reading_speeds:
                 clips += synthesis.readings(options.readings, speed=speed)
     if not clips:
-        raise SystemExit("no recordings are installed: benchmarks/speech/install.sh fetches what can be had")
+        raise SystemExit("no recordings are installed: harness/speech/install.sh fetches what can be had")
     names = options.systems or (["ours"] if options.url else list(SYSTEMS))
     names = [name for name in names if name.startswith("ours") or find_spec(package_of(name))]
     task = Task(hugging_face_checkpoint(options.model), options.url, bool(times))

@@ -22,7 +22,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.checkpoints import add_checkpoints_option, fixed_checkpoint
 from benchmarks.client import Client, connected, transcribe
 from benchmarks.health import HealthProbe, probing_health
 from benchmarks.reporting import (
@@ -36,6 +35,7 @@ from benchmarks.reporting import (
 )
 from benchmarks.running_server import running_server
 from benchmarks.uploads import LONG_MINUTES, Upload, long_uploads, short_uploads
+from harness.checkpoints import add_checkpoints_option, fixed_checkpoint
 
 MODULE = "benchmarks.instant_replica"
 FLAGS = ("--max-upload-bytes", str(64 << 20), "--no-check-voice")  # what random tokens say is always in doubt

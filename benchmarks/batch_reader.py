@@ -17,7 +17,7 @@ import soundfile
 from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Word
-from benchmarks.checkpoint_formats import as_ctranslate2
+from harness.checkpoint_formats import as_ctranslate2
 
 AT_ONCE = 8
 Advance = Callable[[], None]

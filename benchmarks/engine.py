@@ -37,12 +37,12 @@ from asr_server.channel.messages import Result, Submit
 from asr_server.core import ChunkId, DecodingOptions, Samples
 from asr_server.engine import Engine, EngineConfig
 from asr_server.engine.config import choose_device, choose_dtype
-from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
-from benchmarks.clips import make_clip
 from benchmarks.engine_report import AllFloors, Case, Setup, figures, plot, show, show_profile
 from benchmarks.floors import measure_floors
 from benchmarks.gpu_busy import GpuBusy, watching_the_gpu
 from benchmarks.reporting import Budget, benchmark_parser, command, grid, machine, write_json
+from harness.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
+from harness.clips import make_clip
 
 
 def run_once(

@@ -79,7 +79,7 @@ warm_up() { # PART...
     making=$!
     timeout 60 python3 -m benchmarks.gpu_machine &
     looking=$!
-    timeout 90 python3 -m benchmarks.checkpoints --shape "${shapes[@]}" --device "$device"
+    timeout 90 python3 -m harness.checkpoints --shape "${shapes[@]}" --device "$device"
     wait "$looking"
     echo "== ready after $SECONDS s"
 }
@@ -165,9 +165,9 @@ http() { # NAME SECONDS FLAG...: the whole server; one that is not ready in time
 
 first() {
     # Whether it is right: side by side, as nothing is timed.
-    tests cuda-tests 90 4 tests/engine/test_cuda.py &
+    tests cuda-tests 90 4 tests/unit/engine/test_cuda.py &
     local right=($!)
-    tests kernel-tests 90 4 tests/model/kernels tests/engine/test_tokens_likeliest.py &
+    tests kernel-tests 90 4 tests/toolchain/kernels tests/unit/engine/test_tokens_likeliest.py &
     right+=($!)
     on_device parity 75 parity --shape "$turbo" &
     right+=($!)

@@ -27,12 +27,12 @@ from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.transcription import boosted_keywords
-from benchmarks import speech
 from benchmarks.batch_reader import Sound, read_here
 from benchmarks.reporting import benchmark_parser, command, machine, write_json
-from benchmarks.speech.corpora import known_clips
-from benchmarks.speech.error_rates import normalise, total, word_errors
-from benchmarks.speech.synthesis import readings, say
+from harness import speech
+from harness.speech.corpora import known_clips
+from harness.speech.error_rates import normalise, total, word_errors
+from harness.speech.synthesis import readings, say
 
 KEYWORDS: Final = tuple((Path(speech.__file__).parent / "keywords.txt").read_text("utf-8").split())
 NAMES: Final = KEYWORDS[:40]  # the others are said nowhere

@@ -29,10 +29,10 @@ from rich.table import Table
 from asr_server.config import Settings
 from asr_server.core import Word
 from benchmarks.batch_reader import Read, Reading, Sound, read_by_faster_whisper, read_here
-from benchmarks.real_weights import hugging_face_checkpoint
-from benchmarks.speech.error_rates import normalise, word_errors
-from benchmarks.speech.long_readings import KINDS, recording
-from benchmarks.speech.synthesis import Speech
+from harness.real_weights import hugging_face_checkpoint
+from harness.speech.error_rates import normalise, word_errors
+from harness.speech.long_readings import KINDS, recording
+from harness.speech.synthesis import Speech
 
 MIN_RUN: Final = 3  # words in a row that count as lost or invented
 START_OFF_S: Final = 1.0

@@ -39,11 +39,11 @@ from rich.table import Table
 
 from asr_server.config import Settings
 from benchmarks.batch_reader import Advance, Reading, Sound, read_by_faster_whisper, read_here
-from benchmarks.real_weights import hugging_face_checkpoint
 from benchmarks.reporting import benchmark_parser, command, machine, write_json
-from benchmarks.speech.conditions import CONDITIONS, GIVEN, known_recordings, unchanged
-from benchmarks.speech.error_rates import normalise
-from benchmarks.speech.synthesis import Speech
+from harness.real_weights import hugging_face_checkpoint
+from harness.speech.conditions import CONDITIONS, GIVEN, known_recordings, unchanged
+from harness.speech.error_rates import normalise
+from harness.speech.synthesis import Speech
 
 SYSTEMS: Final = ("ours", "unchecked", "faster-whisper")
 QUICK: Final = ("later", "faint", "inverted")

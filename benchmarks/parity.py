@@ -28,11 +28,11 @@ from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import DecodingOptions, Samples
 from asr_server.model import Whisper, load_whisper
 from asr_server.model.rows import rows_of
-from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint, make_checkpoint
-from benchmarks.clips import make_clip
-from benchmarks.engine_helpers import Checkpoint, Reference, transcribe
 from benchmarks.reporting import Budget, benchmark_parser, command, machine, write_json
-from benchmarks.speech.digits import say
+from harness.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint, make_checkpoint
+from harness.clips import make_clip
+from harness.engine_helpers import Checkpoint, Reference, transcribe
+from harness.speech.digits import say
 
 LANGUAGE = "en"
 MAX_TOKENS = 40

@@ -41,7 +41,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.real_weights import hugging_face_checkpoint
 from benchmarks.reporting import (
     Budget,
     benchmark_parser,
@@ -50,11 +49,12 @@ from benchmarks.reporting import (
     spread,
     write_json,
 )
-from benchmarks.speech import Clip, word_errors
-from benchmarks.speech.corpora import chosen_clips
-from benchmarks.speech.error_rates import Score, total
-from benchmarks.speech.synthesis import readings
 from benchmarks.transcribers import REQUESTS_AT_ONCE, SYSTEMS, Heard, Task, package_of
+from harness.real_weights import hugging_face_checkpoint
+from harness.speech import Clip, word_errors
+from harness.speech.corpora import chosen_clips
+from harness.speech.error_rates import Score, total
+from harness.speech.synthesis import readings
 
 NUM_WARM_UP = 2
 QUICK = ("ours", "faster-whisper int8", "openai-whisper greedy")
@@ -304,7 +304,7 @@ def main() -> None:
         if clip.duration_s <= options.longest_s and clip.language in (options.languages or [clip.language])
     ]
     if not clips:
-        raise SystemExit("no recordings are installed: benchmarks/speech/install.sh fetches what can be had")
+        raise SystemExit("no recordings are installed: harness/speech/install.sh fetches what can be had")
     systems = options.systems or list(SYSTEMS)
     systems = [name for name in systems if name.startswith("ours") or find_spec(package_of(name))]
     rounds = take_turns(systems, clips, options, console)

@@ -33,13 +33,13 @@ from rich.table import Table
 from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples
 from asr_server.model.rows import rows_of
-from benchmarks.checkpoints import add_checkpoints_option
-from benchmarks.engine_helpers import Checkpoint, transcribe
 from benchmarks.parity import Finding
 from benchmarks.reporting import benchmark_parser, command, machine, write_json
-from benchmarks.speech.corpora import CORPORA
-from benchmarks.speech.error_rates import total, word_errors
-from benchmarks.speech.synthesis import read_for
+from harness.checkpoints import add_checkpoints_option
+from harness.engine_helpers import Checkpoint, transcribe
+from harness.speech.corpora import CORPORA
+from harness.speech.error_rates import total, word_errors
+from harness.speech.synthesis import read_for
 
 MODEL = "tiny.en"
 SPOKEN_IN = ("recordings", "librivox", "cards", "commands", "audioeval")
@@ -66,7 +66,7 @@ def pack(target: Path) -> None:
     """Writes model and recordings into one archive."""
     from ctranslate2.converters import TransformersConverter
 
-    from benchmarks.real_weights import hugging_face_checkpoint
+    from harness.real_weights import hugging_face_checkpoint
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

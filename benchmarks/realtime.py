@@ -26,11 +26,11 @@ from rich.table import Table
 from websockets.asyncio.client import connect
 
 from asr_server.core import SAMPLE_RATE
-from benchmarks.real_weights import hugging_face_checkpoint
 from benchmarks.reporting import benchmark_parser, command, machine, quantile, spread, write_json
 from benchmarks.running_server import running_server
-from benchmarks.speech.error_rates import total, word_errors
-from benchmarks.speech.synthesis import is_installed, say, sentences
+from harness.real_weights import hugging_face_checkpoint
+from harness.speech.error_rates import total, word_errors
+from harness.speech.synthesis import is_installed, say, sentences
 
 RATE: Final = 24_000
 APPEND_S: Final = 0.05

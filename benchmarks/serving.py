@@ -31,15 +31,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from asr_server.machine import default_preprocess_workers
-from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
 from benchmarks.client import Answer, Client, connected, transcribe
 from benchmarks.gpu_busy import GpuBusy, watching_the_gpu
 from benchmarks.health import HealthProbe, probing_health
-from benchmarks.real_weights import hugging_face_checkpoint
 from benchmarks.reporting import Budget, benchmark_parser, command, grid, machine, write_json
 from benchmarks.running_server import START_LIMIT_S, running_server
 from benchmarks.serving_report import Case, Round, figures, plot, show
-from benchmarks.speech.error_rates import total, word_errors
 from benchmarks.uploads import (
     FORMATS,
     LONG_MINUTES,
@@ -50,6 +47,9 @@ from benchmarks.uploads import (
     of_length,
     recordings_of_people,
 )
+from harness.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
+from harness.real_weights import hugging_face_checkpoint
+from harness.speech.error_rates import total, word_errors
 
 HEARTBEAT_S = 1.5  # a little longer than the server's counters may be behind
 MIB = 1 << 20

@@ -37,7 +37,7 @@ from asr_server.annexes.speakers.labels import SpeakerOfTime, Turn
 from asr_server.annexes.speakers.track import SpeakerTrack, reference_embeddings
 from asr_server.core import SAMPLE_RATE, Samples, SpeakerCount
 from benchmarks.reporting import benchmark_parser, write_json
-from benchmarks.speech.conversations import (
+from harness.speech.conversations import (
     KINDS,
     PHONE_KINDS,
     SHORT_KINDS,

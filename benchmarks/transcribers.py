@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from benchmarks.checkpoint_formats import as_ctranslate2, as_ggml
 from benchmarks.running_server import running_server
-from benchmarks.speech import Clip
-from benchmarks.speech.error_rates import TimedWord
+from harness.checkpoint_formats import as_ctranslate2, as_ggml
+from harness.speech import Clip
+from harness.speech.error_rates import TimedWord
 
 REQUESTS_AT_ONCE = 16
 BATCH = 16
@@ -82,7 +82,7 @@ def _over_http(task: Task, url: str, threads: ThreadPoolExecutor) -> Transcribe:
 
 @contextmanager
 def openai_whisper(task: Task, **options: Any) -> Iterator[Transcribe]:
-    from benchmarks.openai_whisper import load_openai_whisper
+    from harness.openai_whisper import load_openai_whisper
 
     model = load_openai_whisper(task.checkpoint)
 

@@ -21,8 +21,8 @@ import numpy as np
 import soundfile
 
 from asr_server.core import SAMPLE_RATE, Samples
-from benchmarks.speech.corpora import Clip, chosen_clips
-from benchmarks.speech.digits import VOICES, say
+from harness.speech.corpora import Clip, chosen_clips
+from harness.speech.digits import VOICES, say
 
 CODECS = {"m4a": ("mp4", "aac"), "webm": ("webm", "libopus")}  # container, codec
 FORMATS = ("wav", "flac", "mp3", "ogg", "m4a", "webm")
@@ -45,7 +45,7 @@ def recordings_of_people(count: int) -> list[Upload]:
     """
     clips = chosen_clips(count)
     if not clips:
-        raise ValueError("no recordings are installed: benchmarks/speech/install.sh fetches what can be had")
+        raise ValueError("no recordings are installed: harness/speech/install.sh fetches what can be had")
     return [Upload(clip.path.name, clip.path.read_bytes(), clip.duration_s, clip) for clip in clips]
 
 

@@ -152,7 +152,7 @@ def real_server() -> Iterator[Server]:
     tie the same recording may be read differently among others than alone. Short audio is encoded as by
     default: whole windows, which float32 would have, take several times as long.
     """
-    from tests.real_weights import real_checkpoint  # imports torch
+    from tests.support.real_weights import real_checkpoint  # imports torch
 
     options = ("--dtype", "float32", "--short-audio", "tail")
     with run_server(str(real_checkpoint("base")), *options) as server:

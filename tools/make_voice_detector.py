@@ -4,7 +4,7 @@
 
 A frame's convolutions cover four positions, so little that onnxruntime spends its time between them. As
 matrices of whole frames the same weights take a third of the time; probabilities differ by rounding
-(`tests/audio/test_voice.py` compares them with the package's own graph).
+(`tests/unit/audio/test_voice.py` compares them with the package's own graph).
 """
 
 from __future__ import annotations

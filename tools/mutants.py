@@ -131,14 +131,21 @@ def of_folder(folder: Path, rng: random.Random, each: int) -> Iterator[Mutant]:
 
 def mirrored(module: Path, checkout: Path) -> tuple[str, ...]:
     """Return the test files that mirror a module."""
-    folder = checkout / "tests" / module.relative_to(PACKAGE).parent
-    found = [*folder.glob(f"test_{module.stem}*.py"), *folder.glob(f"{module.stem}/test_*.py")]
+    found = [
+        path for folder in folders_of(module, checkout) for path in folder.glob(f"test_{module.stem}*.py")
+    ]
     return tuple(str(path) for path in sorted(found))
 
 
 def of_whole_folder(module: Path, checkout: Path) -> tuple[str, ...]:
-    folder = checkout / "tests" / module.relative_to(PACKAGE).parent
-    return tuple(str(path) for path in sorted(folder.glob("test_*.py")))
+    return tuple(
+        str(path) for folder in folders_of(module, checkout) for path in sorted(folder.glob("test_*.py"))
+    )
+
+
+def folders_of(module: Path, checkout: Path) -> list[Path]:
+    package = module.relative_to(PACKAGE).parent
+    return [checkout / "tests" / kind / package for kind in ("unit", "system")]
 
 
 def first_failure(checkout: Path, tests: tuple[str, ...], marks: str, limit_s: float | None) -> str | None:

@@ -18,14 +18,14 @@ from safetensors.torch import load_file, save_file
 
 import asr_server.checkpoint.tokenizer
 import asr_server.core
-import benchmarks.checkpoints
+import harness.checkpoints
 from asr_server.checkpoint.tokenizer import Tokenizer
-from benchmarks.checkpoints import SEED, SHAPES, Shape, make_checkpoint
+from harness.checkpoints import SEED, SHAPES, Shape, make_checkpoint
 
 CACHE = Path(__file__).parents[2] / ".cache" / "checkpoints"
 _CODE = (
     __file__,
-    benchmarks.checkpoints.__file__,
+    harness.checkpoints.__file__,
     asr_server.checkpoint.tokenizer.__file__,
     asr_server.core.__file__,
 )

@@ -1,5 +1,5 @@
 """Sounds without a word in them."""
 
-from benchmarks.speech.noises import KINDS, forty_minutes, make_noise, thump
+from harness.speech.noises import KINDS, forty_minutes, make_noise, thump
 
 __all__ = ["KINDS", "forty_minutes", "make_noise", "thump"]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import benchmarks.real_weights
+import harness.real_weights
 from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.errors import CheckpointError
-from benchmarks.engine_helpers import Checkpoint
-from benchmarks.openai_whisper import load_openai_whisper
+from harness.engine_helpers import Checkpoint
+from harness.openai_whisper import load_openai_whisper
 
 
 @cache
@@ -35,7 +35,7 @@ def real_checkpoint(name: str) -> Path:
 def hugging_face_checkpoint(name: str) -> Path:
     """The same in Hugging Face's layout, for transformers and openai-whisper, in float16."""
     real_checkpoint(name)
-    return benchmarks.real_weights.hugging_face_checkpoint(name)
+    return harness.real_weights.hugging_face_checkpoint(name)
 
 
 @cache

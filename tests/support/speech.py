@@ -3,8 +3,8 @@
 import numpy as np
 
 from asr_server.core import SAMPLE_RATE, Samples
-from benchmarks.speech.corpora import RECORDINGS
-from benchmarks.speech.digits import VOICES, WORDS, Spoken, digit, digits_of, errors_in, say, silence
+from harness.speech.corpora import RECORDINGS
+from harness.speech.digits import VOICES, WORDS, Spoken, digit, digits_of, errors_in, say, silence
 
 __all__ = [
     "RECORDINGS",

@@ -1,0 +1,120 @@
+"""Programs that others have written for OpenAI's API, by base URL alone, each in its own environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Server
+from tests.contract.clients.recordings import write_wav
+from tests.support.speech import say
+
+ROOT = Path(__file__).parents[3]
+LIMIT_S = 200
+SPOKEN = say("314159", gap_s=[0.2, 0.2, 1.2, 0.2, 0.2, 0.5])
+
+pytestmark = pytest.mark.trial
+
+
+def lines_of(client: str, script: str, *arguments: str | Path) -> list[str]:
+    """What the script writes in the client's environment."""
+    environment = ROOT / ".cache" / "clients" / client
+    if not (environment / "installed.txt").exists():
+        pytest.skip(f"not installed: tests/contract/clients/install.sh {client}")
+    done = subprocess.run(
+        [environment / "bin" / "python", ROOT / script, *arguments],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_litellm(server: Server, tmp_path: Path) -> None:
+    recording = write_wav(tmp_path / "speech.wav", SPOKEN)
+    assert lines_of("litellm", "tests/contract/clients/litellm_client.py", recording, f"{server.url}/v1") == [
+        f"json: {SPOKEN.text}",
+        f"words: {SPOKEN.text}",
+        "srt: True",
+        f"async: {SPOKEN.text}",
+        f"stream: {SPOKEN.text}",
+        "refused: 400",
+    ]
+
+
+@pytest.mark.parametrize(("client", "library"), [("openai-new", "httpx2"), ("openai-old", "httpx")])
+def test_openais_newest_package_and_an_old_one(
+    server: Server, tmp_path: Path, client: str, library: str
+) -> None:
+    recording = write_wav(tmp_path / "speech.wav", SPOKEN)
+    assert lines_of(client, "tests/contract/clients/openai_client.py", recording, f"{server.url}/v1") == [
+        f"library: {library}",
+        f"json: {SPOKEN.text}",
+        f"words: {SPOKEN.text}",
+        "srt: True",
+        f"text: {SPOKEN.text}",
+        f"stream: {SPOKEN.text}",
+        f"async: {SPOKEN.text}",
+        "refused: 400 file",
+        "models: True",
+    ]
+
+
+def test_openais_agents_sdk_whole_and_live(server: Server, tmp_path: Path) -> None:
+    recording = write_wav(tmp_path / "speech.wav", SPOKEN, 24_000)
+    assert lines_of("agents", "tests/contract/clients/agents_client.py", recording, f"{server.url}/v1") == [
+        f"whole: {SPOKEN.text}",
+        "live: three one four",
+    ]
+
+
+def test_speech_recognition(server: Server, tmp_path: Path) -> None:
+    recording = write_wav(tmp_path / "speech.wav", SPOKEN)
+    script = "tests/contract/clients/speechrecognition_client.py"
+    assert lines_of("speechrecognition", script, recording, f"{server.url}/v1") == [f"text: {SPOKEN.text}"]
+
+
+def test_vercels_ai_sdk(server: Server, tmp_path: Path) -> None:
+    folder = Path(__file__).parent / "vercel"
+    if not (folder / "node_modules/installed.json").exists():
+        pytest.skip("not installed: tests/contract/clients/install.sh vercel")
+    recording = write_wav(tmp_path / "speech.wav", SPOKEN)
+    command = ["node", str(folder / "transcribe.mjs"), str(recording), f"{server.url}/v1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"whisper-1: {SPOKEN.text}",
+        f"whisper-1 with options: {SPOKEN.text}, true",
+        f"gpt-4o-transcribe: {SPOKEN.text}",
+        f"gpt-4o-transcribe with options: {SPOKEN.text}, false",
+    ]
+
+
+def test_langchain_loader(server: Server, tmp_path: Path) -> None:
+    write_wav(tmp_path / "speech.wav", SPOKEN)
+    lines = lines_of("langchain", "tests/contract/clients/langchain_client.py", tmp_path, f"{server.url}/v1")
+    documents = [line for line in lines if line.startswith("document: ")]
+    assert documents == [f"document: {SPOKEN.text}"] * 3
+
+
+def test_livekit_speech_to_text_whole_and_live(server: Server, tmp_path: Path) -> None:
+    recording = write_wav(tmp_path / "speech.wav", SPOKEN, 24_000)
+    assert lines_of("livekit", "examples/livekit_stt.py", recording, f"{server.url}/v1") == [
+        f"whole: {SPOKEN.text}",
+        "live: three one four",
+        "live: one five nine",
+    ]
+
+
+def test_pipecat_speech_to_text_whole_and_live(server: Server, tmp_path: Path) -> None:
+    recording = write_wav(tmp_path / "speech.wav", SPOKEN)
+    assert lines_of("pipecat", "examples/pipecat_stt.py", recording, f"{server.url}/v1") == [
+        f"whole: {SPOKEN.text}",
+        f"live: {SPOKEN.text}",
+    ]

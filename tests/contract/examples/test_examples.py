@@ -1,0 +1,103 @@
+"""Every example does what it says, on a real server. LiveKit's and pipecat's run in tests/contract/clients."""  # noqa: E501
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import soundfile
+from playwright.sync_api import expect, sync_playwright
+
+from asr_server.core import SAMPLE_RATE
+from tests.conftest import Server
+from tests.contract.clients.recordings import write_wav
+from tests.page.browsing import CHROMIUM, NEEDS_CHROMIUM
+from tests.support.speech import say
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "examples"
+NODE_MODULES = ROOT / "tests/contract/node/node_modules"
+LIMIT_MS = 60_000
+SPOKEN = say("314", gap_s=0.3)
+DIGITS = re.compile("(two|seven|one)( (two|seven|one)){2}")
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    return write_wav(tmp_path / "speech.wav", SPOKEN)
+
+
+def output_of(*command: str | Path) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_curl(server: Server, recording: Path) -> None:
+    written = output_of(EXAMPLES / "curl.sh", recording, f"{server.url}/v1")
+    text, srt, stream, words = (part.split("\n", 1)[1] for part in written.split("== ")[1:])
+    assert text.strip() == SPOKEN.text
+    assert " --> " in srt
+    assert '"type":"transcript.text.done"' in stream
+    assert '"word":"four"' in words
+
+
+def test_the_python_client(server: Server, recording: Path) -> None:
+    text, *words, streamed = output_of(
+        sys.executable, EXAMPLES / "openai_python.py", recording, f"{server.url}/v1"
+    ).splitlines()
+    assert text == streamed == SPOKEN.text
+    assert [line.split()[-1] for line in words] == SPOKEN.text.split()
+
+
+@pytest.mark.skipif(
+    not (NODE_MODULES / "openai").exists(), reason="not installed: tests/contract/node/install.sh"
+)
+def test_the_node_client(server: Server, recording: Path, tmp_path: Path) -> None:
+    script = shutil.copy(EXAMPLES / "openai_node.mjs", tmp_path)
+    (tmp_path / "node_modules").symlink_to(NODE_MODULES)
+    text, *words, streamed = output_of("node", script, recording, f"{server.url}/v1").splitlines()
+    assert text == streamed == SPOKEN.text
+    assert [line.split()[-1] for line in words] == SPOKEN.text.split()
+
+
+@pytest.mark.parametrize("rate", [16_000, 24_000])
+def test_the_microphone_client_on_a_recording(server: Server, tmp_path: Path, rate: int) -> None:
+    recording = write_wav(tmp_path / "speech.wav", SPOKEN, rate)
+    command = (sys.executable, EXAMPLES / "microphone.py", "--file", recording, "--url", f"{server.url}/v1")
+    assert output_of(*command).splitlines()[-1] == f"> {SPOKEN.text}"
+
+
+def test_the_microphone_client_takes_the_recording_that_ships(real_server: Server) -> None:
+    command = ("--file", EXAMPLES / "speech.wav", "--url", f"{real_server.url}/v1")
+    lines = output_of(sys.executable, EXAMPLES / "microphone.py", *command).splitlines()
+    text = " ".join(line for line in lines if line.startswith("> "))
+    assert re.findall(r"\w+", text) == re.findall(r"\w+", (EXAMPLES / "speech.txt").read_text())
+
+
+@NEEDS_CHROMIUM
+def test_the_browser_recorder(server: Server, tmp_path: Path) -> None:
+    """Served as if from the server's own address; its microphone plays digits again and again."""
+    speech = tmp_path / "microphone.wav"
+    soundfile.write(speech, say("271", gap_s=[0.2, 0.2, 0.8]).samples, SAMPLE_RATE)
+    arguments = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+    arguments.append(f"--use-file-for-fake-audio-capture={speech}")
+    page_html = (EXAMPLES / "browser_recorder.html").read_text()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        page = browser.new_page()
+        page.set_default_timeout(LIMIT_MS)
+        page.route(
+            re.compile("/recorder"), lambda route: route.fulfill(body=page_html, content_type="text/html")
+        )
+        page.goto(f"{server.url}/recorder?server={server.url}")
+        page.get_by_role("button", name="Record").click()
+        expect(page.get_by_role("button", name="Stop")).to_be_visible(timeout=LIMIT_MS)
+        page.wait_for_timeout(4500)  # the digits once, wherever it began
+        page.get_by_role("button", name="Stop").click()
+        expect(page.get_by_role("status")).to_contain_text(DIGITS, timeout=LIMIT_MS)
+        browser.close()

@@ -1,0 +1,161 @@
+"""The tables of docs/ about routes, fields and errors, against the server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from asr_server import errors
+from asr_server.annexes.compat import whisper_asr, whisper_cpp
+from asr_server.annexes.model_sources.names import repositories
+from asr_server.api.hints import FOREIGN_FIELDS
+from asr_server.api.intake.form import MAX_DELIMITERS
+from asr_server.api.models.registry import ModelRegistry
+from asr_server.api.schemas import TranscriptionFields, TranslationFields
+from asr_server.config import MIB, Settings
+from asr_server.errors import ModelNotFound
+from tests.support.embedded import embedded
+from tests.unit.api.running_app import RunningApp, error_of, run_app, served
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def rows(page: str, head: str) -> Iterator[list[str]]:
+    """Yield the cells of the rows of the table whose head begins so."""
+    lines = iter((DOCS / page).read_text().splitlines())
+    while not next(lines).startswith(f"| {head}"):
+        pass
+    next(lines)
+    for line in lines:
+        if not line.startswith("|"):
+            return
+        yield [cell.strip() for cell in line.strip("|").split(" | ")]
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+async def test_each_route_of_the_documents_answers(app: RunningApp) -> None:
+    api = [name for row in rows("api.md", "|") for name in quoted(row[0])]
+    compatible = [name for row in rows("clients.md", "server") for name in quoted(row[1])]
+    method = "GET"
+    for name in api + compatible:
+        method, _, path = name.rpartition(" ") if " " in name else (method, "", name)
+        if method != "WS":
+            reply = await app.client.request(method, path.replace("NAME", "whisper-1").partition("?")[0])
+            assert reply.status_code not in (404, 405), name
+
+
+async def test_each_operation_of_the_api_is_in_a_table_of_a_page(app: RunningApp) -> None:
+    text = "".join(path.read_text() for path in DOCS.glob("*.md"))
+    for path in (await app.client.get("/openapi.json")).json()["paths"]:
+        assert path.replace("{name}", "NAME") in text, path
+
+
+@pytest.mark.parametrize("name", sorted({*TranscriptionFields.model_fields, *TranslationFields.model_fields}))
+def test_each_field_is_in_a_page(name: str) -> None:
+    pages = ("api.md", "speakers.md", "exactness.md")
+    assert any(re.search(rf"\b{name}\b", (DOCS / page).read_text()) for page in pages)
+
+
+COMPATIBLE: dict[str, tuple[type[BaseModel], str, frozenset[str]]] = {
+    "POST /asr": (whisper_asr.AsrFields, "audio_file", frozenset(whisper_asr.WITHOUT_EFFECT)),
+    "POST /detect-language": (whisper_asr.DetectionFields, "audio_file", frozenset({"video_file"})),
+    "POST /inference": (whisper_cpp.InferenceFields, "file", whisper_cpp.WITHOUT_EFFECT),
+}
+
+
+@pytest.mark.parametrize("route", COMPATIBLE)
+def test_the_page_of_clients_lists_the_fields_of_other_servers(route: str) -> None:
+    fields, file, without_effect = COMPATIBLE[route]
+    (row,) = (row for row in rows("clients.md", "server") if row[1] == f"`{route}`")
+    assert set(quoted(row[2])) == {*fields.model_fields, file} - without_effect
+    assert set(quoted(row[3])) == without_effect
+
+
+def kinds(kind: type[errors.ReportedError]) -> Iterator[type[errors.ReportedError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from kinds(child)
+
+
+def test_the_page_of_errors_lists_each_code_with_its_status() -> None:
+    listed = {(int(row[0]), code) for row in rows("errors.md", "status") for code in quoted(row[1])}
+    made = {(kind.status, kind.code) for kind in kinds(errors.ReportedError) if hasattr(kind, "code")}
+    assert listed == {(status, code) for status, code in made if status >= HTTPStatus.BAD_REQUEST}
+
+
+UNITS = {"KiB": 1 << 10, "MiB": MIB, "GiB": 1 << 30, "s": 1, "B/s": 1, "": 1}
+
+
+def test_the_page_of_limits_has_the_defaults_of_the_settings() -> None:
+    checked = 0
+    for _, setting, default, _ in rows("limits.md", "bound"):
+        for name in quoted(setting):
+            number, _, unit = default.partition(" ")
+            if unit in UNITS:
+                assert float(number) * UNITS[unit] == getattr(Settings, name), name
+                checked += 1
+    assert checked >= 8
+    assert (
+        f"| boundaries in a multipart body | fixed | {MAX_DELIMITERS} |" in (DOCS / "limits.md").read_text()
+    )
+
+
+def test_the_largest_upload_that_a_page_names_is_the_settings() -> None:
+    assert Settings.max_upload_bytes == 1024 * MIB
+    assert "1 GiB an upload" in (DOCS / "from-openai.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "hint"),
+    [
+        ("POST", "/audio/transcriptions", "it is /v1/audio/transcriptions. A client's base URL ends in /v1"),
+        ("POST", "/v1/v1/audio/transcriptions", "it is /v1/audio/transcriptions."),
+        ("POST", "/v1/audio/transcriptions/audio/transcriptions", "it is /v1/audio/transcriptions."),
+        ("GET", "/models", "it is /v1/models."),
+        ("POST", "/v1/chat/completions", "no other route of OpenAI's"),
+        ("POST", "/v1/audio/speech", "no other route of OpenAI's"),
+    ],
+)
+async def test_a_path_that_is_not_here_is_answered_with_the_one_that_is(
+    app: RunningApp, method: str, path: str, hint: str
+) -> None:
+    reply = await app.client.request(method, path)
+    assert reply.status_code == 404
+    assert str(error_of(reply)["message"]).startswith(f"There is no {path} here")
+    assert hint in str(error_of(reply)["message"])
+
+
+async def test_ten_fields_that_people_bring_are_answered_with_what_to_send() -> None:
+    assert len(FOREIGN_FIELDS) == 10
+    async with run_app(embedded(unknown_fields="refuse")) as app:
+        error = error_of(await app.post(word_timestamps="true"))
+    assert error["param"] == "word_timestamps"
+    assert "timestamp_granularities[]=word" in str(error["message"])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_served"),
+    [
+        ("Systran/faster-whisper-base", True),
+        ("openai/whisper-base", True),
+        ("openai/whisper-small", False),
+        ("Systran/faster-whisper-large-v3", False),
+    ],
+)
+def test_a_model_answers_to_its_own_repositories(name: str, is_served: bool) -> None:
+    model = served(Settings(served_model_name="base"))
+    model.repositories = repositories("Systran/faster-whisper-base")
+    models = ModelRegistry([model])
+    if is_served:
+        assert models.choose(name).name == "base"
+    else:
+        with pytest.raises(ModelNotFound):
+            models.choose(name)

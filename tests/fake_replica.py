@@ -1,1 +1,0 @@
-from tests.support.fake_replica import *  # noqa: F403  # until every test imports it from there

@@ -1,1 +1,0 @@
-from tests.support.forked import *  # noqa: F403  # until every test imports it from there

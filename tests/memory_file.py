@@ -1,1 +1,0 @@
-from tests.support.memory_file import *  # noqa: F403  # until every test imports it from there

@@ -1,0 +1,109 @@
+"""Steps of the tests that drive the page in a browser."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import FilePayload, Locator, Page, Route
+
+from tests.support.speech import Spoken, say
+from tests.unit.api.sample_files import sound_file
+
+# The shell has no windows, and takes a third of the others' time for a page.
+_BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, _BROWSERS)), None)
+NEEDS_CHROMIUM = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium here: tests/install-browser.sh fetches it"
+)
+LIMIT_MS = 60_000
+SPOKEN = say("314159", gap_s=[0.2, 0.2, 1.2, 0.2, 0.2, 0.5])
+OpenPage = Callable[..., Page]
+
+
+def payload(name: str, spoken: Spoken = SPOKEN) -> FilePayload:
+    return {"name": name, "mimeType": "audio/wav", "buffer": sound_file(spoken.samples)}
+
+
+def choose(page: Page, *files: FilePayload) -> None:
+    page.set_input_files("#files", list(files))
+
+
+def card(page: Page, name: str) -> Locator:
+    return page.locator("#cards .card", has=page.get_by_role("heading", name=name, exact=True))
+
+
+def downloaded(page: Page, name: str, suffix: str) -> str:
+    """The file behind a choice of the card's menu."""
+    found = card(page, name)
+    found.locator("summary", has_text="Download").click()
+    with page.expect_download() as download:
+        found.get_by_role("button", name=suffix).click()
+    assert download.value.suggested_filename == f"{name.rpartition('.')[0]}{suffix}"
+    return Path(download.value.path()).read_text()
+
+
+def wait_until_deleted(page: Page, name: str) -> None:
+    """A reload may be sooner."""
+    wait_until_kept(page, name, "name", is_kept=False)
+
+
+def wait_until_kept(page: Page, value: str | list[str], field: str = "text", is_kept: bool = True) -> None:
+    page.evaluate(
+        """async ([field, value, wanted]) => {
+            const { Store } = await import("/web/store.js");
+            const store = new Store();
+            const isIt = (entry) => `${entry[field]}` === `${value}`;
+            const isKept = async () => (await store.entries()).some(isIt);
+            while ((await isKept()) !== wanted) await new Promise((resolve) => setTimeout(resolve, 50));
+            store.database.close();
+        }""",
+        [field, value, is_kept],
+    )
+
+
+def answering(**answer: Any) -> Any:
+    done = {"type": "transcript.text.done", "language": "english", "duration": 5.0, **answer}
+    events = f"data: {json.dumps(done)}\n\ndata: [DONE]\n\n"
+
+    def answer_it(route: Route) -> None:
+        route.fulfill(body=events, headers={"content-type": "text/event-stream"})
+
+    return lambda page: page.route("**/v1/audio/transcriptions", answer_it)
+
+
+def words_at(*words: tuple[str, float]) -> dict[str, Any]:
+    text = " ".join(word for word, _ in words)
+    return {
+        "text": text,
+        "segments": [{"id": 0, "seek": 0, "start": 0.0, "end": 5.0, "text": f" {text}"}],
+        "words": [{"word": word, "start": at, "end": at + 0.1} for word, at in words],
+    }
+
+
+def end_of_stream(texts: Sequence[str]) -> dict[str, Any]:
+    """The last event of a long recording's stream: sentences of twelve words, 0.36 s each."""
+    words = [{"word": text, "start": i * 0.36, "end": i * 0.36 + 0.3} for i, text in enumerate(texts)]
+    sentences = [words[first : first + 12] for first in range(0, len(words), 12)]
+    segments = [
+        {
+            "id": i,
+            "seek": 0,
+            "start": sentence[0]["start"],
+            "end": sentence[-1]["end"],
+            "text": "".join(f" {word['word']}" for word in sentence),
+        }
+        for i, sentence in enumerate(sentences)
+    ]
+    return {
+        "type": "transcript.text.done",
+        "text": " ".join(texts),
+        "language": "english",
+        "duration": len(texts) * 0.36,
+        "segments": segments,
+        "words": words,
+    }

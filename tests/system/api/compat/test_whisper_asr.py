@@ -1,0 +1,164 @@
+"""The routes of whisper-asr-webservice, with the requests that Bazarr and Lingarr send."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from asr_server.channel.messages import Submit
+from asr_server.core import ChunkResult
+from tests.conftest import Server
+from tests.support.fake_replica import noise, wav
+from tests.support.fake_replica import say as read
+from tests.support.speech import say, silence
+from tests.support.tokens import at, make_tokenizer, words
+from tests.unit.api.running_app import SECOND, RunningApp, error_of, run_app
+from tests.unit.api.sample_files import sound_file
+
+LANGUAGES = ("en", "de")
+TOKENIZER = make_tokenizer(LANGUAGES)
+SPOKEN = say("314")
+
+
+def one_two(submit: Submit) -> ChunkResult:
+    """Two segments: "one" in the first half second, and "two"."""
+    times = [at(TOKENIZER, time_s) for time_s in (0.0, 0.5, 0.5, 1.0)]
+    one, two = words("12")
+    return read(times[0], one, times[1], times[2], two, times[3])
+
+
+def one_two_timed(submit: Submit) -> ChunkResult:
+    return replace(one_two(submit), token_times_s=(0.0, 0.4, 1.0), token_peaks_s=(0.2, 0.7))
+
+
+@pytest.fixture
+async def two() -> AsyncIterator[RunningApp]:
+    async with run_app(answer=one_two, languages=LANGUAGES) as app:
+        yield app
+
+
+async def post(app: RunningApp, audio: bytes = SECOND, /, path: str = "/asr", **query: Any) -> httpx.Response:
+    return await app.client.post(path, params=query, files={"audio_file": audio})
+
+
+def test_bazarrs_request_gives_subtitles_of_samples_without_a_header(server: Server) -> None:
+    samples = (np.clip(SPOKEN.samples, -1, 1) * 32767).astype("<i2").tobytes()
+    query = {
+        "task": "transcribe",
+        "language": "eng",
+        "output": "srt",
+        "encode": "false",
+        "video_file": "a.mkv",
+    }
+    reply = httpx.post(server.url + "/asr", params=query, files={"audio_file": samples}, timeout=60)
+    assert reply.status_code == 200
+    assert re.fullmatch(rf"1\n00:00:00,\d+ --> 00:00:0\d,\d+\n{SPOKEN.text}\n\n", reply.text)
+    assert reply.headers["x-ignored-fields"] == "video_file"
+
+
+@pytest.mark.parametrize(
+    ("output", "body"),
+    [
+        ("txt", "one two"),
+        ("tsv", "start\tend\ttext\n0\t500\tone\n500\t1000\ttwo\n"),
+        ("srt", "1\n00:00:00,000 --> 00:00:01,000\none two\n\n"),
+        ("vtt", "WEBVTT\n\n00:00:00.000 --> 00:00:01.000\none two\n\n"),
+    ],
+)
+async def test_an_output_is_a_file_of_its_kind(two: RunningApp, output: str, body: str) -> None:
+    reply = await post(two, output=output)
+    assert (reply.status_code, reply.text) == (200, body)
+    assert reply.headers["content-disposition"] == f'attachment; filename="transcript.{output}"'
+    assert reply.headers["asr-engine"] == "asr-server"
+
+
+async def test_json_has_the_models_segments_and_words_where_asked_for(two: RunningApp) -> None:
+    body = (await post(two, output="json", language="de")).json()
+    assert (body["text"], body["language"]) == ("one two", "de")
+    assert [(s["start"], s["end"], s["text"].strip()) for s in body["segments"]] == [
+        (0.0, 0.5, "one"),
+        (0.5, 1.0, "two"),
+    ]
+    assert not {"words", "speaker"} & set(body["segments"][0])
+    async with run_app(answer=one_two_timed, languages=LANGUAGES) as app:
+        timed = (await post(app, output="json", word_timestamps="true")).json()
+    (one,), (two_,) = [segment["words"] for segment in timed["segments"]]
+    assert (one["word"], two_["word"]) == (" one", " two")
+    assert 0 < one["probability"] <= 1
+    assert set(one) == {"word", "start", "end", "probability"}
+
+
+async def test_fields_come_in_the_query_or_in_the_form(two: RunningApp) -> None:
+    form = {"output": "tsv", "initial_prompt": "seven", "language": "deu"}
+    reply = await two.client.post("/asr", data=form, files={"audio_file": SECOND})
+    assert reply.text.startswith("start\tend\ttext\n")
+    options = two.replica.submits[-1].options
+    assert options.language == "de"
+    assert options.prompt_tokens
+
+
+@pytest.mark.parametrize("where", ["params", "data"])
+@pytest.mark.parametrize("path", ["/asr", "/detect-language"])
+async def test_a_field_that_is_not_known_is_refused_by_name(two: RunningApp, path: str, where: str) -> None:
+    sent: dict[str, Any] = {where: {"foo": "1"}}
+    reply = await two.client.post(path, files={"audio_file": SECOND}, **sent)
+    assert (reply.status_code, error_of(reply)["param"]) == (400, "foo")
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ({"output": "docx"}, "output"),
+        ({"diarize": "true"}, "diarize"),
+        ({"diarize": "true", "output": "srt", "task": "translate"}, "diarize"),
+        ({"min_speakers": "0"}, "min_speakers"),
+    ],
+)
+async def test_what_it_cannot_do_is_refused_by_name(
+    two: RunningApp, query: dict[str, str], param: str
+) -> None:
+    reply = await post(two, **query)
+    assert (reply.status_code, error_of(reply)["param"]) == (400, param)
+
+
+async def test_what_has_no_effect_is_named_in_a_header(two: RunningApp) -> None:
+    translated = await post(two, task="translate", language="deu", word_timestamps="true", vad_filter="false")
+    assert translated.headers["x-ignored-fields"] == "vad_filter, word_timestamps"
+    options = two.replica.submits[0].options
+    assert (options.task, options.language) == ("translate", "de")
+    assert "x-ignored-fields" not in (await post(two, output="json", word_timestamps="true")).headers
+
+
+async def test_the_language_is_detected_with_its_confidence(two: RunningApp) -> None:
+    two.replica.probabilities = {"de": 0.75, "en": 0.25}
+    reply = await post(two, path="/detect-language")
+    confidence = pytest.approx(0.75)
+    assert reply.json() == {"detected_language": "german", "language_code": "de", "confidence": confidence}
+    raw = await post(two, wav(noise(2.0))[44:], path="/detect-language", encode="false")
+    assert raw.json()["language_code"] == "de"
+    assert len(two.replica.submits[-1].samples) == 32_000
+
+
+async def test_the_language_is_detected_in_the_part_that_was_asked_for(two: RunningApp) -> None:
+    part = {"detect_lang_offset": "1", "detect_lang_length": "2"}
+    await post(two, wav(noise(5.0)), path="/detect-language", **part)
+    samples = two.replica.submits[-1].samples
+    assert (len(samples), np.flatnonzero(samples)[0] >= 16_000) == (48_000, True)
+
+
+async def test_where_nobody_speaks_there_is_no_language(two: RunningApp) -> None:
+    reply = await post(two, wav(silence(1.0)), path="/detect-language")
+    assert reply.json() == {"detected_language": "unknown", "language_code": "", "confidence": 0.0}
+    silent = await post(two, wav(silence(1.0)), output="json")
+    assert silent.json() == {"text": "", "segments": [], "language": ""}
+
+
+def test_a_recording_under_another_name_is_missed_by_its_own(server: Server) -> None:
+    reply = httpx.post(server.url + "/asr", files={"file": sound_file(SPOKEN.samples)}, timeout=60)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "audio_file")

@@ -1,0 +1,276 @@
+"""What explains a slow file: fallbacks, what was read again and dropped, in `/metrics` and in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+
+from asr_server.channel.messages import Submit
+from asr_server.core import ChunkResult
+from asr_server.telemetry import JsonFormatter
+from tests.conftest import Server
+from tests.support.fake_replica import noise, say, wav
+from tests.support.raw_client import RawClient
+from tests.support.speech import say as speak
+from tests.support.speech import silence
+from tests.support.tokens import at, make_tokenizer, words
+from tests.support.until import until
+from tests.unit.api.figures import Figures, figures_of, growth, read
+from tests.unit.api.running_app import RunningApp, run_app
+
+TOKENIZER = make_tokenizer()
+ROUTE = "/v1/audio/transcriptions"
+REQUEST_LOG = "asr_server.api.middleware.request_log"
+
+
+def t(time_s: float) -> int:
+    return at(TOKENIZER, time_s)
+
+
+def read_again(reason: str) -> str:
+    return f'asr_chunks_read_again_total{{reason="{reason}"}}'
+
+
+def dropped(reason: str) -> str:
+    return f'asr_segments_dropped_total{{reason="{reason}"}}'
+
+
+def audio(language: str, route: str = ROUTE) -> str:
+    return f'asr_audio_transcribed_seconds_total{{language="{language}",route="{route}"}}'
+
+
+def grown(before: Figures, after: Figures, *families: str) -> Figures:
+    """What of these families has grown, and by how much."""
+    found = {name: growth(before, after, name) for name in after if name.startswith(families)}
+    return {name: value for name, value in found.items() if value}
+
+
+def tried_twice_more(submit: Submit) -> ChunkResult:
+    return msgspec.structs.replace(say(*words("1")), temperature=0.2, num_fallbacks=2)
+
+
+async def test_fallbacks_are_counted_by_the_temperature_tried_and_results_by_the_one_kept() -> None:
+    async with run_app(answer=tried_twice_more) as app:
+        before = await read(app)
+        await app.post()
+        after = await read(app)
+        assert grown(before, after, "asr_fallbacks", "asr_chunks_transcribed") == {
+            'asr_fallbacks_total{temperature="0.2"}': 1,
+            'asr_fallbacks_total{temperature="0.4"}': 1,
+            'asr_chunks_transcribed_total{temperature="0.2"}': 1,
+        }
+
+
+async def test_a_temperature_of_the_clients_own_adds_no_series() -> None:
+    def as_asked(submit: Submit) -> ChunkResult:
+        return msgspec.structs.replace(say(*words("1")), temperature=submit.options.temperatures[0])
+
+    async with run_app(answer=as_asked) as app:
+        before = await read(app)
+        for temperature in ("0.31", "0.32"):
+            await app.post(temperature=temperature)
+        after = await read(app)
+        assert grown(before, after, "asr_chunks_transcribed") == {
+            'asr_chunks_transcribed_total{temperature="other"}': 2
+        }
+
+
+async def test_an_unread_tail_is_counted() -> None:
+    def ends_early(submit: Submit) -> ChunkResult:
+        if submit.id.part == 0:
+            return say(t(0), *words("1"), t(4), t(4.5), *words("9"))
+        return say(t(0.5), *words("2"), t(3))
+
+    async with run_app(answer=ends_early, languages=("en", "de", "zh")) as app:
+        before = await read(app)
+        reply = await app.post(wav(noise(12)), language="en")
+        assert reply.json()["text"] == "one two"
+        assert grown(before, await read(app), "asr_chunks_read_again") == {read_again("unread_tail"): 1}
+
+
+async def test_a_chunk_that_is_outvoted_counts_and_the_audio_is_the_winners() -> None:
+    told = [{"de": 0.5, "en": 0.4, "zh": 0.1}, {"de": 0.02, "en": 0.97, "zh": 0.01}]
+    async with run_app(languages=("en", "de", "zh")) as app:
+        app.replica.probabilities_of = lambda submit: told[min(submit.id.chunk, 1)]
+        before = await read(app)
+        await app.post(wav(noise(75)))
+        after = await read(app)
+    families = ("asr_chunks_read_again", "asr_audio_transcribed")
+    assert grown(before, after, *families) == {
+        read_again("language_outvoted"): 1,
+        audio("en"): pytest.approx(75.0),
+    }
+
+
+async def test_a_chunk_whose_replica_is_lost_counts(app: RunningApp) -> None:
+    before = await read(app)
+    app.replica.holding = True
+    asking = asyncio.create_task(app.post())
+    await until(lambda: app.replica.held)
+    app.replica.holding = False
+    app.replica.die()
+    assert (await asking).json()["text"] == "zero"
+    assert grown(before, await read(app), "asr_chunks_read_again") == {read_again("replica_lost"): 1}
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        (say(t(0), *words("5"), t(1), t(1), *words("6"), t(2), avg_logprob=-0.9), "no_voice"),
+        (
+            say(t(0), *words("5"), t(1), t(1), *words("6"), t(2), avg_logprob=-2, no_speech_prob=0.9),
+            "judged_silence",
+        ),
+    ],
+)
+async def test_segments_that_are_dropped_as_invented_are_counted(result: ChunkResult, reason: str) -> None:
+    async with run_app(answer=lambda submit: result, languages=("en", "de", "zh")) as app:
+        before = await read(app)
+        reply = await app.post(wav(noise(4)), language="en")
+        assert reply.json()["text"] == ""
+        assert grown(before, await read(app), "asr_segments_dropped") == {dropped(reason): 2}
+
+
+async def test_audio_is_counted_by_the_route_that_it_came_in_by() -> None:
+    async with run_app(languages=("en", "de")) as app:
+        app.replica.probabilities = {"de": 0.9, "en": 0.1}
+        before = await read(app)
+        await app.post(wav(noise(2)))
+        reply = await app.post(wav(noise(3)), path="/v1/audio/translations")
+        assert reply.status_code == 200, reply.text
+        after = await read(app)
+    assert grown(before, after, "asr_audio_transcribed") == {
+        audio("de"): pytest.approx(2.0),
+        audio("de", "/v1/audio/translations"): pytest.approx(3.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("sender", "forwarded", "logged"),
+    [
+        ("127.0.0.1", "203.0.113.9", "203.0.113.9"),
+        ("127.0.0.1", "203.0.113.9:4000", "203.0.113.9"),
+        ("127.0.0.1", "2001:db8::1", "2001:db8::1"),
+        ("127.0.0.1", "nobody", ""),
+        ("127.0.0.1", "fe80::1%x y", "fe80::1"),
+        ("127.0.0.1", "x" * 5000, ""),
+        ("127.0.0.2", "203.0.113.9", "127.0.0.2"),
+    ],
+)
+async def test_a_forwarded_address_counts_from_a_trusted_proxy_and_if_it_is_one(
+    sender: str, forwarded: str, logged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger=REQUEST_LOG)
+    async with run_app() as app:
+        client = await RawClient.connect(app.host, app.port, address=sender)
+        head = f"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx-forwarded-for: {forwarded}\r\n\r\n"
+        client.send(head.encode())
+        assert (await client.reply()).status == 200
+        await client.close()
+    (record,) = (record for record in caplog.records if record.name == REQUEST_LOG)
+    assert json.loads(JsonFormatter("api").format(record)).get("client", "") == logged
+
+
+async def test_a_requests_line_tells_what_it_took(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger=REQUEST_LOG)
+    async with run_app(answer=tried_twice_more) as app:
+        await app.post(wav(noise(75)))
+        await app.client.get("/v1/models")
+    heard, listed = (record for record in caplog.records if record.name == REQUEST_LOG)
+    assert heard.getMessage().endswith(" s; audio 75.0 s, chunks 3, fallbacks 6")
+    line = json.loads(JsonFormatter("api").format(heard))
+    expected = {
+        "method": "POST",
+        "route": ROUTE,
+        "status": 200,
+        "client": "127.0.0.1",
+        "model": "whisper-1",
+        "format": "json",
+        "stream": False,
+        "audio_s": 75.0,
+        "languages": {"en": 75.0},
+        "chunks": 3,
+        "fallbacks": {"0.2": 3, "0.4": 3},
+    }
+    assert line.items() >= expected.items()
+    stages_s = line["stages_s"]
+    # This replica tells no times of chunks.
+    assert set(stages_s) == {"upload", "transcription", "render", "reply"}
+    assert 0 < sum(stages_s.values()) <= line["seconds"] + 0.002
+    assert "chunks" not in json.loads(JsonFormatter("api").format(listed))
+    assert listed.getMessage().endswith(" s")
+
+
+async def test_a_request_that_needed_no_fallback_says_so(
+    app: RunningApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger=REQUEST_LOG)
+    await app.post(wav(noise(1)))
+    (record,) = (record for record in caplog.records if record.name == REQUEST_LOG)
+    assert json.loads(JsonFormatter("api").format(record))["fallbacks"] == {}
+
+
+async def test_a_refused_requests_line_says_as_much_as_was_known(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger=REQUEST_LOG)
+    async with run_app() as app:
+        await app.post(b"no audio", response_format="srt")
+    (record,) = (record for record in caplog.records if record.name == REQUEST_LOG)
+    line = json.loads(JsonFormatter("api").format(record))
+    assert line.items() >= {"status": 400, "format": "srt", "stream": False, "route": ROUTE}.items()
+    assert "audio_s" not in line
+
+
+@pytest.mark.parametrize("wrong", [{"model": "gpt-9"}, {"language": "xx"}])
+async def test_a_line_says_which_model_was_asked_for_where_that_is_refused(
+    wrong: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger=REQUEST_LOG)
+    async with run_app() as app:
+        await app.post(wav(noise(1)), **wrong)
+    (record,) = (record for record in caplog.records if record.name == REQUEST_LOG)
+    line = json.loads(JsonFormatter("api").format(record))
+    asked_for = {"model": wrong.get("model", "whisper-1"), "format": "json", "stream": False}
+    assert line.items() >= asked_for.items()
+
+
+async def test_requests_at_once_have_sums_of_their_own(
+    app: RunningApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger=REQUEST_LOG)
+    await asyncio.gather(*(app.post(wav(noise(duration_s))) for duration_s in (1, 2, 3, 40)))
+    lines = [record.getMessage() for record in caplog.records if record.name == REQUEST_LOG]
+    assert sorted(line.split("; ")[1] for line in lines) == [
+        "audio 1.0 s, chunks 1",
+        "audio 2.0 s, chunks 1",
+        "audio 3.0 s, chunks 1",
+        "audio 40.0 s, chunks 2",
+    ]
+
+
+def test_the_real_server_tells_of_speech_that_the_model_has_passed_over(server: Server) -> None:
+    """The embedded model takes what comes behind a long pause for silence."""
+    sound = np.concatenate([speak("31").samples, silence(2.4), speak("8").samples])
+    before = figures_of(server.get("/metrics"))
+    reply = httpx.post(
+        server.url + ROUTE,
+        files={"file": wav(sound)},
+        data={"model": "whisper-1"},
+        headers={"x-request-id": "passed-over"},
+        timeout=60,
+    )
+    assert reply.json()["text"] == "three one eight"
+    assert reply.headers["x-request-id"] == "passed-over"
+    after = figures_of(server.get("/metrics"))
+    assert growth(before, after, read_again("speech_passed_over")) == 1
+    assert growth(before, after, audio("en")) == pytest.approx(len(sound) / 16_000, abs=0.01)
+    deadline = time.monotonic() + 60
+    while not any("passed-over] " in line and "read again 1" in line for line in server.lines()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

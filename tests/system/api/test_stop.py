@@ -1,0 +1,111 @@
+"""How a server stops while it has work: a real engine under load, signals to one process and to the group."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+
+from tests.conftest import STOP_LIMIT_S, WITHOUT_ENGINE, Server, run_server
+from tests.support.raw_client import RawClient
+from tests.support.speech import VOICES, say
+from tests.support.until import until
+from tests.unit.api.sample_files import m4a, sound_file
+from tests.unit.api.test_websockets import handshake
+from tests.unit.realtime.realtime_client import MANUAL, of_type, open_session, pcm24
+
+MODEL = {"model": "whisper-1"}
+PATH = "/v1/audio/transcriptions"
+UNDISTURBED: list[str] = []  # the texts of the files, once known
+
+
+def files(num_times: int = 4) -> list[bytes]:
+    """Digits of 5 s each, so many times."""
+    long = [np.concatenate([say("31415926", voice, 0.2).samples] * num_times) for voice in VOICES]
+    return [m4a(long[0]), sound_file(long[1]), m4a(long[2]), sound_file(long[3], "FLAC")]
+
+
+async def texts_of(url: str, uploads: list[bytes]) -> list[str]:
+    async with httpx.AsyncClient(base_url=url, timeout=100) as client:
+        replies = await asyncio.gather(
+            *(client.post(PATH, files={"file": upload}, data=MODEL) for upload in uploads)
+        )
+    return [reply.json()["text"] if reply.status_code == 200 else reply.text for reply in replies]
+
+
+def chunks(server: Server) -> int:
+    return int(server.get("/load").json()["chunks"])
+
+
+@pytest.mark.parametrize(
+    "stop", [pytest.param(os.kill, id="one"), pytest.param(os.killpg, id="group", marks=pytest.mark.trial)]
+)
+async def test_a_stop_lets_all_in_flight_finish(stop: Callable[[int, int], None]) -> None:
+    with run_server("--dtype", "float32", "--drain-s", "100") as server:
+        family = [server.process, *psutil.Process(server.process.pid).children(recursive=True)]
+        undisturbed = UNDISTURBED or await texts_of(server.url, files(3))
+        UNDISTURBED[:] = undisturbed
+        asking = asyncio.create_task(texts_of(server.url, files(3) * 2))
+        await until(lambda: chunks(server) > 7)  # all are under way
+        stop(server.process.pid, signal.SIGTERM)
+        await until(lambda: server.get("/ready").status_code == 503)
+        async with httpx.AsyncClient(base_url=server.url) as late:
+            reply = await late.post(PATH, files={"file": b""}, data=MODEL)
+        assert (reply.status_code, reply.headers["connection"]) == (503, "close")
+        assert reply.headers["retry-after"].isdecimal()
+        assert await asking == undisturbed * 2
+        assert server.process.wait(STOP_LIMIT_S) == 0
+        assert "draining: 8 requests in flight have 100 s to finish" in server.written()
+        assert "no request is left" in server.written()
+        assert "exited with status" not in server.written()
+        assert "was killed" not in server.written()
+        assert "Traceback" not in server.written()
+        assert not [member for member in family[1:] if psutil.pid_exists(member.pid)]
+
+
+async def test_a_second_signal_hurries() -> None:
+    with run_server("--drain-s", "300") as server:
+        asking = asyncio.create_task(texts_of(server.url, files() * 6))
+        await until(lambda: chunks(server) > 8)
+        server.process.terminate()
+        await until(lambda: "draining" in server.written())
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(STOP_LIMIT_S) == 0
+        assert "The server is shutting down." in (await asking)[-1]
+        assert "requests unfinished" in server.written()
+        assert "Traceback" not in server.written()
+
+
+async def test_a_socket_that_answers_no_close_does_not_hold_up_the_stop() -> None:
+    with run_server(*WITHOUT_ENGINE, "--drain-s", "600") as server:
+        address = httpx.URL(server.url)
+        assert address.port is not None
+        client = await RawClient.connect(address.host, address.port)
+        client.send(handshake())
+        assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
+        server.process.terminate()
+        assert await asyncio.to_thread(server.process.wait, STOP_LIMIT_S) == 0
+        assert "Traceback" not in server.written()
+        await client.close()
+
+
+async def test_a_live_turn_that_cannot_finish_in_time_is_told_so_before_its_session_closes() -> None:
+    with run_server("--drain-s", "1") as server:
+        replicas = psutil.Process(server.process.pid).children(recursive=True)
+        async with open_session(server.url) as client:
+            await client.update(**MANUAL)
+            await client.append(pcm24(say("31").samples))
+            for replica in replicas:
+                replica.suspend()
+            await client.commit()
+            await client.until(".committed")
+            server.process.terminate()
+            (failed,) = of_type(await client.until(".failed"), ".failed")
+            assert failed["error"]["message"]
+            assert await client.closed() == 1012

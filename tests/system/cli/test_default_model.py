@@ -1,0 +1,103 @@
+"""What runs where nobody named a model: whisper-base, or the embedded one where base cannot be had."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import run_server
+from tests.support.real_weights import real_checkpoint
+
+SPEECH = Path(__file__).parents[3] / "examples" / "speech.wav"
+LIMIT = "hears English digits only, about 1 in 20 of them wrongly"
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model was named, none is here, and neither hub nor package index can be reached."""
+    monkeypatch.delenv("ASR_SERVER_MODEL")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9")
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "asr_server", *arguments]
+    return subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_base_is_what_hears_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example recording, as `make transcribe` and `make serve` give it."""
+    real_checkpoint("base")
+    monkeypatch.delenv("ASR_SERVER_MODEL")
+    done = command("transcribe", str(SPEECH))
+    assert done.stdout == SPEECH.with_suffix(".txt").read_text()
+    assert "digits" not in done.stderr
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_transcribe_warns_that_it_hears_digits_only_and_fails_where_it_hears_nothing() -> None:
+    done = command("transcribe", "--quiet", str(SPEECH))
+    assert (done.returncode, done.stdout) == (1, "")
+    warning, failure = done.stderr.splitlines()
+    assert warning.startswith(
+        "Warning: transcribing with the embedded model whisper-digits, which hears English"
+    )
+    assert ", because base could not be had: the Hugging Face hub cannot be reached (" in warning
+    assert "package index" in warning
+    assert failure == f"failed: {SPEECH}: no speech recognised: whisper-digits, in the place of base, {LIMIT}"
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_the_server_warns_in_its_log_its_answers_and_on_its_page() -> None:
+    with run_server() as server:
+        with SPEECH.open("rb") as recording:
+            reply = httpx.post(
+                f"{server.url}/v1/audio/transcriptions",
+                files={"file": recording},
+                data={"model": "whisper-1"},
+                timeout=60,
+            )
+        assert reply.status_code == 200
+        expected = f"{LIMIT}; it serves because base could not be fetched"
+        assert reply.headers["x-model-limit"] == expected
+        (first, *_) = server.get("/v1/models").json()["data"]  # which the page shows
+        assert (first["id"], first["description"]) == ("whisper-digits", f"a Whisper model that {expected}")
+        (warning,) = [line for line in server.lines() if "WARNING" in line]
+        assert (
+            f"serving the embedded model whisper-digits, which {LIMIT}, because base could not be had: "
+            in warning
+        )
+
+
+@pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize("way", ["flag", "argument", "environment"])
+def test_a_model_that_was_named_is_never_replaced(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    if way == "environment":
+        monkeypatch.setenv("ASR_SERVER_MODEL", "base")
+    arguments = {"flag": ["--model", "base"], "argument": ["base"], "environment": []}[way]
+    done = command("serve", "--port", "0", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        "Error: --model (ASR_SERVER_MODEL) is 'base': base is not here, and HF_HUB_OFFLINE"
+    )
+
+
+# -- asr-server models ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_what_cannot_be_fetched_is_a_line_each_and_the_others_are_fetched() -> None:
+    done = command("models", "fetch", "small", "whisper-digits", "lage-v3")
+    assert done.returncode == 2
+    assert done.stdout.strip().endswith("models/whisper-digits")
+    errors = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 2
+    assert "hub cannot be reached" in errors[0]
+    assert "did you mean large-v3?" in errors[1]

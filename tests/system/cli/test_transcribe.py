@@ -1,0 +1,217 @@
+"""`asr-server transcribe` as its user meets it: real processes, the embedded model, real recordings."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import soundfile
+
+from asr_server.cli.transcribe import EMBEDDED_HINT
+from asr_server.core import SAMPLE_RATE
+from tests.support.speech import digits_of, errors_in, say
+
+COMMAND = [sys.executable, "-m", "asr_server", "transcribe"]
+DIGITS = "3141592"
+DIGITS_A_MINUTE = 20
+
+
+def transcribe(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        input=b"",
+        env=os.environ | environment,
+        capture_output=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def said(done: subprocess.CompletedProcess[bytes]) -> list[str]:
+    """The lines on standard error, without the hint about the embedded model."""
+    lines = done.stderr.decode().splitlines()
+    return [line for line in lines if line != EMBEDDED_HINT]
+
+
+def record(path: Path, digits: str = DIGITS, seconds_of_silence: float = 0.5) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, say(digits, lead_s=seconds_of_silence).samples, SAMPLE_RATE)
+    return path
+
+
+def heard(text: str) -> bool:
+    """Whether it is what was said, give or take one digit: the model is a small one."""
+    return errors_in(digits_of(text), DIGITS) <= 1
+
+
+def test_a_folder_with_all_that_can_go_wrong_loses_no_word(tmp_path: Path) -> None:
+    """Two recordings of one name, a name that is not ASCII, an empty file, one that is no audio, a missing
+    one; under a locale that knows only ASCII. Then the same again: nothing is done twice.
+    """
+    folder, out = tmp_path / "in", tmp_path / "out"
+    record(folder / "a.wav")
+    record(folder / "a.flac")
+    record(folder / "grüße" / "a.wav")
+    (folder / "empty.wav").write_bytes(b"")
+    (folder / "noise.mp3").write_bytes(b"this is no audio" * 1000)
+    arguments: list[str | Path] = [folder, "missing.wav", "-r", "-f", "srt,json", "-f", "text", "-o", out]
+    done = transcribe(
+        *arguments, LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0", PYTHONIOENCODING="ascii"
+    )
+    lines = said(done)
+    assert done.returncode == 1
+    assert done.stdout == b""
+    names = ("a.wav", "a.flac", "grüße/a")
+    found = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+    assert found == sorted(f"{name}.{ending}" for name in names for ending in ("srt", "json", "txt"))
+    for name in names:
+        assert heard((out / f"{name}.txt").read_text())
+        assert heard(json.loads((out / f"{name}.json").read_text())["text"])
+        assert " --> " in (out / f"{name}.srt").read_text()
+    assert lines[-1].startswith("3 transcribed, 3 failed; ")
+    failures = [line for line in lines if line.startswith("failed: ")]
+    assert failures[0] == "failed: missing.wav: No such file or directory"
+    assert {line.split(": ")[1] for line in failures[1:]} == {f"{folder}/empty.wav", f"{folder}/noise.mp3"}
+    assert "Traceback" not in done.stderr.decode()
+
+    again = transcribe(folder, *arguments[2:], "--skip-existing", LANG="C")
+    assert said(again)[-1] == "3 skipped, 2 failed"
+    refused = transcribe(folder / "a.wav", "-f", "text", "-o", out / "grüße")
+    assert refused.returncode == 1
+    assert said(refused)[0].endswith("a.txt exists: --skip-existing leaves it, --overwrite replaces it")
+
+
+def test_on_a_terminal_a_bar_knows_how_long_the_recording_is_and_the_log_has_the_level_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    recording = record(tmp_path / "a.mp3", DIGITS * 3)
+    done = transcribe(
+        recording, "--log-level", "info", FORCE_COLOR="1", COLUMNS="120"
+    )  # as rich takes standard error for a terminal
+    assert done.returncode == 0
+    length_s = round(soundfile.info(recording).duration)
+    assert re.search(rf"0:00:\d\d of 0:00:{length_s:02}", done.stderr.decode())
+    assert any("INFO" in line and "serving whisper-digits" in line for line in said(done))
+
+
+@pytest.mark.parametrize(
+    ("number", "num_presses", "reason"),
+    [
+        (signal.SIGINT, 1, "interrupted"),
+        (signal.SIGINT, 1000, "interrupted"),
+        pytest.param(signal.SIGTERM, 1, "terminated", marks=pytest.mark.trial),
+    ],
+)
+def test_an_interruption_keeps_what_is_done_and_leaves_nothing_else(
+    tmp_path: Path, number: signal.Signals, num_presses: int, reason: str
+) -> None:
+    out = tmp_path / "out"
+    short = record(tmp_path / "short.wav")
+    long = record(tmp_path / "long.wav", DIGITS * 400)
+    process = subprocess.Popen([*COMMAND, str(short), str(long), "-o", str(out)], stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 120
+        while not (out / "short.txt").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        children = psutil.Process(process.pid).children(recursive=True)
+        for _ in range(num_presses):
+            process.send_signal(number)
+            time.sleep(0.02)
+            if process.poll() is not None:
+                break
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert b"Traceback" not in errors
+    assert os.listdir(out) == ["short.txt"]
+    assert not psutil.wait_procs(children, timeout=30)[1]
+    if num_presses > 1:
+        assert process.returncode in (130, -signal.SIGINT)
+        return
+    assert process.returncode == 128 + number  # 130, or 143
+    stopped, numbers = errors.decode().splitlines()[-2:]
+    assert stopped == f"stopped: {reason}"
+    assert numbers.startswith("1 transcribed, 1 not begun or not finished; ")
+
+
+def test_a_reader_that_leaves_ends_it_in_one_line(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, str(record(tmp_path / "a.wav")), "-q"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    errors = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(60) == 1
+    assert errors == "stopped: cannot write to standard output: Broken pipe\n"
+
+
+def test_a_closed_standard_output_is_said_in_one_line(tmp_path: Path) -> None:
+    command = ["sh", "-c", 'exec "$@" >&-', "", *COMMAND, str(record(tmp_path / "a.wav")), "-q"]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert child.returncode == 1
+    assert child.stderr == "stopped: cannot write to standard output: it is closed\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ("--language", "klingon"),
+            "Error: Language 'klingon' is not known to this model. Known: en (english).",
+        ),
+        (("--task", "translate"), "Error: The model whisper-digits cannot translate."),
+        (
+            ("--output-dir", f"{__file__}/out"),
+            f"Error: cannot write to the output folder {__file__}/out: Not a directory",
+        ),
+        (("--model", "lage-v3"), "did you mean large-v3?"),
+        (("--max-slots", "-3"), "--max-slots (ASR_SERVER_MAX_SLOTS) is '-3': must be"),
+    ],
+)
+def test_what_is_wrong_for_all_is_one_line_and_status_2(
+    tmp_path: Path, arguments: tuple[str, ...], line: str
+) -> None:
+    done = transcribe(record(tmp_path / "a.wav"), *arguments)
+    assert done.returncode == 2
+    assert len(said(done)) == 1
+    assert line in said(done)[0]
+
+
+def test_without_anything_to_transcribe_no_engine_is_started() -> None:
+    done = transcribe("missing.wav", "--quiet")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr == b"failed: missing.wav: No such file or directory\n"
+
+
+# -- Called wrongly ------------------------------------------------------------------------------------------
+
+
+def test_each_channel_of_a_call_is_a_speaker_and_a_file_without_two_fails_alone(tmp_path: Path) -> None:
+    left, right = say("314").samples, say("271", lead_s=3.0).samples
+    samples = np.zeros((max(len(left), len(right)), 2), np.float32)
+    samples[: len(left), 0], samples[: len(right), 1] = left, right
+    soundfile.write(tmp_path / "call.wav", samples, SAMPLE_RATE)
+    formats = ("-f", "srt,diarized_json", "-o", tmp_path)
+    inputs = (record(tmp_path / "mono.wav"), tmp_path / "call.wav")
+    done = transcribe(*inputs, "--channels", "split", "--speakers", "agent, caller", *formats)
+    assert done.returncode == 1
+    assert "mono.wav: channels=split takes files of two channels" in done.stderr.decode()
+    assert "\nagent: three one four\n" in (tmp_path / "call.srt").read_text()
+    body = json.loads((tmp_path / "call.diarized.json").read_text())
+    assert [(each["speaker"], each["text"]) for each in body["segments"]] == [
+        ("agent", "three one four"),
+        ("caller", "two seven one"),
+    ]

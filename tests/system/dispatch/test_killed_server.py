@@ -1,0 +1,126 @@
+"""What is left of a server that was killed: no process, no socket, no shared memory, within 3 s."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import Server, run_server
+from tests.unit.dispatch.ray_cluster import RayCluster, ray_cluster
+
+LIMIT_S = 3.0  # of a trial on a machine that does nothing else
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def test_a_killed_server_leaves_no_socket_and_not_even_a_replica_that_stands_still(tmp_path: Path) -> None:
+    with run_server("--replicas", "2", TMPDIR=str(tmp_path)) as server:
+        until_connected(tmp_path)
+        children = descendants(server)
+        next(child for child in children if "replica 1" in title_of(child)).suspend()
+        server.process.kill()
+        until_gone(children, 30.0)
+        assert not list(tmp_path.rglob("asr-*"))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster() as cluster:
+        yield cluster
+
+
+KINDS = {
+    "processes": ("--replicas", "2"),
+    "ranks": ("--tensor-parallel-size", "2", "--device", "cpu"),
+    "a Ray cluster of its own": ("--executor", "ray", "--ray-address", "local"),
+    "a Ray cluster that goes on": ("--executor", "ray", "--replicas", "2"),
+}
+
+
+@pytest.mark.trial
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_workers_are_gone_within_3_s(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    options = KINDS[kind]
+    others: list[psutil.Process] = []
+    if kind == "a Ray cluster that goes on":
+        options += ("--ray-address", request.getfixturevalue("cluster").address)
+        others = psutil.Process().children(recursive=True)
+    before = shared_memory()
+    # Ray's own sockets lie below TMPDIR, with names that are too long for this one.
+    folder = {} if "Ray" in kind else {"TMPDIR": str(tmp_path)}
+    with run_server(*options, **folder) as server:
+        until_connected(tmp_path)
+        workers = descendants(server) + actors(others)
+        assert any("replica" in title_of(worker) for worker in workers)
+        server.process.kill()
+        seconds = until_gone(workers, LIMIT_S)
+    print(f"{kind}: {len(workers)} processes gone {seconds:.2f} s after SIGKILL")
+    assert not list(tmp_path.rglob("asr-*"))
+    assert not shared_memory() - before
+
+
+def until_connected(folder: Path) -> None:
+    """Until no replica needs the names of its sockets any more."""
+    deadline = time.monotonic() + 100
+    while list(folder.glob("asr-ipc-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def descendants(server: Server) -> list[psutil.Process]:
+    return list(psutil.Process(server.process.pid).children(recursive=True))
+
+
+def actors(but_not: list[psutil.Process]) -> list[psutil.Process]:
+    """Replicas within a Ray cluster that is not the server's."""
+    children = psutil.Process().children(recursive=True)
+    return [each for each in children if each not in but_not and "ray::asr-server" in title_of(each)]
+
+
+def title_of(process: psutil.Process) -> str:
+    return " ".join(process.cmdline())
+
+
+def until_gone(processes: list[psutil.Process], limit_s: float) -> float:
+    """The seconds that it took."""
+    started = time.perf_counter()
+    while alive := [process for process in processes if is_alive(process)]:
+        if time.perf_counter() - started > limit_s:
+            for process in alive:
+                process.kill()
+            raise AssertionError(f"left after {limit_s} s: {list(map(title_of, alive))}")
+        time.sleep(0.01)
+    return time.perf_counter() - started
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """A process that has ended, and whom nobody has asked about yet, is not."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir(SHARED_MEMORY))
+
+
+@pytest.mark.trial
+def test_a_killed_server_leaves_no_actor_and_nothing_of_its_own_cluster() -> None:
+    """And until then the lines of the replica's log arrive with its name."""
+    pytest.importorskip("ray")
+    with run_server("--executor", "ray", "--ray-address", "local") as server:
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        titles = [" ".join(child.cmdline()) for child in children]
+        assert any("asr-server replica 0" in title for title in titles)
+        (session,) = {found for title in titles for found in re.findall(r"/tmp/ray/session_[\w.-]+", title)}
+        assert "[replica 0] asr_server.replica.main: starts on" in server.written()
+        server.process.kill()
+        _, alive = psutil.wait_procs(children, 30)
+        assert not alive
+        assert not Path(session).exists()

@@ -1,0 +1,1 @@
+from tests.unit.realtime.conftest import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.unit.server.conftest import *  # noqa: F403

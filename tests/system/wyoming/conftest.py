@@ -1,0 +1,1 @@
+from tests.unit.wyoming.conftest import *  # noqa: F403

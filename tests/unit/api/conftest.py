@@ -1,0 +1,1 @@
+from tests.support.api_fixtures import *  # noqa: F403

@@ -1,0 +1,66 @@
+"""Files of keys with names, as an operator writes them, and clients that have these keys."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI
+
+from asr_server.annexes.keys.watched_keys import WatchedKeys
+from asr_server.config import Settings
+from tests.support.embedded import embedded
+from tests.support.until import until
+from tests.unit.api.running_app import RunningApp
+
+WEB, SHOP, NEW = (f"{name}-key-of-more-than-20-letters" for name in ("web", "shop", "new"))
+
+
+def hash_of(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def entry(name: str, *keys: str, **fields: Any) -> dict[str, Any]:
+    hashes = [hash_of(key) for key in keys]
+    return {"name": name, "hash": hashes[0] if len(hashes) == 1 else hashes} | fields
+
+
+def text_of(*entries: dict[str, Any]) -> str:
+    return "".join(f"- {json.dumps(each)}\n" for each in entries) or "[]\n"  # JSON is YAML
+
+
+def write(path: Path, *entries: dict[str, Any]) -> Path:
+    path.write_text(text_of(*entries))
+    path.chmod(0o600)
+    return path
+
+
+def settings_with(path: Path, *entries: dict[str, Any], **values: Any) -> Settings:
+    return embedded(keys_file=str(write(path, *entries)), **values)
+
+
+def named(app: RunningApp) -> WatchedKeys:
+    file = app.app.state.server.api_keys.file
+    assert isinstance(file, WatchedKeys)
+    return file
+
+
+async def rewrite(app: RunningApp, path: Path, *entries: dict[str, Any]) -> None:
+    """Return once the running server has taken the new file."""
+    before = named(app).callers
+    write(path, *entries)
+    await until(lambda: named(app).callers is not before)
+
+
+def official(app: RunningApp, key: str, max_retries: int = 0) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"http://{app.host}:{app.port}/v1", api_key=key, max_retries=max_retries)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def status(app: RunningApp, key: str) -> int:
+    return (await app.client.get("/v1/models", headers=bearer(key))).status_code

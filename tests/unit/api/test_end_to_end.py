@@ -1,0 +1,139 @@
+"""End to end: the official client in strict mode, a real server, the embedded model, real sound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import openai
+import pytest
+from openai import AsyncOpenAI
+from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent, TranscriptionVerbose
+
+from asr_server.core import Samples
+from tests.contract.official_client import CUE, FORMATS, SPOKEN, plain, transcribe
+from tests.support.speech import RECORDINGS, silence
+from tests.unit.api.sample_files import m4a, mp3, opus, silent_film, sound_file
+
+
+@pytest.mark.parametrize("response_format", FORMATS)
+async def test_the_official_client_hears_the_digits_in_every_format(
+    client: AsyncOpenAI, response_format: str
+) -> None:
+    answer = await transcribe(client, sound_file(SPOKEN.samples), response_format=response_format)
+    assert plain(answer, response_format) == SPOKEN.text
+
+
+async def test_verbose_json_has_times_that_hold(client: AsyncOpenAI) -> None:
+    answer = await transcribe(
+        client,
+        sound_file(SPOKEN.samples),
+        response_format="verbose_json",
+        timestamp_granularities=["segment"],
+    )
+    assert isinstance(answer, TranscriptionVerbose)
+    assert (answer.language, answer.usage and answer.usage.type) == ("english", "duration")
+    assert answer.duration == pytest.approx(len(SPOKEN.samples) / 16_000, abs=1e-3)
+    assert answer.segments is not None
+    assert [segment.id for segment in answer.segments] == [0, 1]  # split at the long pause
+    truth = [(SPOKEN.times[0][0], SPOKEN.times[2][1]), (SPOKEN.times[3][0], SPOKEN.times[5][1])]
+    for segment, (start_s, end_s) in zip(answer.segments, truth, strict=True):
+        assert segment.start == pytest.approx(start_s, abs=0.2)
+        assert segment.end == pytest.approx(end_s, abs=0.2)
+
+
+@pytest.mark.parametrize("response_format", ["srt", "vtt"])
+async def test_cues_run_forward(client: AsyncOpenAI, response_format: str) -> None:
+    answer = await transcribe(client, sound_file(SPOKEN.samples), response_format=response_format)
+    times = [time for match in CUE.finditer(answer) for time in (match[1] + match[2], match[3] + match[4])]
+    assert len(times) == 4
+    assert times == sorted(times)
+
+
+async def test_a_stream_is_typed_and_its_deltas_are_the_text(client: AsyncOpenAI) -> None:
+    events = [event async for event in await transcribe(client, sound_file(SPOKEN.samples), stream=True)]
+    *deltas, done = events
+    assert all(isinstance(delta, TranscriptionTextDeltaEvent) for delta in deltas)
+    assert isinstance(done, TranscriptionTextDoneEvent)
+    assert "".join(delta.delta for delta in deltas) == done.text == SPOKEN.text
+    assert done.usage is not None
+    assert done.usage.total_tokens == done.usage.input_tokens + done.usage.output_tokens
+
+
+async def test_logprobs_come_with_json(client: AsyncOpenAI) -> None:
+    answer = await transcribe(client, sound_file(SPOKEN.samples), include=["logprobs"])
+    assert b"".join(bytes(map(int, entry.bytes)) for entry in answer.logprobs).decode().strip() == SPOKEN.text
+    assert all(entry.logprob <= 0 for entry in answer.logprobs)
+
+
+@pytest.mark.parametrize("name", ["upload", "speech.mp3", "speech.txt", "speech.wav;codecs=opus"])
+async def test_the_content_counts_and_not_the_name(client: AsyncOpenAI, name: str) -> None:
+    assert (await transcribe(client, sound_file(SPOKEN.samples, "FLAC"), name)).text == SPOKEN.text
+
+
+@pytest.mark.parametrize("encode", [m4a, opus, mp3])
+async def test_compressed_files_are_heard(client: AsyncOpenAI, encode: Callable[[Samples], bytes]) -> None:
+    assert (await transcribe(client, encode(SPOKEN.samples))).text == SPOKEN.text
+
+
+async def test_every_option_of_the_client_is_understood(client: AsyncOpenAI) -> None:
+    answer = await transcribe(
+        client,
+        sound_file(SPOKEN.samples),
+        language="en",
+        temperature=0,
+        chunking_strategy={"type": "server_vad", "threshold": 1.0},
+    )
+    assert answer.text == SPOKEN.text
+
+
+async def test_a_truncated_wav_gives_what_is_there(client: AsyncOpenAI) -> None:
+    truncated = sound_file(SPOKEN.samples)[: 44 + int(2 * 16_000 * (SPOKEN.times[2][1] + 0.3))]
+    assert (await transcribe(client, truncated)).text == "three one four"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [m4a(SPOKEN.samples)[:-2000], silent_film()],  # its index was at the end; a film without sound
+    ids=["truncated-m4a", "silent-film"],
+)
+async def test_a_file_without_a_sound_is_a_400_that_says_so(client: AsyncOpenAI, file: bytes) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await transcribe(client, file)
+    assert (caught.value.code, caught.value.param) == ("invalid_audio", "file")
+
+
+async def test_the_models_are_listed(client: AsyncOpenAI) -> None:
+    names = [model.id async for model in client.models.list()]
+    assert names[:2] == ["whisper-digits", "whisper-1"]
+    assert {"gpt-4o-transcribe", "gpt-4o-mini-transcribe", "gpt-transcribe"} < set(names)
+    assert {"gpt-live-transcribe", "gpt-realtime-whisper"} < set(names)  # LiveKit's and pipecat's
+    model = await client.models.retrieve("gpt-transcribe")
+    assert (model.id, model.shutdown_date) == ("gpt-transcribe", None)
+
+
+@pytest.mark.parametrize("response_format", FORMATS)
+async def test_silence_is_empty_in_every_format(client: AsyncOpenAI, response_format: str) -> None:
+    answer = await transcribe(client, sound_file(silence(3.0)), response_format=response_format)
+    assert plain(answer, response_format) == ""
+    if response_format == "vtt":
+        assert answer == "WEBVTT\n\n"
+
+
+async def test_a_stream_of_silence_is_one_event(client: AsyncOpenAI) -> None:
+    (done,) = [event async for event in await transcribe(client, sound_file(silence(3.0)), stream=True)]
+    assert done.text == ""
+
+
+@pytest.mark.parametrize("name", ["silence-1s.wav", "cough.wav", "jfk.wav"])
+async def test_what_holds_no_digits_is_empty(client: AsyncOpenAI, name: str) -> None:
+    if not RECORDINGS.exists():
+        pytest.skip(f"{RECORDINGS} is not here: recordings of people are not part of the repository")
+    assert (await transcribe(client, (RECORDINGS / name).read_bytes())).text == ""
+
+
+async def test_noise_and_tones_are_empty(client: AsyncOpenAI) -> None:
+    noise = np.random.default_rng(1).standard_normal(48_000).astype(np.float32)
+    tone = np.sin(2 * np.pi * 440 * np.arange(48_000) / 16_000).astype(np.float32)
+    for samples in (0.02 * noise, 0.3 * tone):
+        assert (await transcribe(client, sound_file(samples.astype(np.float32)))).text == ""

@@ -1,0 +1,130 @@
+"""Events as they are sent: in order, as fast as the client reads, and with an end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+from starlette.types import Message
+
+from asr_server.api.events import EventStream, EventWriter
+from asr_server.api.schemas import AudioFields
+from asr_server.errors import ChunkFailed, InvalidAudio, ShuttingDown
+from tests.unit.formats.samples import ONE
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+class Reader:
+    """A client that takes what is sent once it may."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.may_read = asyncio.Event()
+        self.may_read.set()
+
+    async def send(self, message: Message) -> None:
+        await self.may_read.wait()
+        self.sent.append(message)
+
+    @property
+    def bodies(self) -> list[tuple[bytes, bool]]:
+        return [(message["body"], message["more_body"]) for message in self.sent[1:]]
+
+
+async def test_a_stream_begins_with_its_first_event_and_ends_with_an_empty_one() -> None:
+    reader = Reader()
+    stream = EventStream(reader.send, {"x-own": "1"})
+    await settle()
+    assert not stream.has_begun
+    stream.write(b"")
+    await settle()
+    assert stream.has_begun
+    assert reader.bodies == []
+    head = reader.sent[0]
+    assert (head["type"], head["status"]) == ("http.response.start", 200)
+    assert dict(head["headers"]) == {
+        b"content-type": b"text/event-stream; charset=utf-8",
+        b"cache-control": b"no-cache",
+        b"x-accel-buffering": b"no",
+        b"x-own": b"1",
+    }
+    stream.write(b"one")
+    await settle()
+    stream.write(b"two")
+    await settle()
+    await stream.end()
+    assert reader.bodies == [(b"one", True), (b"two", True), (b"", False)]
+
+
+async def test_a_slow_reader_gets_what_has_come_meanwhile_at_once_and_holds_up_no_writer() -> None:
+    reader = Reader()
+    stream = EventStream(reader.send, {})
+    stream.write(b"one")
+    await settle()
+    reader.may_read.clear()
+    for text in (b"two", b"three", b"four"):
+        stream.write(text)
+        await settle()
+    ending = asyncio.create_task(stream.end())
+    await settle()
+    assert not ending.done()
+    reader.may_read.set()
+    await ending
+    assert reader.bodies == [(b"one", True), (b"two", True), (b"threefour", False)]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_expected"),
+    [
+        (InvalidAudio("no audio"), True),
+        (ShuttingDown(), True),
+        (ChunkFailed("no numbers"), True),
+        (ZeroDivisionError("secret"), False),
+    ],
+)
+async def test_an_error_within_a_stream_is_its_event_and_a_line(
+    error: Exception, is_expected: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = Reader()
+    stream = EventStream(reader.send, {})
+    stream.fail(error)
+    await stream.end()
+    text, more = reader.bodies[0]
+    assert not more
+    body = json.loads(text.removeprefix(b"data: "))
+    assert {"message", "type", "param", "code"} == set(body["error"])
+    assert ("secret" in body["error"]["message"]) is False
+    (line,) = caplog.records
+    assert (line.levelno, line.exc_info is None) == (logging.WARNING, is_expected)
+    assert line.getMessage() == f"a stream has failed: {error!r}"
+
+
+def events_of(fields: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
+    """The events at the end of a transcript."""
+    writer = EventWriter(AudioFields.model_validate({"model": "whisper-1", "stream": True} | fields))
+    text = writer.done(msgspec.structs.replace(ONE, **changes)).decode()
+    return [json.loads(event.removeprefix("data: ")) for event in text.split("\n\n") if event]
+
+
+def test_segments_come_before_the_end_where_voices_are_told_apart_and_in_it_where_asked_for() -> None:
+    labelled = tuple(msgspec.structs.replace(segment, speaker="A") for segment in ONE.segments)
+    by_voice = {"response_format": "diarized_json"}
+    assert [each["type"] for each in events_of(by_voice, segments=labelled)] == [
+        *["transcript.text.segment"] * len(labelled),
+        "transcript.text.done",
+    ]
+    split = events_of(by_voice | {"channels": "split"}, segments=labelled)
+    assert [each["type"] for each in split] == ["transcript.text.done"]
+    (plain,) = events_of({})
+    assert not {"segments", "language", "duration", "words", "truncated"} & plain.keys()
+    (whole,) = events_of({"stream_include_segments": True})
+    assert [segment["text"] for segment in whole["segments"]] == [each.text for each in ONE.segments]
+    assert (whole["language"], whole["duration"]) == (ONE.language, ONE.duration_s)

@@ -1,0 +1,126 @@
+"""What every reply has: an id, a line, an error body, and a reply that arrives before its body was read."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+from starlette.datastructures import Headers
+from starlette.responses import StreamingResponse
+
+import asr_server
+from asr_server.api.headers import SAFE_HEADERS
+from asr_server.api.middleware import request_log as middleware
+from asr_server.api.middleware.request_log import request_id_of
+from asr_server.config import MIB
+from asr_server.telemetry import JsonFormatter
+from tests.contract.official_client import transcribe
+from tests.support.embedded import embedded
+from tests.support.raw_client import RawClient
+from tests.unit.api.figures import growth, read
+from tests.unit.api.running_app import RunningApp, run_app
+
+SMALL = embedded(max_upload_bytes=MIB)
+ROUTE = "/v1/audio/transcriptions"
+
+
+@pytest.mark.parametrize(
+    ("given", "is_kept"),
+    [("aZ09._:/+=-", True), ("x" * 129, False), ("a b", False), ("", False)],
+)
+def test_an_id_of_sane_characters_is_kept(given: str, is_kept: bool) -> None:
+    assert (request_id_of(Headers({"x-request-id": given})) == given) == is_kept
+
+
+async def test_a_failed_requests_line_and_metric_have_the_code_of_its_error(
+    app: RunningApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="asr_server.api.middleware.request_log")
+    before = await read(app)
+    await app.post(b"no audio")
+    after = await read(app)
+    (record,) = (record for record in caplog.records if ROUTE in record.getMessage())
+    assert "; error invalid_audio" in record.getMessage()
+    assert json.loads(JsonFormatter("api").format(record))["error"] == "invalid_audio"
+    counted = f'asr_request_errors_total{{code="invalid_audio",route="{ROUTE}"}}'
+    assert growth(before, after, counted) == 1
+
+
+async def test_a_fault_before_the_reply_is_a_500_and_behind_its_begin_ends_the_connection(
+    app: RunningApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.app.get("/before")
+    async def before() -> None:
+        raise ZeroDivisionError("secret")
+
+    async def half() -> AsyncIterator[bytes]:
+        yield b"half"
+        raise ZeroDivisionError("secret")
+
+    @app.app.get("/behind")
+    async def behind() -> StreamingResponse:
+        return StreamingResponse(half())
+
+    reply = await app.client.get("/before")
+    assert (reply.status_code, "secret" in reply.text) == (500, False)
+    assert reply.headers["x-request-id"]
+    client = await RawClient.connect(app.host, app.port)
+    client.ask("/behind")
+    received = await client.reader.read()
+    await client.close()
+    assert received.startswith(b"HTTP/1.1 200")
+    assert not received.endswith(b"0\r\n\r\n")
+    assert caplog.text.count("GET failed") == 2
+
+
+async def test_every_header_of_ours_is_shown_to_pages_of_allowed_origins() -> None:
+    async with run_app(embedded(cors_origins="app://obsidian.md")) as app:
+        reply = await app.client.get("/health", headers={"origin": "app://obsidian.md"})
+    assert reply.headers["access-control-allow-origin"] == "app://obsidian.md"
+    exposed = {*reply.headers["access-control-expose-headers"].lower().split(", ")}
+    assert exposed >= {"retry-after", "x-ratelimit-reset-requests"} | headers_in_the_code()
+
+
+def headers_in_the_code() -> set[str]:
+    """Every name of a header of ours that the code writes, so that none is forgotten in the table."""
+    package = Path(asr_server.__file__).parent
+    folders = ("api", "keys", "monitoring", "protocols", "realtime", "server")
+    texts = [path.read_text() for folder in folders for path in (package / folder).rglob("*.py")]
+    found = {name.lower() for text in texts for name in re.findall(r'"(x-[a-z0-9-]+)"', text, re.IGNORECASE)}
+    return found - SAFE_HEADERS.keys()
+
+
+# -- Bodies that are still being sent --
+
+
+async def test_the_official_client_sees_the_413_of_an_upload_far_over_the_limit() -> None:
+    async with run_app(SMALL) as app:
+        url = f"http://{app.host}:{app.port}/v1"
+        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+            with pytest.raises(openai.APIStatusError) as caught:
+                await transcribe(client, bytes(40 * MIB))
+        assert (caught.value.status_code, caught.value.code) == (413, "request_too_large")
+        assert await app.still_works()
+
+
+async def test_what_is_read_after_a_413_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "MAX_DISCARDED_BYTES", 2 * MIB)
+    async with run_app(SMALL) as app:
+        client = await RawClient.connect(app.host, app.port)
+        client.begin_upload(1 << 40)
+        assert (await client.reply()).status == 413
+        num_sent = await client.send_for_ever(bytes(65536), 100 * MIB)
+        assert num_sent < 20 * MIB  # what was discarded, and what the system's buffers took
+        await client.close()
+
+
+async def test_a_refusal_of_a_body_that_has_come_whole_keeps_the_connection() -> None:
+    async with run_app(SMALL) as app:
+        reply = await app.post(b"no audio")
+        assert (reply.status_code, reply.headers.get("connection")) == (400, None)

@@ -1,0 +1,103 @@
+"""Places of realtime sessions, the caller of a request, and when the server is idle."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from asr_server.api import state
+from asr_server.api.state import SERVICE_RESTART, AppState, RealtimeSessions
+from asr_server.errors import InvalidApiKey, SessionsTaken
+from tests.support.embedded import embedded
+from tests.unit.api.running_app import RunningApp, run_app
+
+
+class Session:
+    def __init__(self) -> None:
+        self.ended: list[tuple[int, str]] = []
+
+    def end(self, code: int, reason: str) -> None:
+        self.ended.append((code, reason))
+
+
+# -- Sessions --
+
+
+def test_sessions_are_counted_and_refused_beyond_the_limit_by_the_settings_name() -> None:
+    sessions = RealtimeSessions(2)
+    with sessions.enter(Session(), "web"), sessions.enter(Session(), "shop"):
+        with pytest.raises(SessionsTaken) as caught, sessions.enter(Session(), "news"):
+            pass
+        assert caught.value.message == (
+            "2 realtime sessions are open: --max-realtime-sessions (ASR_SERVER_MAX_REALTIME_SESSIONS)."
+        )
+        assert caught.value.retry_after_s == 5
+        assert (sessions.num_active, sessions.num_started, sessions.num_rejected) == (2, 2, 1)
+    assert (sessions.num_active, sessions.num_started, sessions.num_turns) == (0, 2, 0)
+    with sessions.enter(Session(), "news"):
+        assert (sessions.num_started, sessions.num_rejected, sessions.is_draining) == (3, 1, False)
+
+
+def test_a_key_that_shares_the_places_is_refused_while_others_are_free() -> None:
+    sessions = RealtimeSessions(4, is_shared=True)
+    with sessions.enter(Session(), "web"), sessions.enter(Session(), "web"), sessions.enter(Session(), "web"):
+        with pytest.raises(SessionsTaken, match="This key's share of 4 realtime sessions is open: --max"):
+            sessions.require_place("web")
+        sessions.require_place("shop")
+        assert sessions.num_rejected == 0  # asked only
+
+
+async def test_a_drain_ends_each_session_and_waits_until_they_have_left() -> None:
+    sessions, session = RealtimeSessions(2), Session()
+    with sessions.enter(session):
+        draining = asyncio.create_task(sessions.drain(60))
+        await asyncio.sleep(0)
+        assert sessions.is_draining
+        assert session.ended == [(SERVICE_RESTART, "The server is shutting down.")]
+        assert SERVICE_RESTART == 1012
+        with sessions.enter(Session()):
+            pass
+        await asyncio.sleep(0)
+        assert not draining.done()  # the other one has not left
+    await asyncio.wait_for(draining, 60)
+
+
+async def test_a_server_is_idle_without_requests_and_sessions(app: RunningApp) -> None:
+    server: AppState = app.app.state.server
+    assert server.is_idle
+    with server.admission.enter():
+        assert not server.is_idle
+    with server.realtime.enter(Session()):
+        assert not server.is_idle
+    assert server.is_idle
+    assert abs(server.started_at - time.time()) < 3600
+
+
+# -- The caller of a request --
+
+
+def request_to(app: RunningApp, **headers: str) -> Request:
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope: dict[str, Any] = {"type": "http", "app": app.app, "headers": raw, "state": {}}
+    return Request(scope)
+
+
+async def test_azures_header_comes_before_the_usual_one() -> None:
+    async with run_app(embedded(api_key="right")) as app:
+        for headers, is_right in (
+            ({"api_key": "right"}, True),
+            ({"api_key": "right", "authorization": "Bearer wrong"}, True),
+            ({"api_key": "wrong", "authorization": "Bearer right"}, False),
+            ({"authorization": "Bearer right"}, True),
+            ({}, False),
+        ):
+            try:
+                await state.require_azure_key(request_to(app, **headers))
+            except InvalidApiKey:
+                assert not is_right, headers
+            else:
+                assert is_right, headers

@@ -1,0 +1,92 @@
+"""A replica in a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from asr_server.channel.messages import Cancel, Command, Credit, Drain, Event
+from asr_server.dispatch import inline
+from asr_server.dispatch.inline import InlineExecutor, InlineReplica
+from asr_server.dispatch.supervisor import ReplicaGone
+from tests.support.embedded import embedded
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"), [({"replicas": 3}, 3), ({}, 1), ({"replicas_per_device": 2}, 2)]
+)
+async def test_there_are_as_many_as_are_asked_for(settings: dict[str, int], expected: int) -> None:
+    executor = InlineExecutor(embedded(**settings))
+    assert await executor.start() == expected
+    await executor.stop()
+
+
+class Served:
+    """What the thread runs: takes commands until it is drained."""
+
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+        self.may_end, self.loaded = threading.Event(), list[int]()
+
+    def run(self, server: Any, load: Callable[[], object]) -> None:
+        load()
+        server.send(Credit(2))
+        while True:
+            self.commands += server.receive(60)
+            if isinstance(self.commands[-1], Drain):
+                assert self.may_end.wait(60)
+                return
+            raise ZeroDivisionError("of ours")
+
+    def load(self, settings: Any, num_on_device: int) -> None:
+        self.loaded.append(num_on_device)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    served = Served()
+    monkeypatch.setattr(inline, "run", served.run)
+    monkeypatch.setattr(inline, "load_engine", served.load)
+    return served
+
+
+@pytest.fixture
+async def replica(served: Served) -> AsyncIterator[InlineReplica]:
+    yield await InlineExecutor(embedded(replicas=2)).launch(1)
+    served.may_end.set()
+
+
+async def test_it_is_drained_and_waited_for(replica: InlineReplica, served: Served) -> None:
+    assert (replica.name, replica.pid) == ("replica 1", None)
+    (thread,) = (each for each in threading.enumerate() if each.name == "replica 1")
+    assert thread.daemon
+    assert await replica.receive() == [Credit(2)]
+    assert served.loaded == [2], "replicas that share the memory"
+    closing = asyncio.create_task(replica.close())
+    while not served.commands:
+        await asyncio.sleep(0)
+    assert not closing.done()
+    served.may_end.set()
+    await closing
+    assert not thread.is_alive()
+    assert served.commands == [Drain()]
+    with pytest.raises(ReplicaGone, match="replica 1"):
+        replica.send(Cancel("a"))
+
+
+async def test_an_error_in_its_thread_ends_it_and_is_logged(
+    replica: InlineReplica, served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    received: list[Event] = await replica.receive()
+    assert received == [Credit(2)]
+    replica.send(Cancel("a"))
+    with pytest.raises(ReplicaGone, match="replica 1 has ended"):
+        await replica.receive()
+    assert served.commands == [Cancel("a")]
+    assert [record.getMessage() for record in caplog.records] == ["replica 1 has failed"]
+    assert caplog.records[0].exc_info is not None
+    await replica.close()

@@ -1,0 +1,205 @@
+"""Which Ray cluster is joined, what is checked of it beforehand, and the cluster of this machine alone."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asr_server.annexes.ray import cluster as module
+from asr_server.annexes.ray.cluster import LocalCluster, address_to_join, check_answers, cluster_address
+from asr_server.annexes.ray.executor import RayExecutor
+from asr_server.dispatch.dispatcher import Dispatcher
+from tests.support.embedded import embedded
+
+GREETING = bytes(3) + b"\x04" + bytes(5)  # an empty frame of HTTP/2's settings
+
+
+@contextmanager
+def listener(answer: bytes) -> Iterator[str]:
+    """Answer one connection; yield the address."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with suppress(OSError), listening.accept()[0] as connection:
+                connection.sendall(answer)
+                connection.recv(1)
+                is_over.wait(30)
+
+        is_over = threading.Event()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        is_over.set()
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "what listens there is not Ray"), (b"", "timed out")],
+)
+def test_a_port_that_is_not_rays_is_refused(
+    answer: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_LIMIT_S", 0.2)
+    with listener(answer) as address:
+        with pytest.raises(OSError, match=f"cannot connect to {address}: {reason}") as raised:
+            check_answers(address)
+        assert raised.value.errno == 0
+
+
+@pytest.fixture
+def left_by_ray_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return the file in which `ray start` leaves the address of a cluster; something listens there."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    path = tmp_path / "ray_current_cluster"
+    monkeypatch.setattr(module, "_CURRENT_CLUSTER", path)
+    with listener(GREETING) as address:
+        path.write_text(f"{address}\n")
+        yield path
+
+
+def test_the_cluster_that_this_user_has_begun_here_is_joined(left_by_ray_start: Path) -> None:
+    with cluster_address("auto") as address:
+        assert address == left_by_ray_start.read_text().strip()
+
+
+@pytest.mark.slow
+def test_a_cluster_of_its_own_that_does_not_start_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/dev/null/nowhere")
+    with pytest.raises(OSError, match=r"^no Ray cluster could be started on this machine: .*Not a directory"):
+        LocalCluster()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+async def test_a_cluster_that_another_user_has_named_is_not_joined(left_by_ray_start: Path) -> None:
+    os.chown(left_by_ray_start, 65534, 65534)
+    settings = embedded(executor="ray", ray_address="auto")
+    dispatcher = Dispatcher(settings, RayExecutor(settings))
+    await dispatcher.start()
+    async with asyncio.timeout(60):
+        while not dispatcher.supervisor.given_up:
+            await asyncio.sleep(0.02)
+    assert f"{left_by_ray_start} is another user's" in dispatcher.supervisor.last_failure
+    await dispatcher.stop()
+
+
+@pytest.mark.parametrize(
+    ("setting", "environment", "expected"),
+    [
+        ("local", "10.0.0.1:6379", ""),
+        ("10.0.0.2:6379", "10.0.0.1:6379", "10.0.0.2:6379"),
+        ("auto", "10.0.0.1:6379", "10.0.0.1:6379"),
+        ("auto", "", ""),
+    ],
+)
+def test_the_address_is_that_of_the_setting_or_of_rays_variable(
+    setting: str, environment: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", environment)
+    monkeypatch.setattr(module, "_CURRENT_CLUSTER", tmp_path / "none")
+    assert address_to_join(setting) == expected
+
+
+def test_an_address_in_brackets_is_ipv6s() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        with pytest.raises(OSError, match=rf"cannot connect to \[::1\]:{port}: ") as raised:
+            check_answers(f"[::1]:{port}")
+    assert raised.value.errno in (errno.ECONNREFUSED, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+# -- Of this machine alone ------------------------------------------------------------------------------
+
+
+class Started:
+    """A cluster's process that prints these lines and goes on as long as its input is open."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *lines: str, at_end: str = "") -> None:
+        code = f"import sys; print({chr(10).join(lines)!r}, flush=True); sys.stdin.read(); {at_end}"
+        self.processes: list[subprocess.Popen[str]] = []
+        self.options: dict[str, Any] = {}
+        popen = subprocess.Popen
+
+        def start(command: list[str], **options: Any) -> subprocess.Popen[str]:
+            assert command == [sys.executable, "-m", "asr_server.annexes.ray.cluster"]
+            self.options = options
+            self.processes.append(popen([sys.executable, "-c", code], **options))
+            return self.processes[-1]
+
+        monkeypatch.setattr(subprocess, "Popen", start)
+
+
+def test_its_address_is_read_and_it_ends_with_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = Started(monkeypatch, "a warning", "the cluster's address: 127.0.0.1:1234", "more")
+    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
+    for name in module.ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    with cluster_address("local") as address:
+        assert address == "127.0.0.1:1234"
+        assert {name: os.environ[name] for name in module.ENVIRONMENT} == module.ENVIRONMENT
+        (process,) = started.processes
+        assert process.poll() is None
+    assert process.returncode == 0
+    assert process.stdout is not None
+    assert process.stdout.closed
+    assert started.options["start_new_session"] is True
+    environment = started.options["env"]
+    assert module.ENVIRONMENT.items() <= environment.items()
+    assert "VLLM_API_KEY" not in environment
+
+
+@pytest.mark.slow
+def test_its_process_starts_ray_for_this_machine_and_ends_it_with_its_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for Ray, which takes seconds to start; `test_executors.py` has the real one."""
+    session = tmp_path / "session"
+    session.mkdir()
+    (tmp_path / "ray.py").write_text(STAND_IN.format(session=str(session)))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.chdir(Path(__file__).parents[3])
+    cluster = LocalCluster()
+    assert cluster.address == "127.0.0.1:4321"
+    os.kill(cluster._process.pid, 15)
+    os.kill(cluster._process.pid, 2)
+    assert cluster._process.poll() is None, "stopping is the server's business"
+    cluster.stop()
+    assert cluster._process.returncode == 0
+    assert not session.exists()
+    assert (tmp_path / "shut down").exists()
+    (tmp_path / "fails").touch()
+    with pytest.raises(OSError, match=r"on this machine: no room for it$"):
+        LocalCluster()
+
+
+STAND_IN = """
+import logging, pathlib, signal, types
+here = pathlib.Path(__file__).parent
+
+def init(**options):
+    assert options == dict(address="local", include_dashboard=False, object_store_memory=80 << 20,
+                           log_to_driver=False, logging_level=logging.ERROR), options
+    if (here / "fails").exists():
+        raise RuntimeError("no room\\n for it")
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return types.SimpleNamespace(address_info=dict(address="127.0.0.1:4321", session_dir="{session}"))
+
+def shutdown():
+    (here / "shut down").touch()
+"""

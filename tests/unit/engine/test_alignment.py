@@ -1,0 +1,205 @@
+"""Token times in the engine: for whom they are computed, and that nobody waits for them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+import threading
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from asr_server.channel.messages import Cancel, Credit, Event, Failed, Result
+from asr_server.core import DecodingOptions, Samples
+from asr_server.engine import Engine, alignment
+from asr_server.engine.alignment import Aligner, first_frames
+from harness.clips import make_clip
+from harness.engine_helpers import Checkpoint, results, run, submit, transcribe
+from tests.support.checkpoints import pocket_directory
+from tests.support.speech import say
+
+NEAR_S = 0.0201  # one position, and rounding
+DURATIONS_S = (30, 7, 0.3, 12)
+WORDS = DecodingOptions(language="de", word_timestamps=True, max_new_tokens=30)
+PLAIN = DecodingOptions(language="de", max_new_tokens=30)
+
+
+def clips(count: int = len(DURATIONS_S)) -> list[Samples]:
+    return [make_clip(i, duration_s) for i, duration_s in enumerate(DURATIONS_S[:count])]
+
+
+@pytest.mark.slow
+def test_asking_for_words_changes_no_token_and_no_other_request(pocket: Checkpoint) -> None:
+    some = [make_clip(i, 1 + 2 * i) for i in range(5)]
+    plain = transcribe(pocket.engine(num_slots=3), some, PLAIN)
+    alone = {i: transcribe(pocket.engine(num_slots=1), [some[i]], WORDS)[0] for i in (1, 3)}
+    for lookahead in (False, True):
+        engine = pocket.engine(num_slots=3, lookahead=lookahead)
+        for i, clip in enumerate(some):
+            submit(engine, str(i), clip, WORDS if i in alone else PLAIN)
+        mixed = results(run(engine))
+        for i, expected in enumerate(plain):
+            assert mixed[str(i)].tokens == expected.tokens
+            assert mixed[str(i)].token_times_s == (alone[i].token_times_s if i in alone else ())
+            assert mixed[str(i)].token_peaks_s == (alone[i].token_peaks_s if i in alone else ())
+        assert engine.slots_in_use == 0
+
+
+@pytest.mark.slow
+def test_there_is_a_time_for_each_text_token_and_one_for_the_end(pocket: Checkpoint) -> None:
+    for clip, result in zip(clips(), transcribe(pocket.engine(), clips(), WORDS), strict=True):
+        num_text = sum(map(pocket.tokenizer.is_text, result.tokens))
+        assert (len(result.token_times_s), len(result.token_peaks_s)) == (num_text + 1, num_text)
+        times_s = [0.0, *result.token_times_s, len(clip) / 16_000]
+        assert times_s == sorted(times_s)
+
+
+def test_the_pauses_of_the_audio_come_with_the_times(embedded: Checkpoint) -> None:
+    spoken = say("3817", gap_s=0.4)
+    options = DecodingOptions(language="en", word_timestamps=True)
+    (result,) = transcribe(embedded.engine(), [spoken.samples], options)
+    between = [(a[1], b[0]) for a, b in pairwise(spoken.times)]
+    assert np.array(result.pauses_s[1:-1]) == pytest.approx(np.array(between), abs=0.02)
+    starts_s, ends_s = zip(*spoken.times, strict=True)
+    for time_s, earliest_s, latest_s in zip(
+        result.token_times_s, (0.0, *ends_s), (*starts_s, len(spoken.samples) / 16_000), strict=True
+    ):
+        assert earliest_s - 0.1 <= time_s <= latest_s + 0.1
+
+
+@pytest.mark.slow
+def test_a_text_that_fills_every_position_has_times_for_all_of_it(pocket: Checkpoint) -> None:
+    """The text is fed behind one token more than it was decoded behind."""
+    times = range(pocket.tokenizer.specials.timestamp_begin + 1, pocket.model.sizes.vocabulary)
+    rules = replace(pocket.rules, suppress=(*pocket.rules.suppress, *times))  # all behind 0 s
+    options = DecodingOptions(language="de", word_timestamps=True)
+    engine = replace(pocket, rules=rules).engine(num_slots=1)
+    (result,) = transcribe(engine, [make_clip(0, 3)], options)
+    assert result.finish_reason == "length", "or the test proves nothing"
+    num_text = sum(map(pocket.tokenizer.is_text, result.tokens))
+    assert len(result.token_times_s) == num_text + 1 > 440
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.trial)])
+def test_half_precision_moves_few_token_times(embedded: Checkpoint, dtype: torch.dtype) -> None:
+    half = Checkpoint.load(embedded.directory, dtype)
+    some = [say(digits).samples for digits in ("1", "427", "90817263", "55", "3141592")]
+    options = DecodingOptions(language="en", word_timestamps=True)
+    exact, rounded = (transcribe(each.engine(), some, options) for each in (embedded, half))
+    assert [result.tokens for result in exact] == [result.tokens for result in rounded]
+    for a, b in zip(exact, rounded, strict=True):
+        assert np.median(np.abs(np.array(a.token_times_s) - np.array(b.token_times_s))) <= NEAR_S
+
+
+@pytest.fixture
+def held_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """No text is laid along its audio before this is set."""
+    may_go_on = threading.Event()
+
+    def wait_first(gain: alignment.Matrix) -> Any:
+        assert may_go_on.wait(120), "the engine's thread waits here"
+        return first_frames(gain)
+
+    monkeypatch.setattr(alignment, "first_frames", wait_first)
+    return may_go_on
+
+
+def run_until(engine: Engine, name: str) -> list[Event]:
+    events: list[Event] = []
+    while name not in results(events):
+        events += engine.step()
+    return events
+
+
+@pytest.mark.slow
+def test_texts_that_are_laid_along_their_audio_hold_up_nobody_else(
+    pocket: Checkpoint, held_up: threading.Event
+) -> None:
+    expected = transcribe_words(pocket, held_up)
+    engine = pocket.engine(lookahead=True)
+    for i, clip in enumerate(clips(2)):
+        submit(engine, str(i), clip, WORDS)
+    submit(engine, "longer", clips(1)[0], msgspec.structs.replace(PLAIN, max_new_tokens=60))
+    events = run_until(engine, "longer")
+    assert set(results(events)) == {"longer"}
+    held_up.set()
+    found = results(run(engine))
+    assert [found[str(i)].token_times_s for i in range(len(expected))] == expected
+
+
+def transcribe_words(pocket: Checkpoint, held_up: threading.Event) -> list[tuple[float, ...]]:
+    held_up.set()
+    found = transcribe(pocket.engine(), clips(2), WORDS)
+    held_up.clear()
+    return [result.token_times_s for result in found]
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_closed_leaves_no_thread(pocket: Checkpoint) -> None:
+    before = set(threading.enumerate())
+    engine = pocket.engine()
+    transcribe(engine, clips(1), WORDS)
+    assert set(threading.enumerate()) - before
+    engine.close()
+    assert not set(threading.enumerate()) - before
+
+
+def test_a_cancelled_request_gets_no_times(pocket: Checkpoint) -> None:
+    engine = pocket.engine()
+    submit(engine, "leaver", clips()[0], WORDS)
+    engine.step()
+    engine.handle(Cancel("leaver"))
+    assert not [event for event in run(engine) if isinstance(event, Result)]
+
+
+def test_a_checkpoint_without_alignment_heads_takes_the_upper_half_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert "alignment_heads" not in json.loads((pocket_directory() / "generation_config.json").read_text())
+    with caplog.at_level(logging.INFO):
+        checkpoint = Checkpoint.load(pocket_directory())
+    assert checkpoint.model.alignment_heads == {1: [0, 1]}
+    assert "upper half" in caplog.text
+
+
+def test_alignment_heads_that_the_model_has_not_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"alignment head \[2, 0\]"):
+        Checkpoint.load(with_heads(tmp_path / "wrong", [[0, 1], [2, 0]]))
+
+
+def with_heads(target: Path, heads: list[list[int]]) -> Path:
+    shutil.copytree(pocket_directory(), target)
+    config = json.loads((target / "generation_config.json").read_text())
+    (target / "generation_config.json").write_text(json.dumps(config | {"alignment_heads": heads}))
+    return target
+
+
+def test_attention_of_nan_fails_its_chunk_alone(pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = pocket.engine(num_slots=2)
+    add_layer = Aligner._add_layer
+
+    def spoil_one(own: Aligner, gain: Tensor, attention: Tensor, text: Any, *rest: Any) -> None:
+        add_layer(own, gain, attention, text, *rest)
+        if text.num_positions > 200:
+            gain.fill_(math.nan)
+
+    monkeypatch.setattr(Aligner, "_add_layer", spoil_one)
+    for name, duration_s in (("short", 2), ("long", 6)):
+        submit(engine, name, make_clip(1, duration_s), WORDS)
+    events = run(engine)
+    (failed,) = [event for event in events if isinstance(event, Failed)]
+    assert failed.id.request_id == "long"
+    assert "NaN" in failed.message
+    assert [event.id.request_id for event in events if isinstance(event, Result)] == ["short"]
+    assert sum(event.count for event in events if isinstance(event, Credit)) == 2
+    assert engine.slots_in_use == 0

@@ -1,0 +1,178 @@
+"""8-bit integers where --dtype int8 asks for them, or the processor has instructions for their sums."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from asr_server.config import EMBEDDED_MODEL
+from asr_server.core import DecodingOptions
+from asr_server.engine import Engine, EngineConfig, config
+from asr_server.engine.config import choose_dtype, choose_int8, engine_info
+from asr_server.model import load_whisper
+from asr_server.model.int8 import can_multiply_in_int8
+from asr_server.model.rows import rows_of
+from harness.engine_helpers import Checkpoint, transcribe
+from harness.speech import corpus
+from harness.speech.error_rates import word_errors
+from tests.support.real_weights import loaded_base, real_checkpoint
+from tests.support.speech import say
+
+CPU = torch.device("cpu")
+needs_int8 = pytest.mark.skipif(not can_multiply_in_int8(), reason="oneDNN has no such products here")
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "int8"),
+    [
+        ("auto", {"avx2", "avx512_vnni", "avx512_bf16"}, True),
+        ("auto", {"avx2", "avx_vnni"}, True),
+        ("auto", {"avx2"}, False),  # sums in 16 bits: a step of few rows is slower than in float32
+        ("int8", {"avx2"}, True),
+        ("float32", {"avx2", "avx512_vnni"}, False),
+    ],
+)
+def test_auto_takes_int8_where_the_processor_sums_in_32_bits(
+    name: str, flags: set[str], int8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(config, "can_multiply_in_int8", lambda: True)
+    assert choose_int8(name, CPU) == int8
+    assert not choose_int8("auto", torch.device("cuda"))
+    assert choose_dtype("int8", CPU) == choose_dtype("auto", CPU)
+
+
+@needs_int8
+def test_without_vnni_products_are_in_float32_beside_a_cache_in_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "cpu_flags", lambda: {"avx2"})
+    engine = Engine.load(EngineConfig(str(EMBEDDED_MODEL)))
+    clips = [say(digits, "f3").samples for digits in ("427", "9081")]
+    exact = Engine.load(EngineConfig(str(EMBEDDED_MODEL), dtype="float32"))
+    options = DecodingOptions(max_new_tokens=30)
+    found, expected = transcribe(engine, clips, options), transcribe(exact, clips, options)
+    assert [each.tokens for each in found] == [each.tokens for each in expected]
+    assert found[0].logprobs != expected[0].logprobs
+    info = engine_info(engine.config)
+    assert (info.dtype, "keys and values in int8" in info.reasons["dtype"]) == ("float32", True)
+
+
+def test_where_it_cannot_be_it_is_refused_with_the_name_of_the_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refusal = r"--dtype \(ASR_SERVER_DTYPE\) int8 needs --device \(ASR_SERVER_DEVICE\) cpu"
+    with pytest.raises(ValueError, match=refusal):
+        choose_int8("int8", torch.device("cuda"))
+    monkeypatch.setattr(config, "can_multiply_in_int8", lambda: False)
+    with pytest.raises(ValueError, match=refusal):
+        Engine.load(EngineConfig(str(EMBEDDED_MODEL), device="cpu", dtype="int8"))
+    assert not choose_int8("auto", CPU)
+
+
+@needs_int8
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_slots_attend_to_packed_rows_nearly_as_to_whole_numbers(
+    dtype: torch.dtype, embedded: Checkpoint
+) -> None:
+    model = load_whisper(EMBEDDED_MODEL, "cpu", dtype)
+    audio = model.encoder(model.log_mel([say(digits, "f3").samples for digits in ("427", "9081", "31")]))
+    plain, packed = (model.new_cache(4, audio_dtype=each) for each in (None, torch.uint8))
+    for cache in (plain, packed):
+        for slot, own in zip((3, 0, 1), audio[:, None], strict=True):
+            cache.write_audio(slot, model.decoder.cross_keys_values(own))
+        cache.copy_text([(3, 2)], torch.tensor([[3, 2]]), 0)
+    keys = (cache.audio_keys(1, 2, 7).float() for cache in (packed, plain))
+    torch.testing.assert_close(*keys, atol=0.05, rtol=0.05)
+    for slots in (slice(0, 3), torch.tensor([2, 0])):
+        count = len(range(4)[slots]) if isinstance(slots, slice) else len(slots)
+        for num_queries in (1, 3, 20):
+            positions = torch.arange(num_queries).expand(count, -1)
+            shape = (count, num_queries, *plain.keys.shape[2::2])
+            query = torch.randn(shape, dtype=dtype)
+            found, expected = (
+                rows_of(cache, slots, positions, num_queries).attend_audio(1, query).float()
+                for cache in (packed, plain)
+            )
+            assert (found - expected).norm() / expected.norm() < 0.03
+
+
+@needs_int8
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_silence_is_read_from_a_slot_of_its_own_for_few_rows_and_little_silence_as_in_a_product_for_others(
+    dtype: torch.dtype, embedded: Checkpoint
+) -> None:
+    model = load_whisper(EMBEDDED_MODEL, "cpu", dtype)
+    cache = model.new_cache(3, audio_dtype=torch.uint8, num_texts=12)
+    silence = model.encode_silence()
+    cache.write_silence(model.decoder.cross_keys_values(silence.audio), is_shared=True)
+    for slot, (digits, num_frames) in enumerate((("427", 200), ("9081", 400))):
+        mel = model.log_mel([say(digits, "f3").samples], num_frames)
+        audio = model.encoder(mel, silence=silence)
+        cache.write_audio(slot, model.decoder.cross_keys_values(audio))
+    audio_slots = [0, 1, 1, 2, 1, 2, 0, 0, 1, 1, 0, 2]
+    cache.attend_to(range(12), audio_slots, torch.tensor([list(range(12)), audio_slots]))
+    query = torch.randn(12, 1, *cache.keys.shape[2::2], dtype=dtype)
+    positions = torch.zeros(12, 1, dtype=torch.long)
+    many = rows_of(cache, slice(0, 12), positions, 1).attend_audio(1, query).float()
+    for few in (slice(0, 1), slice(2, 3), slice(0, 5)):
+        found = rows_of(cache, few, positions[few], 1).attend_audio(1, query[few]).float()
+        assert (found - many[few]).norm() / many[few].norm() < (0.01 if dtype == torch.bfloat16 else 1e-5)
+    mostly_whole = [2] * 8 + audio_slots[8:]
+    cache.attend_to(range(12), mostly_whole, torch.tensor([list(range(12)), mostly_whole]))
+    rows = rows_of(cache, slice(0, 12), positions, 1)
+    found = rows.attend_audio(1, query).float()[8:]
+    assert (found - many[8:]).norm() / many[8:].norm() < (0.01 if dtype == torch.bfloat16 else 1e-5)
+    blocks = cache.own_blocks(mostly_whole, 1)
+    assert blocks is not None
+    assert len(blocks.owners) == 12 * cache.keys.shape[2] * blocks.num_blocks  # silence among them
+
+
+@needs_int8
+@pytest.mark.parametrize("short_audio", ["exact", "tail"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_digits_are_heard_as_in_float32_with_nearly_the_same_probabilities(
+    dtype: torch.dtype, short_audio: str, embedded: Checkpoint
+) -> None:
+    clips = [say(digits, voice).samples for digits, voice in (("427", "f3"), ("9081", "rms"), ("317", "m5"))]
+    options = DecodingOptions(word_timestamps=True, max_new_tokens=30)
+    expected = transcribe(embedded.engine(short_audio=short_audio), clips, options)
+    engine = Checkpoint.load(EMBEDDED_MODEL, dtype, int8=True).engine(num_slots=2, short_audio=short_audio)
+    errors = []
+    for result, exact in zip(transcribe(engine, clips, options), expected, strict=True):
+        assert result.tokens == exact.tokens
+        errors += [abs(a - b) for a, b in zip(result.logprobs, exact.logprobs, strict=True)]
+        assert result.token_times_s == pytest.approx(exact.token_times_s, abs=0.1)
+    assert 0 < max(errors) < 0.2
+
+
+@needs_int8
+def test_published_weights_hear_people_as_well() -> None:
+    """Two sentences, and one word of all more or less than in float32 at most."""
+    directory, clips = real_checkpoint("base"), corpus("librivox")[1:3]
+    if not clips:
+        pytest.skip("the recordings of librivox are not here; harness/speech/install.sh fetches them")
+
+    def num_errors(checkpoint: Checkpoint) -> int:
+        engine, samples = checkpoint.engine(short_audio="tail"), [clip.samples() for clip in clips]
+        found = transcribe(engine, samples, DecodingOptions(language="en"))
+        texts = [checkpoint.tokenizer.decode(result.tokens) for result in found]
+        return sum(word_errors(c.text or "", text).errors for c, text in zip(clips, texts, strict=True))
+
+    exact = num_errors(loaded_base())
+    for dtype in {torch.float32, choose_dtype("auto", CPU)}:  # elsewhere bfloat16 takes a minute
+        assert abs(num_errors(Checkpoint.load(directory, dtype, int8=True)) - exact) <= 1, dtype
+
+
+@torch.inference_mode()
+def test_a_slot_that_was_never_written_may_lie_between_others(embedded: Checkpoint) -> None:
+    """As where encoding into it has failed."""
+    model = embedded.model
+    cache = model.new_cache(3, audio_dtype=torch.uint8)
+    audio = model.encoder(model.log_mel([say("427", "f3").samples]))
+    cache.write_audio(2, model.decoder.cross_keys_values(audio))
+    heads, depth = cache.keys.shape[2], cache.keys.shape[-1]
+    query = torch.randn(1, 1, heads, depth).expand(3, -1, -1, -1)
+    positions = torch.zeros(3, 1, dtype=torch.long)
+    among = rows_of(cache, slice(0, 3), positions, 1).attend_audio(0, query)
+    alone = rows_of(cache, slice(2, 3), positions[:1], 1).attend_audio(0, query[:1])
+    torch.testing.assert_close(among[2:], alone)

@@ -1,0 +1,196 @@
+"""Rank 0 sends each operation before it runs it; another rank that follows holds the same slots."""
+
+from __future__ import annotations
+
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from asr_server.core import ChunkId, ChunkResult, DecodingOptions
+from asr_server.engine import ranks
+from asr_server.engine.active_chunk import ActiveChunk
+from asr_server.engine.config import EngineConfig, Loaded
+from asr_server.engine.ranks import (
+    Begin,
+    LeadingRunner,
+    Operation,
+    RanksFailed,
+    check_ranks,
+    follow,
+    join,
+)
+from asr_server.engine.runner import Runner, StepPlan
+from asr_server.engine.slots import SlotStart
+from asr_server.model import WHOLE
+from tests.support.checkpoints import pocket_directory
+from tests.unit.engine.small import PROMPT, clip, small
+
+OPTIONS = DecodingOptions(language="de", word_timestamps=True)
+CONFIG = EngineConfig(device="cpu", num_slots=3, beam_size=2, encode_batch=2, compute_workers=1, num_ranks=2)
+
+
+def led(sent: list[Operation]) -> LeadingRunner:
+    made = small()
+    return LeadingRunner(Runner(made.model, made.rules, made.tokenizer, CONFIG), sent.append)
+
+
+def followed(sent: list[Operation], monkeypatch: pytest.MonkeyPatch) -> Runner:
+    """Follow operations as they arrive over the wire; return the runner that did."""
+    runners: list[Any] = []
+
+    class Kept(Runner):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            runners.append(self)
+
+    monkeypatch.setattr(ranks, "Runner", Kept)
+    encoded = [msgspec.msgpack.encode(each) for each in (Begin(CONFIG), *sent)]
+    arriving = iter([msgspec.msgpack.decode(each, type=Operation) for each in encoded])
+    made = small()
+    loaded = Loaded(made.model, made.tokenizer, made.rules, replace(CONFIG, num_slots=1))
+    follow(loaded, lambda: next(arriving, None))
+    (runner,) = runners
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        runner._encoder._workers.submit(print)
+    assert isinstance(runner, Runner)
+    return runner
+
+
+def test_a_rank_that_follows_has_what_rank_0_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Operation] = []
+    runner = led(sent)
+    plain: Any = runner._runner
+    detections: list[tuple[int, ...]] = []
+    detect = Runner.language_probabilities
+
+    def detected(own: Runner, slots: Any) -> Any:
+        detections.append(tuple(slots))
+        return detect(own, slots)
+
+    monkeypatch.setattr(Runner, "language_probabilities", detected)
+    assert (runner.model, runner.window) == (plain.model, plain.window)
+    assert runner.kernels_report == plain.kernels_report
+    with runner.launching():
+        runner.encode([0, 2], [1, 2], [clip(0), clip(1, 2.0)]).join()
+        assert len(runner.language_probabilities([0, 2]).read()) == 2
+        runner.prefill([0, 2], [PROMPT[:2]] * 2, 0)
+        runner.start([SlotStart(slot, PROMPT, OPTIONS) for slot in (0, 2)])
+        texts = [runner.decode(StepPlan(3, 3 + step)).array()[0] for step in range(3)]
+        text = [int(each[2]) for each in texts]
+        runner.branch([2], [SlotStart(1, PROMPT, OPTIONS, tokens=text)])
+        runner.decode(StepPlan(3, 6))
+        chunk = ActiveChunk(ChunkId("a", 0), clip(1, 2.0), OPTIONS, "de", [1], 2)
+        result = ChunkResult((text[0], 50, 60, text[0] + 50), (), 0.0, 0.0, 0.0, 0.0, "de", "stop")
+        (pending,) = runner.align([(chunk, result)])
+        assert len(pending.aligned_result().token_times_s) == 3
+        runner.move([(2, 0)], 6)
+    names = [type(each).__name__ for each in sent]
+    assert names == [
+        *("Encode", "DetectLanguages", "Prefill", "Start", "Decode", "Decode", "Decode"),
+        *("Branch", "Decode", "Align", "Move"),
+    ]
+    other = followed(sent, monkeypatch)
+    assert detections == [(0, 2), (0, 2)], "whose sums need all ranks"
+    for name in ("keys", "values", "cross_keys", "cross_values", "audio_of"):
+        assert torch.equal(getattr(plain.cache, name), getattr(other.cache, name)), name
+    for name in ("token", "previous", "position", "num_generated", "no_speech", "active", "generated"):
+        assert torch.equal(getattr(plain.state, name), getattr(other.state, name)), name
+    runner.close()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        plain._encoder._workers.submit(print)
+
+
+def test_ranks_align_the_text_that_rank_0_has_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its samples: their number, the language, the tokens and the end decide what is computed."""
+    sent: list[Operation] = []
+    runner = led(sent)
+    aligned: list[Any] = []
+
+    def align(_: Runner, finished: Any) -> list[Any]:
+        aligned.append(finished)
+        return []
+
+    monkeypatch.setattr(Runner, "align", align)
+    chunk = ActiveChunk(ChunkId("a", 0), clip(0, 0.7), OPTIONS, "de", [2], 1)
+    result = ChunkResult((50, 60), (), 0.0, 0.0, 0.0, 0.0, "de", "length")
+    runner.align([(chunk, result)])
+    followed(sent, monkeypatch)
+    ((found, tokens),) = aligned[1]
+    assert (found.slot, found.audio_slot, found.options, found.language) == (2, 1, OPTIONS, "de")
+    assert len(found.samples) == len(chunk.samples)
+    assert (tokens.tokens, tokens.finish_reason) == (result.tokens, "length")
+    runner.close()
+
+
+@pytest.mark.parametrize("error", [MemoryError("full"), ValueError("odd"), torch.OutOfMemoryError("full")])
+def test_what_fails_on_rank_0_ends_all_ranks(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Operation] = []
+    runner = led(sent)
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Runner, "move", fail)
+    with pytest.raises(RanksFailed, match=f"Move failed on rank 0: {error}"):
+        runner.move([(0, 1)], 3)
+    assert len(sent) == 1, "sent first"
+    runner.close()
+
+
+def test_on_a_cpu_ranks_join_when_all_are_there() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ThreadPoolExecutor(2) as pool:
+        leading = pool.submit(join, CONFIG, 0, "", [ours])
+        following = pool.submit(join, CONFIG, 1, "", [theirs])
+        shards = leading.result(30), following.result(30)
+        assert [(shard.rank, shard.count) for shard in shards] == [(0, 2), (1, 2)]
+        parts = torch.full((3,), 1.0), torch.full((3,), 5.0)
+        sums = list(pool.map(lambda shard, part: shard.sum(part), shards, parts))
+    assert [each.tolist() for each in sums] == [[6.0] * 3] * 2
+
+
+def test_a_rank_does_not_begin_without_the_others() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours, pytest.raises(OSError):
+        join(CONFIG, 0, "", [ours])
+
+
+def test_on_gpus_ranks_join_by_nccl_on_this_machine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    joined: dict[str, Any] = {}
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(ranks, "choose_device", torch.device)
+    monkeypatch.setattr(torch.distributed, "FileStore", lambda *arguments: arguments)
+    monkeypatch.setattr(
+        torch.distributed,
+        "init_process_group",
+        lambda backend, **named: joined.update(named, backend=backend),
+    )
+    join(replace(CONFIG, device="cuda"), 0, "a file", [])
+    assert "has not been run on GPUs yet" in caplog.text
+    shard = join(replace(CONFIG, device="cuda"), 1, "a file", [])
+    assert joined == {"backend": "nccl", "store": ("a file", 2), "rank": 1, "world_size": 2}
+    assert os.environ.pop("NCCL_SOCKET_IFNAME") == "lo"
+    assert (shard.rank, shard.count, shard.add_up) == (1, 2, torch.distributed.all_reduce)
+
+
+def test_the_model_and_the_devices_have_to_be_enough_for_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(CONFIG, model=str(pocket_directory()))
+    check_ranks(config)
+    with pytest.raises(ValueError, match="--tensor-parallel-size 3 does not divide"):
+        check_ranks(replace(config, num_ranks=3))
+    monkeypatch.setattr(ranks, "choose_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    check_ranks(replace(config, device="cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match="--tensor-parallel-size 2 needs as many GPUs; this replica has 1"):
+        check_ranks(replace(config, device="cuda"))
+    assert WHOLE.count == 1

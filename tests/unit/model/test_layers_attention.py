@@ -1,0 +1,169 @@
+"""Attention over the cache: what a GPU computes, with tensors that only pretend to be there, and a CPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from asr_server.model import layers
+from asr_server.model.layers import (
+    Behind,
+    attend_audio,
+    attend_cached,
+    attend_cached_audio,
+)
+from asr_server.model.packed import can_pack
+from tests.unit.model.test_whisper import LargestOf
+
+
+@pytest.mark.parametrize("over", ["text", "audio"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_gpus_attention_scores_are_never_rounded_to_a_half_precision(dtype: torch.dtype, over: str) -> None:
+    with FakeTensorMode(), LargestOf() as made:
+        query = torch.zeros(2, 3, 2, 64, device="cuda", dtype=dtype)
+        values = torch.zeros(2, 2, 1500, 64, device="cuda", dtype=dtype)
+        if over == "text":
+            attended = attend_cached(query, values, values, torch.zeros(2, 1, 3, 1500, device="cuda"))
+        else:
+            rows = torch.zeros(0, device="cuda")
+            attended = attend_cached_audio(query, values.transpose(2, 3), values, rows)
+    assert attended.shape == (2, 3, 128)
+    assert attended.dtype == dtype
+    assert "aten.bmm.dtype" in made.names
+    assert made.bytes[torch.float32] >= 4 * 2 * 2 * 3 * 1500, "the scores"
+
+
+@pytest.mark.parametrize("has_amx", [False, True])
+@pytest.mark.parametrize("num_silent", [0, 30])
+@pytest.mark.parametrize("num_positions", [40, 1100])  # more than are computed at once
+def test_in_bfloat16_a_cpus_encoder_attends_nearly_as_in_float32(
+    num_positions: int, num_silent: int, has_amx: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "HAS_AMX", has_amx)
+    torch.manual_seed(0)
+    qkv = torch.randn(2, num_positions, 3 * 128, dtype=torch.bfloat16) / 4
+    behind = expected_behind = None
+    if num_silent:
+        keys_values = torch.randn(num_silent, 2 * 128, dtype=torch.bfloat16) / 4
+        biases = torch.randn(2, num_silent, dtype=torch.bfloat16)
+        behind, expected_behind = Behind(keys_values, biases), Behind(keys_values.float(), biases.float())
+    expected = attend_audio(qkv.float(), 2, expected_behind)
+    found = attend_audio(qkv, 2, behind)
+    assert found.shape == (2, num_positions, 128)
+    assert (found - expected).norm() / expected.norm() < (0.01 if has_amx else 0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_bfloat16_a_cpu_without_amx_attends_in_onednn_for_500_positions_at_a_time(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where oneDNN is not used, torch's product of a head is."""
+    lengths: list[int] = []
+
+    def attend(query: torch.Tensor, *others: Any) -> torch.Tensor:
+        lengths.append(len(query))
+        return attend_in_onednn(query, *others)
+
+    attend_in_onednn = layers._attend_in_onednn
+    monkeypatch.setattr(layers, "_attend_in_onednn", attend)
+    monkeypatch.setattr(layers, "HAS_AMX", False)
+    qkv = torch.zeros(1, 1100, 3 * 2 * 8, dtype=dtype)
+    attend_audio(qkv, 2)
+    is_for_onednn = dtype == torch.bfloat16 and layers._IS_X86 and can_pack(qkv)
+    assert lengths == ([500, 500, 100] * 2 if is_for_onednn else [])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weighted_rows", [False, True])
+@pytest.mark.parametrize("num_queries", [1, 2, 3])
+def test_a_single_query_sums_the_rows_of_cached_audio(
+    num_queries: int, weighted_rows: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys, then values: others multiply."""
+    sums: list[torch.Size] = []
+
+    def summed(weights: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        sums.append(weights.shape)
+        return sum_weighted_rows(weights, *others)
+
+    sum_weighted_rows = layers.sum_weighted_rows
+    monkeypatch.setattr(layers, "sum_weighted_rows", summed)
+    monkeypatch.setattr(layers, "WEIGHTED_ROWS", weighted_rows)
+    torch.manual_seed(0)
+    query, keys = torch.randn(2, num_queries, 3, 8).to(dtype), torch.randn(2, 3, 8, 9).to(dtype)
+    values = torch.randn(2, 3, 9, 8).to(dtype)
+    found = attend_cached_audio(query, keys, values, torch.arange(200, dtype=torch.int32))
+    scores = query.float().transpose(1, 2) @ keys.float()
+    expected = (scores.softmax(-1) @ values.float()).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(found.float(), expected, atol=1e-5 if dtype == torch.float32 else 0.1, rtol=0)
+    assert sums == ([(6, 8), (6, 9)] if weighted_rows and num_queries == 1 else [])
+
+
+@pytest.mark.parametrize("has_amx", [False, True])
+@pytest.mark.parametrize("num_queries", [1, 3])
+def test_a_cpus_bfloat16_attends_nearly_as_float32_does(
+    num_queries: int, has_amx: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "HAS_AMX", has_amx)
+    torch.manual_seed(0)
+    query = torch.randn(3, num_queries, 2, 64, dtype=torch.bfloat16)
+    keys, values = torch.randn(2, 4, 2, 50, 64, dtype=torch.bfloat16)[:, :3, :, :40]
+    mask = torch.zeros(3, 1, num_queries, 40, dtype=torch.bfloat16)
+    mask[:, :, :, 30:] = float("-inf")
+    expected = attend_cached(query.float(), keys.float(), values.float(), mask.float())
+    found = attend_cached(query, keys, values, mask)
+    assert found.shape == (3, num_queries, 128)
+    assert found.dtype == torch.bfloat16
+    assert (found - expected).norm() / expected.norm() < (0.005 if has_amx else 0.05)
+
+
+def test_values_read_by_their_rows_give_the_same_context_as_values_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layers, "HAS_AMX", False)  # with it they are not read so
+    torch.manual_seed(0)
+    query = torch.randn(3, 1, 2, 64, dtype=torch.bfloat16)
+    keys, values = torch.randn(2, 5, 2, 50, 64, dtype=torch.bfloat16)
+    mask = torch.zeros(3, 1, 1, 40, dtype=torch.bfloat16)
+    mask[1, :, :, 10:] = float("-inf")
+    slot_heads = torch.arange(2, 8)[:, None]  # of slots 1 to 3
+    rows = (slot_heads * 50 + torch.arange(40)).int()
+    seen = keys[1:4, :, :40]
+    expected = attend_cached(query.float(), seen.float(), values[1:4, :, :40].float(), mask.float())
+    found = attend_cached(query, seen, values.view(-1, 64), mask, rows)
+    assert found.shape == (3, 1, 128)
+    assert found.dtype == torch.bfloat16
+    assert (found - expected).norm() / expected.norm() < 0.01
+
+
+_MANY_SHAPES = """
+import psutil, torch
+from asr_server.engine.config import keep_freed_memory
+from asr_server.model.layers import attend_cached
+
+def attend(rows, context):
+    heads = torch.ones(rows, 8, context, 64, dtype=torch.bfloat16)
+    mask = torch.zeros(rows, 1, 1, context, dtype=torch.bfloat16)
+    attend_cached(heads[:, :, :1].transpose(1, 2), heads, heads, mask)
+
+keep_freed_memory()
+with torch.inference_mode():
+    attend(40, 200)
+    before = psutil.Process().memory_info().rss
+    for rows in range(1, 41):
+        for context in range(4, 200, 12):
+            attend(rows, context)
+print((psutil.Process().memory_info().rss - before) // 2**20)
+"""
+
+
+@pytest.mark.slow
+def test_no_memory_is_kept_for_each_number_of_rows_and_positions_of_text() -> None:
+    command = [sys.executable, "-c", _MANY_SHAPES]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert int(printed) < 100, "MiB"

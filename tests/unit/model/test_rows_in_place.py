@@ -1,0 +1,139 @@
+"""Slots that a kernel reads in place, next to those that torch's products gather: with a plain kernel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from asr_server.model import layers, rows
+from asr_server.model.cache import MAX_QUERIES, DecoderCache, Slots
+from asr_server.model.kernels import TORCH, Kernels
+from asr_server.model.rows import FlashRows, TorchRows, row_lengths, rows_of
+from tests.unit.model.test_cache import CPU, DEPTH, HEADS, LAYERS, SIZES, WINDOW, keys_values
+
+PLACES = [slice(1, 3), torch.tensor([2, 0])]
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def plain_flash_decode(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    most: int,
+    new_keys: Tensor | None = None,
+    new_values: Tensor | None = None,
+) -> Tensor:
+    """The kernel's contract, row by row."""
+    result = torch.zeros_like(query)
+    assert int(lengths.max()) <= most <= keys.shape[2] == values.shape[2]
+    for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
+        if length == 0:
+            continue
+        if new_keys is not None and new_values is not None:
+            keys[slot, :, length - 1], values[slot, :, length - 1] = new_keys[row], new_values[row]
+        own_keys, own_values = keys[slot, :, :length].float(), values[slot, :, :length].float()
+        scores = torch.einsum("hd,hnd->hn", query[row].float(), own_keys)
+        result[row] = torch.einsum("hn,hnd->hd", scores.softmax(-1), own_values)
+    return result
+
+
+IN_PLACE = Kernels(flash_decode=plain_flash_decode)
+
+
+def caches() -> tuple[DecoderCache, DecoderCache]:
+    """Two with the same text and audio: one for torch, one for the kernel."""
+    made = tuple(DecoderCache(SIZES, 3, CPU, torch.float32, kernels=kernels) for kernels in (TORCH, IN_PLACE))
+    for cache in made:
+        cache.keys.copy_(random(*cache.keys.shape, seed=1))
+        cache.values.copy_(random(*cache.values.shape, seed=2))
+        cache.write_silence(keys_values(1, WINDOW, seed=3))
+        cache.store_audio(torch.tensor([0, 1, 2]), keys_values(3, 600, seed=4))
+        cache.attend_to([1, 2, 0], [2, 2, 1], torch.tensor([[1, 2, 0], [2, 2, 1]]))
+    return made[0], made[1]
+
+
+@pytest.mark.parametrize("num_queries", [1, 2, MAX_QUERIES])
+@pytest.mark.parametrize("slots", PLACES, ids=["side by side", "scattered"])
+def test_text_is_appended_and_read_as_torch_does_it(slots: Slots, num_queries: int) -> None:
+    positions = torch.tensor([[4], [1]]) + torch.arange(num_queries)
+    query, key, value = random(3, 2, num_queries, HEADS, DEPTH, seed=5)
+    both = caches()
+    readers = [rows_of(cache, slots, positions, context=20) for cache in both]
+    assert [type(reader) for reader in readers] == [TorchRows, FlashRows]
+    expected, found = (reader.attend_text(1, query, key, value) for reader in readers)
+    assert found.shape == (2, num_queries, HEADS * DEPTH)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(both[0].keys, both[1].keys)
+    assert torch.equal(both[0].values, both[1].values)
+
+
+@pytest.mark.parametrize("num_queries", [1, 3])
+@pytest.mark.parametrize("slots", PLACES, ids=["side by side", "scattered"])
+def test_audio_is_read_as_torch_does_it(slots: Slots, num_queries: int) -> None:
+    positions = torch.zeros(2, num_queries, dtype=torch.long)
+    query = random(2, num_queries, HEADS, DEPTH, seed=5)
+    readers = [rows_of(cache, slots, positions, context=1) for cache in caches()]
+    for layer in range(LAYERS):
+        expected, found = (reader.attend_audio(layer, query) for reader in readers)
+        assert found.shape == (2, num_queries, HEADS * DEPTH)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_rows_that_nobody_reads_look_at_nothing() -> None:
+    _, cache = caches()
+    active, positions = torch.tensor([False, True]), torch.tensor([[4], [6]])
+    query, key, value = random(3, 2, 1, HEADS, DEPTH, seed=5)
+    reader = rows_of(cache, slice(0, 2), positions, context=7, active=active)
+    for attended in (reader.attend_text(0, query, key, value), reader.attend_audio(0, query)):
+        assert not attended[0].any()
+        assert attended[1].all()
+
+
+@pytest.mark.parametrize("active", [None, torch.tensor([1, 0])])
+def test_each_row_reads_up_to_its_position_and_to_the_end_of_its_audio(active: Tensor | None) -> None:
+    positions, audio_of = torch.tensor([[3, 4], [7, 8]]), torch.tensor([2, 0, 1])
+    found = row_lengths(slice(1, 3), positions, active, audio_of, 60)
+    expected = [[1, 1, 2, 2], [0, 0, 1, 1], [4, 5, 8, 9], [60, 60, 60, 60]]
+    if active is not None:
+        expected[2:] = [[4, 5, 0, 0], [60, 60, 0, 0]]
+    assert [each.tolist() for each in found] == expected
+    assert all(each.is_contiguous() for each in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_queries", [1, 2])
+@pytest.mark.parametrize("slots", PLACES, ids=["side by side", "scattered"])
+def test_in_bfloat16_a_single_query_sums_the_rows_of_slots_side_by_side(
+    slots: Slots, num_queries: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums: list[Tensor] = []
+
+    def summed(weights: Tensor, matrix: Tensor, own: Tensor) -> Tensor:
+        sums.append(own)
+        return sum_weighted_rows(weights, matrix, own)
+
+    sum_weighted_rows = layers.sum_weighted_rows
+    monkeypatch.setattr(layers, "sum_weighted_rows", summed)
+    for module in (layers, rows):
+        monkeypatch.setattr(
+            module, "sums_text_rows", lambda values: values.dtype == torch.bfloat16, raising=True
+        )
+    monkeypatch.setattr(layers, "HAS_AMX", False)
+    query, key, value = (random(3, 2, num_queries, HEADS, DEPTH, seed=5)).to(dtype)
+    positions = torch.tensor([[4], [1]]) + torch.arange(num_queries)
+    found = []
+    for each in (dtype, torch.float32):
+        cache = DecoderCache(SIZES, 3, CPU, each)
+        cache.keys.copy_(random(*cache.keys.shape, seed=1).to(dtype))
+        cache.values.copy_(random(*cache.values.shape, seed=2).to(dtype))
+        reader = rows_of(cache, slots, positions, context=20)
+        found.append(reader.attend_text(1, query.to(each), key.to(each), value.to(each)).float())
+    torch.testing.assert_close(*found, atol=0.03, rtol=0.03)
+    by_rows = dtype == torch.bfloat16 and num_queries == 1 and isinstance(slots, slice)
+    assert len(sums) == by_rows

@@ -1,0 +1,288 @@
+"""How a turn that is under way takes new options, by sessions in front of a fake replica."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from asr_server.annexes.realtime.reader import Backlog, TurnReader
+from asr_server.annexes.realtime.turn_types import ChunkRead, Event, InterimRead, TurnFailed, TurnRead
+from asr_server.channel.messages import Submit
+from asr_server.core import ChunkResult, DecodingOptions, Samples, Segment
+from asr_server.errors import EngineUnavailable
+from tests.support.embedded import embedded
+from tests.support.fake_replica import noise, say
+from tests.support.speech import silence
+from tests.support.tokens import words
+from tests.support.until import until
+from tests.unit.api.running_app import RunningApp, run_app
+from tests.unit.realtime.realtime_client import MANUAL, Client, open_session, pcm24
+
+SECOND = pcm24(noise(1.0))
+LOGPROBS = ["item.input_audio_transcription.logprobs"]
+
+
+def one(submit: Submit) -> ChunkResult:
+    return say(*words("1"))
+
+
+def url(app: RunningApp) -> str:
+    return f"http://{app.host}:{app.port}"
+
+
+async def include(client: Client, fields: list[str]) -> list[dict[str, Any]]:
+    """Update what the session includes; return the events up to the answer."""
+    await client.send({"type": "session.update", "session": {"type": "transcription", "include": fields}})
+    return await client.until("session.updated")
+
+
+async def test_log_probabilities_asked_for_before_a_chunk_was_read_come_with_the_turn() -> None:
+    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(url(app)) as client:
+        await client.update(**MANUAL)
+        await client.append(SECOND)
+        await include(client, LOGPROBS)
+        await client.commit()
+        assert (await client.until(".completed"))[-1]["logprobs"]
+
+
+# -- One turn by hand --
+
+ITEM = "item_1"
+PLAIN = DecodingOptions(language="en")
+
+
+class Hand:
+    """A turn of a session whose events are kept."""
+
+    def __init__(self, app: RunningApp, options: DecodingOptions = PLAIN, speakers: Any = None) -> None:
+        self.events: list[Event] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.backlog = Backlog()
+        model = app.app.state.server.models.default
+        self.reader = TurnReader(
+            ITEM, model, options, self.events.append, self._spawn, self.backlog, speakers
+        )
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        self.tasks.append(asyncio.create_task(work))
+        return self.tasks[-1]
+
+    async def ended(self) -> list[Event]:
+        await until(lambda: any(isinstance(event, TurnRead | TurnFailed) for event in self.events))
+        return self.events
+
+
+@pytest.mark.parametrize("with_logprobs", [True, False])
+async def test_a_turn_reports_its_chunks_in_order_and_then_itself(
+    app: RunningApp, with_logprobs: bool
+) -> None:
+    hand = Hand(app, replace(PLAIN, token_logprobs=with_logprobs))
+    hand.reader.push(noise(45.0))
+    assert hand.backlog.num_unread == 1  # it is read as soon as it is full
+    hand.reader.push(noise(5.0))
+    assert hand.reader.duration_s == 50.0
+    hand.reader.finish()
+    first, second, whole = await hand.ended()
+    assert isinstance(first, ChunkRead)
+    assert isinstance(second, ChunkRead)
+    assert isinstance(whole, TurnRead)
+    assert (first.item_id, first.text, first.language) == (ITEM, "zero", "en")
+    assert (second.text, whole.duration_s, whole.languages, whole.segments) == ("one", 50.0, ("en",), ())
+    if with_logprobs:
+        assert first.logprobs
+        assert second.logprobs
+        assert whole.logprobs == first.logprobs + second.logprobs
+    else:
+        assert (first.logprobs, second.logprobs, whole.logprobs) == (None, None, None)
+    assert hand.backlog.num_unread == 0
+
+
+async def test_an_interim_reading_is_of_the_growing_chunk_and_one_at_a_time(app: RunningApp) -> None:
+    hand = Hand(app, replace(PLAIN, word_timestamps=True, token_logprobs=True))
+    hand.reader.push(noise(45.0))
+    await until(lambda: hand.events and not app.dispatcher.num_chunks)
+    hand.events.clear()
+    app.replica.holding = True
+    hand.reader.read_interim()
+    await until(lambda: app.replica.held)
+    (submit,) = app.replica.held
+    hand.reader.read_interim()
+    assert hand.events == [InterimRead(ITEM)]
+    app.replica.release(submit)
+    await until(lambda: len(hand.events) == 2)
+    interim = hand.events[1]
+    assert isinstance(interim, InterimRead)
+    assert (interim.chunk, interim.text, interim.language) == (1, "one", "en")
+    assert len(interim.logprobs or ()) == 1
+    app.replica.holding = False
+    hand.reader.read_interim()
+    await until(lambda: len(hand.events) == 3)
+    hand.reader.cancel()
+
+
+async def test_no_interim_reading_is_begun_without_sound_or_while_the_engine_is_busy(app: RunningApp) -> None:
+    hand = Hand(app)
+    hand.reader.read_interim()
+    hand.reader.push(silence(1.0))
+    hand.reader.read_interim()
+    assert hand.events == [InterimRead(ITEM)] * 2
+    hand.reader.push(noise(1.0))
+    app.replica.holding = True
+    other = Hand(app)
+    other.reader.push(noise(1.0))
+    other.reader.finish()
+    await until(lambda: app.replica.held)
+    hand.reader.read_interim()
+    assert hand.events == [InterimRead(ITEM)] * 3
+    assert len(app.replica.submits) == 1
+    for each in (hand, other):
+        each.reader.cancel()
+
+
+async def test_an_interim_reading_that_fails_says_nothing() -> None:
+    async with run_app(answer=lambda _: ValueError("broken")) as app:
+        hand = Hand(app)
+        hand.reader.push(noise(1.0))
+        hand.reader.read_interim()
+        await until(lambda: hand.events)
+        assert hand.events == [InterimRead(ITEM)]
+        hand.reader.cancel()
+
+
+@pytest.mark.parametrize("ending", ["finish", "read_ahead", "push"])
+async def test_what_reads_the_chunk_for_good_ends_its_interim_reading(app: RunningApp, ending: str) -> None:
+    hand = Hand(app)
+    hand.reader.push(noise(1.0))
+    app.replica.holding = True
+    hand.reader.read_interim()
+    await until(lambda: app.replica.held)
+    if ending == "push":
+        hand.reader.push(noise(45.0))
+    else:
+        getattr(hand.reader, ending)()
+    assert hand.events == [InterimRead(ITEM)]
+    await until(lambda: app.replica.cancelled)
+    hand.reader.cancel()
+
+
+async def test_what_was_read_ahead_is_the_end_of_the_turn_unless_it_was_discarded(app: RunningApp) -> None:
+    for is_discarded in (False, True):
+        app.replica.submits.clear()
+        hand = Hand(app)
+        hand.reader.push(noise(1.0))
+        hand.reader.read_ahead()
+        await until(lambda: app.replica.submits)
+        assert not hand.events
+        if is_discarded:
+            hand.reader.discard_ahead()
+            hand.reader.push(noise(1.0))
+        hand.reader.finish()
+        await hand.ended()
+        assert len(app.replica.submits) == 1 + is_discarded
+        assert len(app.replica.submits[-1].samples) == 16_000 * (1 + is_discarded)
+        assert hand.backlog.num_unread == 0
+
+
+async def test_a_chunk_that_becomes_full_takes_the_place_of_what_was_read_ahead(app: RunningApp) -> None:
+    hand = Hand(app)
+    hand.reader.push(noise(20.0))
+    app.replica.holding = True
+    hand.reader.read_ahead()
+    await until(lambda: app.replica.held)
+    hand.reader.push(noise(25.0))
+    await until(lambda: app.replica.cancelled)
+    app.replica.holding = False
+    for submit in app.replica.held:
+        app.replica.release(submit)
+    hand.reader.finish()
+    events = await hand.ended()
+    assert [event.text for event in events if isinstance(event, ChunkRead)] == ["zero", "one"]
+
+
+async def test_log_probabilities_stay_as_the_turn_began(app: RunningApp) -> None:
+    hand = Hand(app)
+    hand.reader.push(noise(45.0))
+    hand.reader.set_options(replace(PLAIN, token_logprobs=True, keywords=("one",)))
+    hand.reader.finish()
+    *_, whole = await hand.ended()
+    assert isinstance(whole, TurnRead)
+    assert whole.logprobs is None
+    keywords = {submit.id.chunk: submit.options.keywords for submit in app.replica.submits}
+    assert keywords == {0: (), 1: ("one",)}
+
+
+async def test_a_chunk_that_fails_fails_its_turn_once_and_what_lies_behind_it_is_not_told() -> None:
+    def second_fails(submit: Submit) -> ChunkResult | Exception:
+        return ValueError("broken") if submit.id.chunk == 1 else say(*words("7"))
+
+    async with run_app(answer=second_fails) as app:
+        hand = Hand(app)
+        hand.reader.push(noise(100.0))
+        hand.reader.finish()
+        first, failed = await hand.ended()
+        assert isinstance(first, ChunkRead)
+        assert isinstance(failed, TurnFailed)
+        assert (failed.item_id, failed.error.type) == (ITEM, "server_error")
+        assert "broken" not in failed.error.message
+
+
+class Speakers:
+    """Calls each segment's speaker by its number, but the first one nothing."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.num_samples = self.num_waits = self.num_closed = 0
+        self.labelled: list[Segment] = []
+
+    def push(self, samples: Samples) -> None:
+        self.num_samples += len(samples)
+
+    async def wait_for_room(self) -> None:
+        self.num_waits += 1
+
+    async def label(self, segments: list[Segment], bytes_of: Any) -> list[Segment]:
+        self.labelled += segments
+        if self.error:
+            raise self.error
+        empty = [replace(segments[0], text=" ")]
+        named = [replace(each, speaker=str(at) if at else None) for at, each in enumerate(segments)]
+        return [*empty, *named]
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
+async def test_segments_of_all_chunks_get_their_speakers_and_empty_ones_are_left_out(app: RunningApp) -> None:
+    speakers = Speakers()
+    hand = Hand(app, replace(PLAIN), speakers)
+    hand.reader.push(noise(45.0))
+    hand.reader.finish()
+    *_, whole = await hand.ended()
+    assert isinstance(whole, TurnRead)
+    assert [(each.text, each.speaker) for each in whole.segments] == [("zero", "A"), ("one", "1")]
+    assert whole.segments[0].start_s == speakers.labelled[0].start_s
+    assert whole.segments[1].end_s == speakers.labelled[1].end_s > 20
+    assert (speakers.num_samples, speakers.num_waits, speakers.num_closed) == (45 * 16_000, 2, 1)
+
+
+async def test_a_turn_whose_speakers_cannot_be_told_fails(app: RunningApp) -> None:
+    speakers = Speakers(EngineUnavailable("x"))
+    hand = Hand(app, PLAIN, speakers)
+    hand.reader.push(noise(1.0))
+    hand.reader.finish()
+    failed = (await hand.ended())[-1]
+    assert isinstance(failed, TurnFailed)
+    assert failed.error.code == "engine_unavailable"
+    assert speakers.num_closed == 1
+
+
+async def test_nobody_is_looked_for_where_nothing_was_said(app: RunningApp) -> None:
+    speakers = Speakers(EngineUnavailable("x"))
+    hand = Hand(app, PLAIN, speakers)
+    hand.reader.push(silence(1.0))
+    hand.reader.finish()
+    assert await hand.ended() == [TurnRead(ITEM, 1.0)]

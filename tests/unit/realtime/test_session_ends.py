@@ -1,0 +1,130 @@
+"""What a session numbers, what its key may use, and what it does once its end has begun."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from websockets.asyncio.client import connect
+
+from asr_server.annexes.realtime import session
+from asr_server.api.models.served_model import ServedModel
+from asr_server.checkpoint.files import AudioWindow
+from asr_server.dispatch.dispatcher import Dispatcher
+from tests.support.embedded import embedded
+from tests.support.fake_replica import FakeReplica, noise, say
+from tests.support.tokens import make_tokenizer, words
+from tests.support.until import until
+from tests.unit.api.named_keys import WEB, bearer, entry, settings_with
+from tests.unit.api.running_app import RunningApp, run_app
+from tests.unit.realtime.realtime_client import MANUAL, Client, of_type, open_session, pcm24
+
+SECOND = pcm24(noise(1.0))
+
+
+def url(app: RunningApp) -> str:
+    return f"http://{app.host}:{app.port}"
+
+
+async def test_events_and_items_are_numbered_under_the_sessions_own_letters() -> None:
+    async with (
+        run_app(embedded(max_realtime_session_s=1000)) as app,
+        connect(url(app).replace("http", "ws") + "/v1/realtime") as socket,
+    ):
+        created = json.loads(await socket.recv())
+        now = time.time()
+        client = Client(socket)
+        await client.update(**MANUAL)
+        for _ in range(2):
+            await client.append(SECOND)
+            await client.commit()
+        events = await client.until(".completed", count=2)
+        tag = created["session"]["id"].removeprefix("sess_")[:8]
+        assert created["event_id"] == f"event_{tag}000001"
+        assert [event["event_id"] for event in events] == [
+            f"event_{tag}{number:06d}" for number in range(3, 3 + len(events))
+        ]
+        items = [event["item_id"] for event in of_type(events, ".committed")]
+        assert items == [f"item_{tag}000000", f"item_{tag}000001"]
+        assert now + 990 < created["session"]["expires_at"] <= now + 1000
+
+
+async def test_a_key_whose_audio_is_used_up_ends_its_session_behind_the_turn(tmp_path: Path) -> None:
+    key = entry("web", WEB, audio_seconds_per_minute=1)
+    async with (
+        run_app(settings_with(tmp_path / "keys", key)) as app,
+        open_session(url(app), additional_headers=bearer(WEB)) as client,
+    ):
+        await client.update(**MANUAL)
+        await client.append(SECOND * 3)
+        await client.commit()
+        *_, error = await client.until("error")
+        assert error["error"]["code"] == "rate_limit_exceeded"
+        assert await client.closed() == session.POLICY
+        assert client.socket.close_reason == "The audio of this key is used up for now."
+
+
+async def test_later_turns_are_read_by_the_version_that_took_a_models_place(app: RunningApp) -> None:
+    registry = app.app.state.server.models
+    old = registry.default
+
+    def version(languages: tuple[str, ...], digits: str) -> ServedModel:
+        replica = FakeReplica(lambda _: say(*words(digits)))
+        dispatcher = Dispatcher(old.settings, replica)
+        return ServedModel(old.settings, dispatcher, app.pool, make_tokenizer(languages), AudioWindow())
+
+    new, foreign = version(("en", "de"), "7"), version(("de", "zh"), "8")
+    async with open_session(url(app)) as client:
+        await client.update(**MANUAL, transcription={"model": "whisper-1", "language": "en"})
+        texts = []
+        for model in (old, new, foreign):  # the last one does not know the session's language
+            if model is not old:
+                await model.start()
+                registry._replace(registry.default, model)
+            await client.append(SECOND)
+            await client.commit()
+            texts.append((await client.until(".completed"))[-1]["transcript"])
+    assert texts == ["zero", "seven", "seven"]
+    await new.stop()
+    await foreign.stop()
+
+
+async def test_the_first_end_counts_and_the_committed_turn_is_still_read(app: RunningApp) -> None:
+    app.replica.holding = True
+    async with open_session(url(app)) as client:
+        await client.update(**MANUAL)
+        await client.append(SECOND)
+        await client.commit()
+        await until(lambda: app.replica.held)
+        (own,) = app.app.state.server.realtime._active
+        own.end(4000, "first")
+        own.end(4001, "second")
+        await client.send({"type": "session.update", "session": {"audio": {"input": MANUAL}}})
+        await client.append(SECOND)
+        for submit in app.replica.held:
+            app.replica.release(submit)
+        events = await client.until(".completed")
+        assert not of_type(events, "session.updated")
+        assert await client.closed() == 4000
+        assert client.socket.close_reason == "first"
+
+
+async def test_what_was_cleared_leaves_no_sample_to_the_next_turn(app: RunningApp) -> None:
+    async with open_session(url(app)) as client:
+        await client.update(**MANUAL)
+        await client.append(SECOND)
+        await client.send({"type": "input_audio_buffer.clear"})
+        await client.append(SECOND)
+        await client.commit()
+        assert (await client.until(".completed"))[-1]["usage"]["seconds"] == 1.0
+
+
+async def test_a_new_format_loses_no_sample_of_the_one_before(app: RunningApp) -> None:
+    async with open_session(url(app)) as client:
+        await client.update(**MANUAL)
+        await client.append(SECOND)
+        await client.update(format={"type": "audio/pcmu"})
+        await client.append(bytes(range(128)) * 50)
+        await client.commit()
+        assert (await client.until(".completed"))[-1]["usage"]["seconds"] == 1.8

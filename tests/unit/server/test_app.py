@@ -1,0 +1,331 @@
+import asyncio
+import logging
+import re
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from asr_server.api.models.registry import ModelRegistry
+from asr_server.api.models.served_model import ServedModel
+from asr_server.audio.pool import PreprocessPool
+from asr_server.checkpoint.files import AudioWindow
+from asr_server.config import MIB
+from asr_server.dispatch.dispatcher import Dispatcher
+from asr_server.dispatch.supervisor import StartImpossible
+from asr_server.server import app as module
+from asr_server.server.app import create_app, create_metrics_app
+from asr_server.telemetry import TextFormatter
+from tests.support.clock import loop_clock
+from tests.support.embedded import embedded
+from tests.support.fake_replica import FakeReplica
+from tests.support.raw_client import RawClient
+from tests.support.tokens import make_tokenizer
+from tests.support.until import until
+from tests.unit.api.running_app import RunningApp, error_of, number_of_the_chunk, run_app
+
+PATHS_OF_V1 = [
+    "/v1/activity",
+    "/v1/models",
+    "/v1/models/whisper-1",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+]
+
+
+async def test_every_reply_has_a_request_id(app: RunningApp) -> None:
+    replies = [
+        await app.client.get("/health"),
+        await app.client.get("/nowhere"),
+        await app.client.get("/v1/audio/transcriptions"),
+        await app.client.get("/v1/models/none"),
+        await app.post(),
+        await app.post(b"no audio"),
+        await app.post(stream="true"),
+    ]
+    assert [reply.status_code for reply in replies] == [200, 404, 405, 404, 200, 400, 200]
+    ids = {reply.headers["x-request-id"] for reply in replies}
+    assert len(ids) == len(replies)
+
+
+async def test_the_clients_own_request_id_is_kept(app: RunningApp) -> None:
+    reply = await app.client.get("/health", headers={"x-request-id": "mine-1"})
+    assert reply.headers["x-request-id"] == "mine-1"
+
+
+@pytest.mark.parametrize("given", ["", "a b", "x" * 200, "<script>"])
+async def test_a_request_id_that_is_not_sane_is_replaced(app: RunningApp, given: str) -> None:
+    reply = await app.client.get("/health", headers={"x-request-id": given})
+    assert reply.headers["x-request-id"].startswith("req_")
+
+
+async def test_requests_with_the_same_id_do_not_meet(app: RunningApp) -> None:
+    headers = {"x-request-id": "same"}
+    app.client.headers.update(headers)
+    assert all([await app.still_works(), await app.still_works()])
+
+
+async def test_errors_of_the_framework_have_the_same_body(app: RunningApp) -> None:
+    for reply in (await app.client.get("/nowhere"), await app.client.delete("/health")):
+        assert error_of(reply)["type"] == "invalid_request_error"
+
+
+async def test_a_bug_of_ours_shows_nothing_of_itself_and_is_logged_with_the_id(
+    app: RunningApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.handler.setFormatter(TextFormatter("api"))
+
+    @app.app.get("/bug")
+    async def bug() -> None:
+        raise ZeroDivisionError("secret")
+
+    with caplog.at_level(logging.ERROR):
+        reply = await app.client.get("/bug", headers={"x-request-id": "find-me"})
+    assert reply.status_code == 500
+    assert error_of(reply)["type"] == "server_error"
+    assert "secret" not in reply.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_key_is_asked_for_under_v1_and_not_at_the_probes() -> None:
+    async with run_app(embedded(api_key="s3cret")) as app:
+        for path in PATHS_OF_V1:
+            reply = await app.client.request("POST" if "audio" in path else "GET", path)
+            assert reply.status_code == 401
+            assert reply.headers["www-authenticate"] == "Bearer"
+            assert error_of(reply)["code"] == "invalid_api_key"
+        for path in ("/health", "/ready", "/ping", "/version", "/load"):
+            assert (await app.client.get(path)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "header", ["Bearer wrong", "Bearer", "Basic s3cret", "s3cret", "Bearer s3cret2", "Bearer \xe9"]
+)
+async def test_a_wrong_key_is_refused(header: str) -> None:
+    async with run_app(embedded(api_key="s3cret")) as app:
+        reply = await app.client.get("/v1/models", headers=[(b"authorization", header.encode("latin-1"))])
+        assert reply.status_code == 401
+
+
+async def test_the_right_key_opens() -> None:
+    async with run_app(embedded(api_key="s3cret")) as app:
+        app.client.headers["authorization"] = "Bearer s3cret"
+        assert await app.still_works()
+
+
+async def test_no_engine_is_503_and_not_ready_but_alive() -> None:
+    async with run_app() as app:
+        app.dispatcher.supervisor.replica_states[0].ready = False
+        for reply in (await app.post(), await app.client.get("/ready")):
+            assert reply.status_code == 503
+            assert reply.headers["retry-after"].isdecimal()
+            assert error_of(reply)["type"] == "service_unavailable_error"
+        assert (await app.client.get("/health")).status_code == 200
+
+
+async def test_clients_are_asked_back_when_an_engine_that_starts_slowly_should_be_ready() -> None:
+    async with run_app() as app:
+        supervisor = app.dispatcher.supervisor
+        (state,) = supervisor.replica_states
+        assert supervisor.start_s == state.ready_at_s
+        state.ready, supervisor.start_s = False, 25.0
+        assert 25 <= int((await app.post()).headers["retry-after"]) <= 32
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping", "/ready", "/version", "/load", "/metrics"])
+async def test_the_probes_answer_head_as_they_answer_get(app: RunningApp, path: str) -> None:
+    head, get = await app.client.head(path), await app.client.get(path)
+    assert head.status_code == get.status_code == 200
+    assert head.content == b""
+    assert head.headers["content-type"] == get.headers["content-type"]
+
+
+async def test_an_engine_given_up_is_not_healthy() -> None:
+    async def impossible() -> None:
+        raise StartImpossible("the device is gone")
+
+    async with run_app(before_launch=impossible) as app:
+        for path in ("/health", "/ping", "/ready"):
+            assert (await app.client.get(path)).status_code == 503
+        assert (await app.post()).status_code == 503
+
+
+async def test_models_are_listed_under_every_name_they_answer_to() -> None:
+    async with run_app(embedded(served_model_name="org/ears", model_alias="whisper-1,asr")) as app:
+        listed = (await app.client.get("/v1/models")).json()
+        assert [model["id"] for model in listed["data"]] == ["org/ears", "whisper-1", "asr"]
+        assert (await app.client.get("/v1/models/org%2Fears")).json()["id"] == "org/ears"
+        missing = await app.client.get("/v1/models/nobody")
+        assert (missing.status_code, error_of(missing)["code"]) == (404, "model_not_found")
+        assert "--model-alias" in str(error_of(missing)["message"])
+
+
+async def test_origins_are_allowed_when_they_are_named() -> None:
+    async with run_app(embedded(cors_origins="https://a.example")) as app:
+        reply = await app.client.get("/nowhere", headers={"origin": "https://a.example"})
+        assert reply.headers["access-control-allow-origin"] == "https://a.example"
+        exposed = reply.headers["access-control-expose-headers"].lower()
+        assert all(name in exposed for name in ("x-request-id", "retry-after", "x-should-retry"))
+        asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+        preflight = await app.client.options("/v1/models", headers=asked)
+        assert preflight.headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        *(
+            ("GET", path, 200)
+            for path in ("/", "/docs", "/openapi.json", "/web/app.js", "/metrics", "/health")
+        ),
+        ("GET", "/static-offline-docs/swagger-ui-bundle.js", 200),
+        ("GET", "/v1/models", 401),
+        ("GET", "/nowhere", 404),
+        ("POST", "/v1/audio/transcriptions", 401),
+        ("OPTIONS", "/v1/models", 405),
+        ("GET", "/%zz\r\nno header\r\n", 400),
+    ],
+)
+async def test_no_reply_can_be_taken_for_another_type_or_shown_in_a_frame(
+    method: str, path: str, status: int
+) -> None:
+    async with run_app(embedded(api_key="s3cret")) as app:
+        client = await RawClient.connect(app.host, app.port)
+        client.send(f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+        reply = await client.reply()
+        await client.close()
+    assert reply.status == status
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'none'" in reply.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in reply.headers["content-security-policy"]
+
+
+async def test_the_page_of_the_api_loads_nothing_from_other_hosts() -> None:
+    async with run_app(embedded(root_path="/asr")) as app:
+        page = (await app.client.get("/docs")).text
+        assert "SwaggerUIBundle" in page
+        assert "://" not in page
+        assets = re.findall(r'(?:src|href)="([^"]+)"', page)
+        assert len(assets) == 3
+        for asset in assets:
+            assert asset.startswith("/asr/")
+            reply = await app.client.get(asset.removeprefix("/asr"))
+            assert reply.status_code == 200
+            assert len(reply.content) > 1000
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        *(("GET", path, 200) for path in ("/", "/docs", "/metrics", "/v1/activity", "/load")),
+        *(("GET", path, 200) for path in ("/health", "/health/", "/v1/activity", "/v1/models/")),
+        *(("GET", path, 404) for path in ("/redoc", "/static", "/v1", "/nowhere/", "/static-offline-docs")),
+        *(("POST", path, 400) for path in ("/asr", "/inference", "/v1/audio/transcriptions/")),
+        ("POST", "/openai/deployments/whisper-1/audio/transcriptions", 400),
+        ("POST", "/v1/realtime/client_secrets", 200),
+        ("GET", "/v1/realtime", 426),
+        ("POST", "/v1/models/whisper-1/load", 403),
+    ],
+)
+async def test_each_part_answers_and_nothing_else(
+    app: RunningApp, method: str, path: str, status: int
+) -> None:
+    assert (await app.client.request(method, path)).status_code == status
+
+
+async def test_the_figures_have_a_port_of_their_own_where_one_is_set() -> None:
+    async with run_app(embedded(metrics_port=0)) as app:
+        assert (await app.client.get("/metrics")).status_code == 404
+        metrics = create_metrics_app(app.app.state.server, app.app.state.server.settings)
+        transport = httpx.ASGITransport(metrics)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            paths = (
+                "/metrics",
+                "/health",
+                "/ready",
+                "/health/",
+                "/openapi.json",
+                "/docs",
+                "/redoc",
+                "/v1/models",
+            )
+            statuses = {path: (await client.get(path)).status_code for path in paths}
+            assert set((await client.get("/docs")).json()["error"]) == {"message", "type", "param", "code"}
+    assert list(statuses.values()) == [200] * 4 + [404] * 4
+
+
+async def test_names_of_other_machines_are_refused_on_a_server_for_this_one_alone() -> None:
+    for values, status in (({}, 421), ({"api_key": "right"}, 200), ({"host": "0.0.0.0"}, 200)):
+        async with run_app(embedded(**values)) as app:
+            reply = await app.client.get("/health", headers={"host": "evil.example"})
+            assert (reply.status_code == 200) == (status == 200), values
+
+
+async def test_everything_that_was_started_ends_with_the_server() -> None:
+    before = asyncio.all_tasks()
+    async with run_app(embedded()) as app:
+        assert await app.still_works()
+        assert {task.get_name() for task in asyncio.all_tasks()} >= {"unload idle models"}
+    await until(lambda: {task for task in asyncio.all_tasks() - before if not task.done()} == set())
+    with pytest.raises(RuntimeError):
+        await app.pool.run(len, b"")
+
+
+async def test_the_port_of_the_figures_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    async with run_app(embedded(metrics_port=0)):
+        line = capsys.readouterr().out
+    assert re.fullmatch(r"metrics on http://127\.0\.0\.1:\d+/metrics\n", line)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+async def test_a_server_that_shares_its_port_listens_once_its_models_are_ready(shares: bool) -> None:
+    settings, replica, may_launch = (
+        embedded(reuse_port=shares),
+        FakeReplica(number_of_the_chunk),
+        asyncio.Event(),
+    )
+    replica.before_launch = may_launch.wait
+    dispatcher, pool = Dispatcher(settings, replica), PreprocessPool(1)
+    model = ServedModel(settings, dispatcher, pool, make_tokenizer(), AudioWindow())
+    app = create_app(settings, ModelRegistry([model]), pool)
+    lifespan = app.router.lifespan_context(app)
+    opening = asyncio.create_task(lifespan.__aenter__())
+    if shares:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not opening.done()
+        may_launch.set()
+    await opening
+    assert dispatcher.ready == shares
+    may_launch.set()
+    await lifespan.__aexit__(None, None, None)
+
+
+async def test_memory_that_grew_is_given_back_while_idle_and_what_stays_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Libraries that load keep their memory: an idle server must not ask for it again for ever."""
+    resident, trims = 100 * MIB, list[int]()
+
+    def trim(_: int) -> None:
+        trims.append(resident)
+
+    monkeypatch.setattr(module, "resident_bytes", lambda: resident)
+    monkeypatch.setattr("asr_server.server.app.ctypes.CDLL", lambda _: SimpleNamespace(malloc_trim=trim))
+    is_idle = False
+    with loop_clock() as clock:
+        watching = asyncio.create_task(module.release_memory_when_idle(lambda: is_idle))
+        for grown, idle, num_trims in [
+            (104 * MIB, True, 0),
+            (150 * MIB, False, 0),
+            (150 * MIB, True, 1),  # for good, as it turns out
+            (150 * MIB, True, 1),
+            (154 * MIB, True, 1),
+            (160 * MIB, True, 2),
+        ]:
+            resident, is_idle = grown, idle
+            await clock.advance(2.0)
+            await until(lambda n=num_trims: len(trims) >= n, pause_s=0)  # type: ignore[misc]
+            await clock.advance(0.0)
+            assert len(trims) == num_trims
+        watching.cancel()

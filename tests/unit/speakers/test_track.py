@@ -1,0 +1,189 @@
+"""Who speaks when, by the real models, through whole recordings; test_clustering.py has more, by numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+from scipy.signal import fftconvolve
+
+from asr_server.annexes.speakers.labels import SpeakerOfTime, Turn
+from asr_server.annexes.speakers.track import SpeakerTrack, names_of_labels, reference_embeddings
+from asr_server.core import SAMPLE_RATE, Samples, SpeakerCount
+from benchmarks.speakers import errors
+from harness.speech.conversations import Conversation
+from harness.speech.corpora import Clip
+from harness.speech.telephone import by_telephone
+from tests.support.speech import RECORDINGS, VOICES, audible, say
+from tests.unit.speakers.people import TALK, join
+
+FIELD_ANSWERS = {"e2_two_people_12s.flac": "e2", "e3_two_women_45s.opus": "e3"}
+
+
+def field_recording(name: str) -> tuple[Samples, list[Turn]]:
+    """Return the sound, and who really speaks when."""
+    path = RECORDINGS.parent / "field" / name
+    if not path.exists():
+        pytest.skip(f"{name} lies beside the repository, and is not here")
+    spoken = json.loads(path.with_name(f"{FIELD_ANSWERS.get(name, path.stem)}.json").read_text())
+    return Clip(name, "field", path, None, "en", "").samples(), [Turn(*turn) for turn in spoken]
+
+
+async def turns_of(samples: Samples, track: SpeakerTrack | None = None) -> list[Turn]:
+    track = track or SpeakerTrack()
+    for first in range(0, len(samples), SAMPLE_RATE):
+        track.push(samples[first : first + SAMPLE_RATE])
+        await track.wait_for_room()
+    return await track.turns()
+
+
+def heard_s(samples: Samples, start_s: float, end_s: float) -> tuple[float, float]:
+    """Where a part of them is heard: clips begin and end with silence."""
+    first = round(start_s * SAMPLE_RATE)
+    start, end = audible(samples[first : round(end_s * SAMPLE_RATE)])
+    return (first + start) / SAMPLE_RATE, (first + end) / SAMPLE_RATE
+
+
+@pytest.fixture(scope="module")
+def turns_of_talk() -> list[Turn]:
+    return asyncio.run(turns_of(join([said for _, said in TALK])[0]))
+
+
+def test_two_people_are_told_apart_in_the_order_in_which_they_speak(turns_of_talk: list[Turn]) -> None:
+    _, places = join([said for _, said in TALK])
+    speakers = SpeakerOfTime(turns_of_talk)
+    assert [speakers.of(*place) for place in places] == [label for label, _ in TALK]
+
+
+def test_turns_lie_where_people_speak_across_the_borders_of_windows(turns_of_talk: list[Turn]) -> None:
+    samples, places = join([said for _, said in TALK])
+    turns = turns_of_talk
+    assert len(samples) / SAMPLE_RATE > 20  # four windows and more
+    for start_s, end_s in (heard_s(samples, *place) for place in places):
+        within = [turn for turn in turns if start_s - 0.15 <= turn.start_s and turn.end_s <= end_s + 0.15]
+        assert sum(turn.end_s - turn.start_s for turn in within) > 0.7 * (end_s - start_s)
+        turns = [turn for turn in turns if turn not in within]
+    assert turns == []
+
+
+def test_those_without_a_reference_are_letters_by_who_spoke_first() -> None:
+    spoken = {label: [(float(30 - label), 100.0)] for label in range(30)}  # the last label speaks first
+    named = names_of_labels(spoken, {29: 1}, ["B", "ann"])
+    assert [named[label] for label in (29, 28, 27, 26, 3, 2, 1, 0)] == [
+        "ann", "A", "C", "D", "AA", "AB", "AC", "AD",
+    ]  # fmt: skip
+
+
+async def test_two_people_in_twelve_seconds_are_two() -> None:
+    samples, spoken = field_recording("e2_two_people_12s.flac")
+    turns = await turns_of(samples)
+    assert {turn.speaker for turn in turns} == {"A", "B"}
+    assert errors(Conversation(samples, ["man", "woman"], spoken, []), turns).rate < 0.05
+
+
+async def test_a_reference_names_who_says_a_word_among_another_s_sentences() -> None:
+    samples, places = join([say("3141592653"), say("27", "rms"), say("5897932384"), say("18", "rms")])
+    names = {name: say("4567890", voice).samples for name, voice in (("ann", "f3"), ("bob", "rms"))}
+    track = SpeakerTrack(None, [*names], await reference_embeddings([*names.values()]))
+    speakers = SpeakerOfTime(await turns_of(samples, track))
+    assert [speakers.of(*place) for place in places] == ["ann", "bob", "ann", "bob"]
+
+
+async def test_two_women_by_telephone_are_two() -> None:
+    samples, spoken = field_recording("c39b_en_fr_1.ogg")
+    turns = await turns_of(samples)
+    assert {turn.speaker for turn in turns} == {"A", "B"}
+    assert errors(Conversation(samples, ["en", "fr"], spoken, []), turns).confused_s < 1
+
+
+@pytest.mark.slow
+async def test_a_long_turn_does_not_keep_the_name_of_who_spoke_before_it() -> None:
+    samples, spoken = field_recording("e3_two_women_45s.opus")
+    turns = await turns_of(samples)
+    assert errors(Conversation(samples, ["first", "second"], spoken, []), turns).rate < 0.08
+
+
+async def test_in_a_hall_turns_begin_and_end_where_the_voices_do() -> None:
+    samples, places = join([said for _, said in TALK])
+    rng = np.random.default_rng(0)
+    echo = rng.standard_normal(SAMPLE_RATE) * 10 ** (-3 * np.arange(SAMPLE_RATE) / (0.8 * SAMPLE_RATE))
+    echo *= 10 ** (-5 / 20) / np.sqrt((echo**2).sum())  # 60 dB in 0.8 s, 5 dB less energy than the voice
+    echo[0] += 1
+    turns = await turns_of(fftconvolve(samples, echo)[: len(samples)].astype(np.float32))
+    for start_s, end_s in places:
+        own = [turn for turn in turns if turn.end_s > start_s and turn.start_s < end_s]
+        said = samples[round(start_s * SAMPLE_RATE) : round(end_s * SAMPLE_RATE)]
+        voiced = np.flatnonzero(np.abs(said) > 0.01)
+        assert own[0].start_s == pytest.approx(start_s + voiced[0] / SAMPLE_RATE, abs=0.1)
+        assert own[-1].end_s == pytest.approx(start_s + voiced[-1] / SAMPLE_RATE, abs=0.1)
+
+
+async def test_a_voice_that_becomes_faint_is_still_heard() -> None:
+    samples, (loud, faint) = join([said for label, said in TALK if label == "A"])
+    samples[round(faint[0] * SAMPLE_RATE) :] *= 0.05  # 26 dB less
+    turns = await turns_of(samples)
+    assert {turn.speaker for turn in turns} == {"A"}
+    spoken_s = sum(turn.end_s - turn.start_s for turn in turns if turn.start_s > loud[1])
+    assert spoken_s > 0.7 * (faint[1] - faint[0])
+
+
+async def test_turns_do_not_depend_on_the_sizes_of_the_blocks(turns_of_talk: list[Turn]) -> None:
+    samples, _ = join([said for _, said in TALK])
+    whole = SpeakerTrack()
+    whole.push(samples)
+    assert await whole.turns() == turns_of_talk
+
+
+async def test_one_person_is_one_speaker_whatever_the_level() -> None:
+    samples, _ = join([say("3141592653"), say("5897932384"), say("6264338327")])
+    levels = np.repeat([1.0, 0.1, 0.5], -(-len(samples) // 3))[: len(samples)].astype(np.float32)
+    assert {turn.speaker for turn in await turns_of(samples * levels)} == {"A"}
+
+
+@pytest.mark.trial
+@pytest.mark.parametrize("voice", VOICES)
+async def test_an_hour_of_one_voice_is_one_person_whatever_the_level_and_the_line(voice: str) -> None:
+    rng = np.random.default_rng(0)
+    samples, _ = join([say("".join(rng.choice(list("0123456789"), 8)), voice) for _ in range(1000)])
+    samples = samples[: 3600 * SAMPLE_RATE]
+    assert len(samples) == 3600 * SAMPLE_RATE
+    samples *= np.repeat(10 ** (rng.uniform(-26, 0, 60) / 20), 60 * SAMPLE_RATE).astype(np.float32)
+    called = slice(20 * 60 * SAMPLE_RATE, 32 * 60 * SAMPLE_RATE)
+    samples[called] = by_telephone(samples[called])
+    assert {turn.speaker for turn in await turns_of(samples)} == {"A"}
+
+
+@pytest.mark.trial
+async def test_who_goes_on_by_telephone_is_the_same_and_who_answers_is_another() -> None:
+    samples, places = join([said for _, said in TALK])
+    for start_s, end_s in places[2:]:
+        called = slice(round(start_s * SAMPLE_RATE), round(end_s * SAMPLE_RATE))
+        samples[called] = by_telephone(samples[called])
+    speakers = SpeakerOfTime(await turns_of(samples))
+    assert [speakers.of(*place) for place in places] == [label for label, _ in TALK]
+
+
+@pytest.mark.parametrize(
+    "level", [*(pytest.param(level, marks=pytest.mark.trial) for level in (0.0, 0.01)), 0.1]
+)
+async def test_nobody_speaks_in_silence_and_noise(level: float) -> None:
+    noise = np.random.default_rng(0).standard_normal(12 * SAMPLE_RATE).astype(np.float32)
+    assert await turns_of(noise * np.float32(level)) == []
+
+
+@pytest.mark.trial
+async def test_a_count_that_is_given_is_kept() -> None:
+    samples, _ = join([said for _, said in TALK])
+    turns = await turns_of(samples, SpeakerTrack(SpeakerCount(1, 1)))
+    assert {turn.speaker for turn in turns} == {"A"}
+
+
+@pytest.mark.trial
+async def test_a_known_voice_gets_its_name_and_a_stranger_s_is_given_to_nobody() -> None:
+    samples, places = join([said for _, said in TALK])
+    ann, stranger = say("4567890", "f3").samples, say("90909090", "linda").samples
+    track = SpeakerTrack(None, ["ann", "zoe"], await reference_embeddings([ann, stranger]))
+    speakers = SpeakerOfTime(await turns_of(samples, track))
+    assert [speakers.of(*place) for place in places] == ["ann", "A", "ann", "A"]

@@ -1,0 +1,155 @@
+"""The processes that the server starts import nothing from the folder that it runs in."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from asr_server.annexes.ray.cluster import LocalCluster
+from asr_server.audio.ffmpeg_client import decode_processes
+from asr_server.audio.limits import AudioLimits
+from asr_server.audio.recording import Recording
+from asr_server.channel.messages import Heartbeat
+from asr_server.dispatch.processes import MultiprocessExecutor
+from asr_server.replica.ranks import BEAT, _Rank
+from tests.support.embedded import embedded
+from tests.unit.audio.audio_files import make, voice
+
+pytestmark = pytest.mark.slow
+
+TRAPS = ("http", "json", "random", "socket", "tempfile", "numpy", "msgspec", "ray")
+
+
+@pytest.fixture
+def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Run in a folder whose Python files leave the yielded file when one of them is imported."""
+    mark = tmp_path / "imported"
+    for name in TRAPS:
+        (tmp_path / f"{name}.py").write_text(f"open({str(mark)!r}, 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    yield mark
+    assert not mark.exists()
+
+
+@pytest.mark.usefixtures("trap")
+async def test_a_replica_imports_nothing_from_the_working_directory() -> None:
+    replica = await MultiprocessExecutor(embedded()).launch(0)
+    try:
+        (event,) = await replica.receive()
+        assert isinstance(event, Heartbeat)
+    finally:
+        await replica.close()
+
+
+def test_the_ffmpeg_process_imports_nothing_from_the_working_directory(
+    trap: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = make(tmp_path_factory.mktemp("audio"), "a.m4a", voice(24_000, 1, 1.0), 24_000)
+    decode_processes.shutdown()
+    recording = Recording(path, AudioLimits())
+    try:
+        assert recording.next_slice() is not None
+    finally:
+        recording.close()
+        decode_processes.shutdown()
+
+
+def test_the_ffmpeg_processes_cannot_gain_privileges(tmp_path: Path) -> None:
+    path = make(tmp_path, "a.m4a", voice(24_000, 1, 1.0), 24_000)
+    decode_processes.shutdown()
+    others = set(psutil.Process().children(recursive=True))
+    recording = Recording(path, AudioLimits())
+    try:
+        recording.next_slice()
+        started = set(psutil.Process().children(recursive=True)) - others
+        statuses = [Path(f"/proc/{process.pid}/status").read_text() for process in started]
+    finally:
+        recording.close()
+        decode_processes.shutdown()
+    assert len(statuses) >= 1
+    assert all("NoNewPrivs:\t1" in status for status in statuses)
+
+
+ATTEMPTS = """
+import os, socket, sys
+from asr_server.audio import ffmpeg_process
+from asr_server.process import gain_no_privileges
+
+def attempt(connection):
+    port, folder = int(sys.argv[1]), sys.argv[2]
+    attempts = {
+        "read another process": lambda: open(f"/proc/{os.getppid()}/mem", "rb"),
+        "read its environment": lambda: open(f"/proc/{os.getppid()}/environ", "rb").read(1),
+        "signal another process": lambda: os.kill(os.getppid(), 0),
+        "read a file": lambda: open(f"{folder}/there"),
+        "list a folder": lambda: os.listdir(folder),
+        "write a file": lambda: open(f"{folder}/file", "wb"),
+        "cut a file": lambda: os.truncate(f"{folder}/there", 0),
+        "remove a file": lambda: os.unlink(f"{folder}/there"),
+        "run a program": lambda: os.execv("/bin/true", ["true"]),
+        "connect": lambda: socket.create_connection(("127.0.0.1", port)),
+    }
+    for name, call in attempts.items():
+        try:
+            call()
+            connection.send(f"{name}\\n".encode())
+        except PermissionError:
+            pass
+    connection.close()
+
+ours, theirs = socket.socketpair()
+ffmpeg_process.serve = attempt
+gain_no_privileges()
+if os.fork() == 0:
+    ffmpeg_process._run_decode_process(theirs.detach())
+theirs.close()
+while part := ours.recv(4096):
+    print(part.decode(), end="")
+"""
+
+
+def landlock_version() -> int:
+    libc = ctypes.CDLL(None)
+    return int(libc.syscall(444, None, 0, 1)) if sys.platform == "linux" else -1
+
+
+@pytest.mark.skipif(landlock_version() < 6, reason="needs Linux 6.12 with Landlock")
+def test_a_decode_process_cannot_reach_other_processes_nor_files_nor_connect(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("whole")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        succeeded = subprocess.check_output([sys.executable, "-c", ATTEMPTS, port, tmp_path], text=True)
+    assert succeeded == ""
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["whole"]
+
+
+@pytest.mark.usefixtures("trap")
+def test_a_rank_imports_nothing_from_the_working_directory() -> None:
+    settings = embedded(tensor_parallel_size=2)
+    store_fd = os.memfd_create("ranks")
+    rank = _Rank(0, 1, settings, 1, store_fd)
+    try:
+        assert rank.process.stdout is not None
+        assert rank.process.stdout.read(1) == BEAT
+    finally:
+        rank.process.kill()
+        rank.process.communicate()
+        rank.operations.close()
+        rank.link.close()
+        os.close(store_fd)
+
+
+@pytest.mark.usefixtures("trap")
+def test_a_ray_cluster_imports_nothing_from_the_working_directory() -> None:
+    pytest.importorskip("ray")
+    cluster = LocalCluster()
+    cluster.stop()

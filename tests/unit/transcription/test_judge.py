@@ -1,0 +1,261 @@
+"""Which segments of a part stand, which are dropped, and from where its audio is read again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions
+from asr_server.levels import Stretch, joined
+from asr_server.transcription.heard import Heard
+from asr_server.transcription.judge import Known, is_trusted, judge, letters_of, may_leave, sentences_of
+from asr_server.transcription.segments import DecodedPart, Span, decode_part
+from tests.support.fake_replica import say
+from tests.support.speech import silence
+from tests.support.tokens import at, make_tokenizer, spell, words
+from tests.unit.transcription.parts import timed
+
+TOKENIZER = make_tokenizer()
+SENTENCE, OTHER = words("3141"), words("2718")
+LIKELY, UNLIKELY = -0.1, -1.0
+START_S = 20.0  # of every part below, in its file
+CHUNK = Chunk(0, round(START_S * SAMPLE_RATE), silence(12.0))
+
+
+def t(time_s: float) -> int:
+    return at(TOKENIZER, time_s)
+
+
+def part_of(*segments: tuple[float, float, float], duration_s: float = 12.0) -> tuple[DecodedPart, Chunk]:
+    """Segments from start to end in seconds, each with the log-probability of its token."""
+    chunk = Chunk(0, round(START_S * SAMPLE_RATE), silence(duration_s))
+    spans = tuple(Span(start_s, end_s, words("1"), (logprob,)) for start_s, end_s, logprob in segments)
+    return DecodedPart(START_S, duration_s, say(), spans, 1), chunk
+
+
+def known(*certain_s: Stretch, **other: Any) -> Known:
+    """Certain speech by the clock of the part."""
+    in_file_s = [(START_S + start_s, START_S + end_s) for start_s, end_s in certain_s]
+    return Known(Heard(CHUNK, [], in_file_s, in_file_s, is_checked=True), TOKENIZER, **other)
+
+
+# -- Doubt ---------------------------------------------------------------------------------------------------
+
+
+def test_voiceless_segments_are_dropped_and_named() -> None:
+    part, chunk = part_of((0.0, 2.0, LIKELY), (3.0, 4.0, UNLIKELY), (5.0, 6.0, LIKELY))
+    found = judge(part, chunk, known(voiceless={1}))
+    assert (found.spans, found.tail_s) == ((part.spans[0], part.spans[2]), None)
+    (dropped,) = found.dropped
+    assert (dropped.start_s, dropped.reason) == (START_S + 3.0, "no_voice")
+
+
+def test_where_somebody_speaks_behind_a_voiceless_segment_it_is_read_again_from_there() -> None:
+    """Its words may be theirs, with times that are too early."""
+    part, chunk = part_of((0.0, 2.0, UNLIKELY), (2.0, 3.5, LIKELY))
+    found = judge(part, chunk, known((4.0, 6.0), voiceless={0}))
+    assert found.spans == ()
+    assert found.tail_s == pytest.approx(3.7)
+    last = judge(part, chunk, known((4.0, 6.0), voiceless={0}, may_go_on=False, may_complete=False))
+    assert (last.spans, last.tail_s) == (part.spans[1:], None), "there is no further part"
+
+
+def test_the_same_audio_is_not_read_again_nor_that_of_kept_text() -> None:
+    part, chunk = part_of((0.0, 0.4, UNLIKELY))
+    assert judge(part, chunk, known((0.7, 0.9), voiceless={0})).tail_s is None
+    part, chunk = part_of((0.0, 3.9, LIKELY), (3.9, 4.0, UNLIKELY))
+    assert judge(part, chunk, known((4.1, 6.0), voiceless={1})).tail_s == pytest.approx(3.9)
+
+
+def test_what_a_client_has_already_stands() -> None:
+    part, chunk = part_of((0.0, 1.0, UNLIKELY), (1.0, 2.0, UNLIKELY))
+    assert judge(part, chunk, known(voiceless={0, 1}, num_sent=1)).spans == part.spans[:1]
+
+
+@pytest.mark.parametrize(
+    ("logprob", "no_speech_prob", "is_doubtful"),
+    [(-0.59, 0.2, False), (-0.61, 0.0, True), (-0.1, 0.21, True), (-0.6, 0.0, False)],
+)
+@pytest.mark.parametrize(("certain_s", "is_sure"), [(0.5, True), (0.46, False)])
+def test_doubtful_text_leaves_early_only_with_half_a_second_of_certain_speech(
+    logprob: float, no_speech_prob: float, is_doubtful: bool, certain_s: float, is_sure: bool
+) -> None:
+    part, chunk = part_of((1.0, 3.0, logprob))
+    early = msgspec.structs.replace(part, result=say(no_speech_prob=no_speech_prob))
+    assert may_leave(early, chunk, known((1.5, 1.5 + certain_s))) == (not is_doubtful or is_sure)
+
+
+@pytest.mark.parametrize(
+    ("logprob", "no_speech_prob", "num_letters", "trusted"),
+    [
+        (-0.6, 0.2, 50, True),
+        (-0.6, 0.2, 49, False),
+        (-0.61, 0.2, 100, False),
+        (-0.41, 0.21, 100, False),
+        (-0.4, 0.21, 50, True),
+    ],
+)
+def test_a_text_is_trusted_if_it_fills_its_time_and_is_beyond_doubt_or_probable(
+    logprob: float, no_speech_prob: float, num_letters: int, trusted: bool
+) -> None:
+    result = say(*words("12"), avg_logprob=logprob, no_speech_prob=no_speech_prob)
+    assert is_trusted(result, "a" * num_letters, 10.0) == trusted
+    assert not is_trusted(say(), "", 10.0)
+
+
+# -- Repetition ----------------------------------------------------------------------------------------------
+
+
+def sentences(*times_s: tuple[float, float], duration_s: float = 12.0) -> tuple[DecodedPart, Chunk]:
+    """The same sentence at each of these times."""
+    chunk = Chunk(0, round(START_S * SAMPLE_RATE), silence(duration_s))
+    tokens = [token for start_s, end_s in times_s for token in (t(start_s), *SENTENCE, t(end_s))]
+    return decode_part(chunk, say(*tokens), DecodingOptions(language="en"), TOKENIZER), chunk
+
+
+def test_of_equal_neighbours_the_one_without_enough_speech_goes() -> None:
+    part, chunk = sentences((0, 2), (4, 6), (8, 10))
+    spoken = (0.0, 2.0), (8.0, 10.0)
+    found = judge(part, chunk, known(*spoken))
+    assert found.spans == (part.spans[0], part.spans[2])
+    assert [each.reason for each in found.dropped] == ["echo"]
+    before = letters_of(part.spans[0], TOKENIZER)
+    assert judge(part, chunk, known((8.0, 10.0), before=before)).spans == part.spans[2:]
+    assert judge(part, chunk, known(*spoken, num_sent=2)).spans == part.spans
+    assert judge(part, chunk, known()).spans == part.spans, "the detector finds no speech at all"
+
+
+@pytest.mark.parametrize(("digits", "is_long"), [("6126", True), ("456", False)])
+def test_sentences_of_twelve_letters_are_watched_for(digits: str, is_long: bool) -> None:
+    """People say shorter ones twice."""
+    span = Span(0.0, 1.0, words(digits), (LIKELY,) * len(digits))
+    assert bool(sentences_of([DecodedPart(0.0, 8.0, say(), (span,), 9)], TOKENIZER)) == is_long
+
+
+@pytest.mark.parametrize(("duration_s", "tail_s"), [(6.25, 6.0), (6.18, None)])
+def test_a_part_ends_before_what_repeats_its_prompt_if_a_word_has_room_there(
+    duration_s: float, tail_s: float | None
+) -> None:
+    part, chunk = sentences((0, 2), (6, duration_s), duration_s=duration_s)
+    other = msgspec.structs.replace(part.spans[0], tokens=OTHER, end_s=6.0)
+    part = msgspec.structs.replace(part, spans=(other, part.spans[1]))
+    prompt = {letters_of(part.spans[1], TOKENIZER)}
+    found = judge(part, chunk, known((0.0, 2.0), prompt=prompt))
+    assert (found.spans, found.tail_s, found.reason) == ((other,), tail_s, "prompt_repeated")
+    assert not may_leave(part, chunk, known(prompt=prompt))
+
+
+# -- Speech without text -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("certain_s", "tail_s"),
+    [
+        ([(4.2, 5.0)], 3.9),  # behind a pause of a second
+        ([(3.2, 4.0)], None),  # a time may be off by that
+        ([(3.1, 5.3), (5.7, 7.6)], 5.4),  # four seconds, which no time is off by: from the first pause
+        ([(3.1, 7.3)], 3.0),  # or from their start
+        ([(9.5, 11.0)], None),
+    ],
+)
+def test_speech_in_a_gap_is_read_again(certain_s: list[Stretch], tail_s: float | None) -> None:
+    part, chunk = part_of((0.0, 3.0, LIKELY), (8.0, 11.5, LIKELY))
+    found = judge(part, chunk, known(*certain_s))
+    assert found.tail_s == (None if tail_s is None else pytest.approx(tail_s, abs=0.011))
+    assert may_leave(part, chunk, known(*certain_s, may_complete=False)) == (tail_s is None)
+
+
+def test_speech_before_the_unread_tail_and_in_a_part_without_text_is_read_again() -> None:
+    part, chunk = part_of((0.0, 3.0, LIKELY))
+    part = msgspec.structs.replace(part, tail_s=9.0)
+    assert judge(part, chunk, known((5.0, 6.0))).tail_s == pytest.approx(4.7)
+    assert judge(part, chunk, known((10.0, 11.0))).tail_s == 9.0
+    empty, chunk = part_of()
+    assert judge(empty, chunk, known((5.0, 6.0))).tail_s == pytest.approx(4.7)
+
+
+def spoken_words(*certain_s: Stretch, words_s: Stretch = (6.0, 9.0), **other: Any) -> DecodedPart:
+    """The verdict on a segment of 12 s and five words of 12 letters in `words_s`."""
+    chunk = Chunk(0, round(START_S * SAMPLE_RATE), silence(12.0))
+    result = timed(spell(5 * f" {'x' * 12}"), *words_s, 12.0)
+    part = decode_part(chunk, result, DecodingOptions(language="en", word_timestamps=True), TOKENIZER)
+    return judge(part, chunk, known(*certain_s, **other))
+
+
+@pytest.mark.parametrize(
+    ("certain_s", "words_s", "verdict"),
+    [
+        ([(2.0, 2.6), (6.0, 9.0)], (6.0, 9.0), (0, 1.7, 2.6)),  # up to the pause, then the rest
+        ([(2.0, 2.46875), (6.0, 9.0)], (6.0, 9.0), None),
+        ([(0.0, 0.6), (2.0, 9.0)], (2.0, 9.0), (0, 0.0, 1.3)),
+        ([(1.0, 2.0), (2.5, 3.0), (3.5, 3.6), (6.0, 9.0)], (6.0, 9.0), (0, 0.7, 4.1)),  # runs together
+        ([(1.0, 3.0), (9.0, 11.0)], (1.0, 3.0), (1, 8.7, None)),
+        ([(2.0, 9.0)], (2.0, 9.0), None),  # people speak slowly
+    ],
+)
+def test_half_a_second_of_certain_speech_without_a_word_is_read_again_at_most_three_times(
+    certain_s: list[Stretch], words_s: Stretch, verdict: tuple[int, float, float | None] | None
+) -> None:
+    found = spoken_words(*certain_s, words_s=words_s)
+    assert spoken_words(*certain_s, words_s=words_s, may_complete=False).spans, "it has been read three times"
+    assert spoken_words(*certain_s, words_s=words_s, num_sent=1).spans, "what was sent stands"
+    if verdict is None:
+        assert (len(found.spans), found.tail_s) == (1, None)
+        return
+    num_kept, tail_s, split_s = verdict
+    assert (len(found.spans), found.reason) == (num_kept, "speech_passed_over")
+    assert found.tail_s == pytest.approx(tail_s, abs=0.015)
+    assert found.split_s == (None if split_s is None else pytest.approx(split_s, abs=0.015))
+
+
+def test_one_word_does_not_fill_four_seconds() -> None:
+    assert spoken_words((1.0, 5.0), (5.5, 9.0), words_s=(4.0, 9.0)).tail_s is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "leaves"), [("x" * 32, True), ("x" * 31, False), ("1" * 11, True), ("你" * 10, False)]
+)
+def test_a_segment_with_less_text_than_its_speech_fills_waits_for_its_words(text: str, leaves: bool) -> None:
+    """Five seconds, which 35 letters may fill; digits and Chinese characters take as long as three."""
+    chunk = Chunk(0, round(START_S * SAMPLE_RATE), silence(12.0))
+    early = decode_part(chunk, say(t(0), *spell(text), t(12)), DecodingOptions(language="en"), TOKENIZER)
+    assert may_leave(early, chunk, known((1.0, 4.0), (4.4, 6.4))) == leaves
+    assert may_leave(early, chunk, known((1.0, 4.0), (4.4, 6.4), may_complete=False))
+
+
+# -- For whatever a model writes -----------------------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_what_may_leave_early_stands_and_no_audio_is_read_twice(data: st.DataObject) -> None:
+    times = sorted(data.draw(st.lists(st.integers(0, 300), min_size=2, max_size=9, unique=True)))
+    tokens: list[int] = []
+    for start, end in zip(times[::2], times[1::2], strict=False):
+        text = data.draw(st.sampled_from([SENTENCE, OTHER, words("1"), spell(" so it goes on and on")]))
+        tokens += [t(start * 0.04), *text, t(end * 0.04)]
+    logprob = data.draw(st.sampled_from([-0.1, -0.7]))
+    edges = sorted(data.draw(st.lists(st.integers(0, 120), max_size=12, unique=True)))
+    certain_s = joined([(a / 10, b / 10) for a, b in zip(edges[::2], edges[1::2], strict=False)])
+    chunk = Chunk(0, round(START_S * SAMPLE_RATE), silence(12.0))
+    options = DecodingOptions(language="en")
+    part = decode_part(chunk, say(*tokens, avg_logprob=logprob), options, TOKENIZER)
+    given_ = known(*certain_s, prompt=data.draw(st.sampled_from([set(), {"threeonefourone"}])))
+    num_early = data.draw(st.integers(0, len(part.spans)))
+    early = msgspec.structs.replace(part, spans=part.spans[:num_early])
+    doubted = {number for number, span in enumerate(part.spans) if span.logprobs[0] < -0.6}
+    if may_leave(early, chunk, given_):
+        rest = msgspec.structs.replace(given_, voiceless=doubted)
+        found = judge(part, chunk, rest)
+        assert found.spans[:num_early] == early.spans or not found.spans[:num_early]
+        assert (
+            judge(part, chunk, msgspec.structs.replace(rest, num_sent=num_early)).spans[:num_early]
+            == early.spans
+        )
+    found = judge(part, chunk, msgspec.structs.replace(given_, voiceless=doubted))
+    assert found.tail_s is None or all(span.end_s <= found.tail_s + 1e-9 for span in found.spans)
+    assert all(not START_S + (found.tail_s or 99) <= each.start_s for each in found.dropped)

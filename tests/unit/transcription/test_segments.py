@@ -1,0 +1,211 @@
+import msgspec
+import numpy as np
+import pytest
+
+from asr_server.config import EMBEDDED_MODEL
+from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, DroppedSegment, Word
+from asr_server.transcription import segments
+from asr_server.transcription.segments import DecodedPart
+from tests.support.speech import say, silence
+from tests.support.tokens import at, make_tokenizer, spell, words
+from tests.unit.transcription.pipeline import running_pipeline
+
+TOKENIZER = make_tokenizer()
+PLAIN = DecodingOptions()
+
+
+def t(time_s: float) -> int:
+    return at(TOKENIZER, time_s)
+
+
+def chunk(duration_s: float = 20.0, start_s: float = 0.0, index: int = 0) -> Chunk:
+    samples = np.arange(round(duration_s * SAMPLE_RATE), dtype=np.float32)
+    return Chunk(index, round(start_s * SAMPLE_RATE), samples)
+
+
+def heard(
+    *tokens: int,
+    finish_reason: str = "stop",
+    avg_logprob: float = -0.2,
+    no_speech_prob: float = 0.0,
+) -> ChunkResult:
+    return ChunkResult(
+        tokens=tokens,
+        logprobs=tuple(-0.01 * i for i in range(len(tokens))),
+        avg_logprob=avg_logprob,
+        no_speech_prob=no_speech_prob,
+        compression_ratio=1.5,
+        temperature=0.2,
+        language="en",
+        finish_reason=finish_reason,  # type: ignore[arg-type]
+    )
+
+
+def read(result: ChunkResult, of: Chunk | None = None, options: DecodingOptions = PLAIN) -> DecodedPart:
+    return segments.decode_part(of or chunk(), result, options, TOKENIZER)
+
+
+def times(part: DecodedPart) -> list[tuple[float, float, str]]:
+    found = segments.segments_of(part, TOKENIZER)
+    return [(round(s.start_s, 3), round(s.end_s, 3), s.text) for s in found]
+
+
+ONE_TWO = (t(0), *words("1"), t(2), t(3), *words("2"), t(5))
+OPEN = (t(0), *words("1"), t(2), t(2.5), *words("23"))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "duration_s", "expected", "tail_s"),
+    [
+        (
+            (t(0.5), *words("12"), t(2), t(3), *words("3"), t(4)),
+            20,
+            [(0.5, 2, " one two"), (3, 4, " three")],
+            None,
+        ),
+        ((t(1), *words("1"), t(29)), 5, [(1, 5, " one")], None),  # times end with the chunk
+        ((t(2), *words("1"), t(4), t(3), *words("2"), t(3.5)), 20, [(2, 4, " one"), (4, 4, " two")], None),
+        ((*ONE_TWO[:3], t(2)), 20, [(0, 2, " one")], 2.0),  # a pair at the end leaves the rest unread
+        (ONE_TWO, 20, [(0, 2, " one"), (3, 5, " two")], None),  # a single one says that all is read
+        (OPEN, 20, [(0, 2, " one")], 2.0),
+        (
+            (*ONE_TWO[:3], t(2), *words("2")),
+            2.1,
+            [(0, 2, " one"), (2, 2.1, " two")],
+            None,
+        ),  # a tail too short for a word is kept
+        ((t(0), *words("1"), t(0), t(0), *words("2")), 20, [(0, 0, " one"), (0, 20, " two")], None),
+        ((t(1), *words("12")), 8, [(1, 8, " one two")], None),
+        (words("123"), 6, [(0, 6, " one two three")], None),
+    ],
+)
+def test_timestamps_make_segments_and_leave_a_tail_unread(
+    tokens: tuple[int, ...], duration_s: float, expected: list[tuple[float, float, str]], tail_s: float | None
+) -> None:
+    part = read(heard(*tokens), chunk(duration_s))
+    assert times(part) == expected
+    assert part.tail_s == tail_s
+
+
+def test_times_are_those_of_the_file() -> None:
+    part = read(heard(t(0.5), *words("1"), t(2)), chunk(start_s=27.3))
+    assert times(part) == [(27.8, 29.3, " one")]
+    assert segments.segments_of(part, TOKENIZER)[0].seek == 2730
+
+
+@pytest.mark.parametrize(
+    ("tokens", "finish_reason", "options", "tail_s"),
+    [
+        (ONE_TWO, "length", PLAIN, 5.0),  # out of positions the rest is unread even behind a closed segment
+        (OPEN, "stop", DecodingOptions(is_last_part=True), None),
+        (OPEN, "length", DecodingOptions(max_new_tokens=4), None),
+    ],
+)
+def test_a_limit_on_readings_or_tokens_leaves_no_tail_but_the_end_of_positions_does(
+    tokens: tuple[int, ...], finish_reason: str, options: DecodingOptions, tail_s: float | None
+) -> None:
+    assert read(heard(*tokens, finish_reason=finish_reason), options=options).tail_s == tail_s
+
+
+def test_a_segment_left_open_is_unread_from_the_last_closed_time() -> None:
+    of = chunk(start_s=10.0, index=3)
+    part = read(heard(t(0), *words("1"), t(2), t(2.5), *words("23")), of)
+    assert times(part) == [(10.0, 12.0, " one")]
+    [tail] = segments.unread(of, part)
+    assert (tail.index, tail.start_s, tail.duration_s) == (3, 12.0, 18.0)
+    np.testing.assert_array_equal(tail.samples, of.samples[2 * SAMPLE_RATE :])
+
+
+@pytest.mark.parametrize(
+    ("no_speech_prob", "avg_logprob", "is_silent"),
+    [(0.7, -1.1, True), (0.6, -1.1, False), (0.7, -1.0, False), (0.99, -0.1, False)],
+)
+def test_improbable_text_where_nobody_seems_to_speak_is_silence(
+    no_speech_prob: float, avg_logprob: float, is_silent: bool
+) -> None:
+    result = heard(*words("1"), no_speech_prob=no_speech_prob, avg_logprob=avg_logprob)
+    part = read(result, options=PLAIN)
+    assert (times(part) == []) == is_silent
+    assert (segments.token_logprobs(part, TOKENIZER) == []) == is_silent
+
+
+def test_a_segment_without_text_is_none() -> None:
+    part = read(heard(t(0), *spell(" "), t(2), t(3), *words("1"), t(4)))
+    found = segments.segments_of(part, TOKENIZER)
+    assert [(s.id, s.text) for s in found] == [(0, " one")]
+
+
+def test_nothing_heard_is_no_segment() -> None:
+    assert times(read(heard())) == []
+    assert times(read(heard(t(0), t(3)))) == []
+
+
+def test_a_segment_carries_the_figures_of_its_window() -> None:
+    (segment,) = segments.segments_of(read(heard(t(0), *words("1"), t(2))), TOKENIZER)
+    assert segment.tokens == (t(0), *words("1"), t(2))
+    assert (segment.temperature, segment.avg_logprob) == (0.2, -0.2)
+    assert (segment.compression_ratio, segment.no_speech_prob) == (1.5, 0.0)
+
+
+def test_logprobs_are_those_of_the_text_that_was_read() -> None:
+    part = read(heard(t(0), *words("1"), t(2), t(2.5), *words("23")))
+    (entry,) = segments.token_logprobs(part, TOKENIZER)
+    assert (entry.token, entry.logprob, bytes(entry.bytes)) == (" one", -0.01, b" one")
+
+
+def test_half_a_character_is_still_bytes() -> None:
+    first, second = segments.token_logprobs(read(heard(*spell("é")), options=PLAIN), TOKENIZER)
+    assert bytes((*first.bytes, *second.bytes)) == "é".encode()
+    assert first.token == "\ufffd"
+
+
+def test_no_word_lies_where_the_audio_is_read_again() -> None:
+    part = read(heard(t(0), *words("123"), t(2)))
+    said = (Word(" one", 0.5, 1.0), Word(" two", 2.9, 5.0), Word(" three", 5.0, 5.4))
+    part = msgspec.structs.replace(part, spans=(msgspec.structs.replace(part.spans[0], words=said),))
+    cut = segments.ending_at(part, 1, 3.0).spans[0].words
+    assert [(word.start_s, word.end_s) for word in cut] == [(0.5, 1.0), (2.9, 2.98), (2.98, 3.0)]
+    silent = msgspec.structs.replace(part, spans=())
+    assert segments.ending_at(silent, 0, 3.0).spans == ()
+
+
+def test_words_that_reach_into_the_next_segment_end_where_it_begins() -> None:
+    part = read(heard(t(0), *words("12"), t(2), t(2), *words("3"), t(4)))
+    said = (Word(" one", 0.5, 1.0), Word(" two", 1.0, 2.5)), (Word(" three", 2.2, 3.0),)
+    spans = tuple(msgspec.structs.replace(s, words=w) for s, w in zip(part.spans, said, strict=True))
+    cut = segments.ending_at(msgspec.structs.replace(part, spans=spans), 2, 3.0).spans
+    assert [(word.start_s, word.end_s) for word in cut[0].words] == [(0.5, 1.0), (1.0, 2.2)]
+    assert [(word.start_s, word.end_s) for word in cut[1].words] == [(2.2, 3.0)]
+
+
+def test_a_segment_lasts_from_its_first_word_to_its_last() -> None:
+    part = read(heard(t(0), *words("12"), t(9)), chunk(start_s=30))
+    said = (Word(" one", 7.1, 7.5), Word(" two", 7.5, 8.0))
+    part = msgspec.structs.replace(part, spans=(msgspec.structs.replace(part.spans[0], words=said),))
+    (segment,) = segments.segments_of(part, TOKENIZER)
+    assert (segment.start_s, segment.end_s) == (37.1, 38.0)
+
+
+async def test_without_words_segments_last_from_their_first_word_to_their_last() -> None:
+    sound = np.concatenate([silence(2.0), say("830591").samples, silence(4.0), say("742").samples])
+    options = DecodingOptions(language="en")
+    async with running_pipeline(EMBEDDED_MODEL, check_voice=True) as pipeline:
+        plain = await pipeline.transcribe(sound, options)
+        timed = await pipeline.transcribe(sound, msgspec.structs.replace(options, word_timestamps=True))
+    expected = [msgspec.structs.replace(segment, words=()) for segment in timed.segments]
+    assert plain.segments == tuple(expected)
+    assert [segment.start_s > 1.9 for segment in plain.segments] == [True, True]
+
+
+def test_segments_that_were_lost_are_noted_but_for_those_kept_or_read_again() -> None:
+    part = read(
+        heard(t(0), *words("1"), t(2), t(2), *words("2"), t(4), t(4), *words("3"), t(6)), chunk(start_s=30)
+    )
+    cut = msgspec.structs.replace(part, spans=part.spans[:1], tail_s=4.0)
+    noted = segments.with_dropped(cut, part.spans, "echo", TOKENIZER)
+    assert noted.dropped == (DroppedSegment(32.0, 34.0, " two", "echo"),)
+    again = segments.with_dropped(
+        msgspec.structs.replace(noted, tail_s=None), part.spans[2:], "no_voice", TOKENIZER
+    )
+    assert [(each.start_s, each.reason) for each in again.dropped] == [(32.0, "echo"), (34.0, "no_voice")]
+    assert segments.ending_at(again, 1, 3.0).dropped == again.dropped[:1], "what is read again is not lost"

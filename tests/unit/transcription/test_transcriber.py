@@ -1,0 +1,133 @@
+"""A request from its recording to its transcript."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from asr_server.audio.recording import Cancelled, Recording
+from asr_server.core import Chunk, DecodingOptions, Samples
+from asr_server.errors import InvalidAudio
+from asr_server.transcription import Transcriber
+from tests.support.fake_replica import noise, say, wav
+from tests.support.memory_file import MemoryFile
+from tests.support.tokens import make_tokenizer, words
+from tests.support.until import until
+from tests.unit.transcription.running_app import ENGLISH, THREE_CHUNKS, TOKENIZER, RunningApp, two_channels
+
+
+async def test_what_is_no_audio_raises_what_it_is(app: RunningApp) -> None:
+    with pytest.raises(InvalidAudio):
+        await app.transcribe(b"this is no audio at all" * 100)
+
+
+async def test_detection_stays_among_the_candidates(app: RunningApp) -> None:
+    app.replica.probabilities = {"de": 0.9, "en": 0.06, "zh": 0.04}
+    _, transcript = await app.transcribe(THREE_CHUNKS, DecodingOptions(candidate_languages=("en", "zh")))
+    assert transcript.language == "english"
+
+
+async def test_conditioned_on_previous_text_the_first_chunk_alone_decides_on_the_language(
+    app: RunningApp,
+) -> None:
+    """Its text is the prompt of the next one, so it waits for no other's vote."""
+    app.replica.probabilities = {"de": 0.4, "en": 0.3, "zh": 0.3}
+    await app.transcribe(THREE_CHUNKS, DecodingOptions(condition_on_previous_text=True))
+    assert [submit.options.language for submit in app.replica.submits] == [None, "de", "de"]
+
+
+@pytest.mark.parametrize(
+    ("speakers", "options", "is_early"),
+    [
+        ((), {}, True),
+        ((), {"max_new_tokens": 50}, False),
+        (("ann", "bob"), {}, False),
+    ],
+)
+async def test_segments_are_asked_for_early_unless_channels_or_a_limit_hold_them_back(
+    app: RunningApp, speakers: tuple[str, ...], options: dict[str, Any], is_early: bool
+) -> None:
+    asked = DecodingOptions(language="en", early_results=True, streams=True, **options)
+    await app.transcribe(two_channels((0, 0, 5), (1, 2, 4)), asked, speakers)
+    assert {submit.options.early_results for submit in app.replica.submits} == {is_early}
+
+
+async def test_a_recording_is_decoded_once_its_track_of_speakers_has_room(app: RunningApp) -> None:
+    has_room, asked = asyncio.Event(), list[int]()
+
+    class Track:
+        async def wait_for_room(self) -> None:
+            asked.append(app.pool.stats.slices)
+            await has_room.wait()
+
+        def push(self, samples: Samples) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    recording = Recording(MemoryFile(THREE_CHUNKS))
+    async with app.transcriber.run(recording, ENGLISH, labeller=Track()) as session:  # type: ignore[arg-type]
+        await until(lambda: asked)
+        assert app.pool.stats.slices == 0
+        has_room.set()
+        assert len([delta async for delta in session]) == 3
+    assert asked == list(range(app.pool.stats.slices))
+
+
+async def test_cancelling_a_request_cancels_its_chunks_and_closes_its_recording(app: RunningApp) -> None:
+    app.replica.holding = True
+    running = asyncio.create_task(app.transcribe(THREE_CHUNKS))
+    await until(lambda: len(app.replica.held) >= 2)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert len(app.replica.cancelled) == 1
+    assert app.dispatcher.num_chunks == 0
+
+
+async def test_leaving_a_request_closes_its_recording_and_ends_its_tasks(app: RunningApp) -> None:
+    app.replica.holding = True
+    recording = Recording(MemoryFile(THREE_CHUNKS))
+    async with app.transcriber.run(recording, ENGLISH):
+        pass
+    with pytest.raises(Cancelled):
+        recording.next_slice()
+
+
+async def test_doubtful_text_over_noise_is_dropped_unless_no_voice_is_looked_for(app: RunningApp) -> None:
+    app.answer = lambda submit: say(*words("1"), avg_logprob=-0.9)
+    for checks_voice, text in ((True, ""), (False, "one")):
+        app.transcriber.check_voice = checks_voice
+        assert (await app.transcribe(wav(noise(3))))[1].text == text
+    assert Transcriber(app.dispatcher, app.pool, TOKENIZER).check_voice
+
+
+async def test_a_chunk_of_live_speech_goes_before_files(
+    app: RunningApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[bool] = []
+    open_request = app.dispatcher.open
+
+    def noted(request_id: str, is_live: bool) -> object:
+        opened.append(is_live)
+        return open_request(request_id, is_live)
+
+    monkeypatch.setattr(app.dispatcher, "open", noted)
+    delta = await app.transcriber.transcribe_chunk(Chunk(0, 0, noise(3)), ENGLISH)
+    assert (delta.text, opened) == ("zero", [True])
+    await app.transcribe(wav(noise(3)))
+    assert opened == [True, False]
+
+
+async def test_a_model_translates_if_it_has_several_languages_and_the_task(app: RunningApp) -> None:
+    def can_translate(tokenizer: Any) -> bool:
+        return Transcriber(app.dispatcher, app.pool, tokenizer).can_translate
+
+    assert can_translate(TOKENIZER)
+    assert not can_translate(make_tokenizer(("en",)))
+    assert not can_translate(SimpleNamespace(specials=replace(TOKENIZER.specials, translate=None)))

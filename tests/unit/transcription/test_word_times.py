@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Samples, Segment, Word
+from asr_server.transcription.segments import decode_part, segments_of
+from asr_server.transcription.word_times import (
+    MAX_WORD_S,
+    MIN_WORD_S,
+    AlignedWord,
+    edges_by_letters,
+    leave_out_pauses,
+    without_lead,
+    words_until,
+)
+from tests.support.tokens import at, make_tokenizer, spell, words
+
+Times = tuple[float, float]
+
+TOKENIZER = make_tokenizer()
+WORDS = DecodingOptions(word_timestamps=True, language="en")
+
+
+def word(start_s: float, end_s: float, *peaks_s: float) -> AlignedWord:
+    return AlignedWord(" word", start_s, end_s, peaks_s[0], peaks_s[-1])
+
+
+def timed(words: list[AlignedWord], pauses_s: list[tuple[float, float]], end_s: float) -> list[Times]:
+    return [(each.start_s, each.end_s) for each in leave_out_pauses(words, pauses_s, end_s)]
+
+
+def test_the_pause_between_two_words_belongs_to_neither() -> None:
+    pauses_s = [(0.0, 0.3), (0.8, 1.0), (1.4, 2.0)]
+    assert timed([word(0, 0.9, 0.4), word(0.9, 1.5, 1.1)], pauses_s, 2.0) == [(0.3, 0.8), (1.0, 1.4)]
+
+
+def test_a_word_begins_behind_a_click_that_it_does_not_attend_to() -> None:
+    """The alignment gives all that comes before the first word to it."""
+    assert timed([word(0, 2.0, 1.7)], [(0.05, 1.5)], 2.0) == [(1.5, 2.0)]
+    assert timed([word(0, 2.0, 0.03)], [(0.05, 0.4)], 2.0) == [(0, 2.0)], "it attends to what comes before"
+
+
+def test_a_closure_within_a_word_does_not_cut_off_what_comes_before() -> None:
+    assert timed([word(0, 0.9, 0.6)], [(0.1, 0.14)], 0.9) == [(0.14, 0.9)], "the end of the word before"
+    assert timed([word(0, 0.9, 0.6)], [(0.22, 0.26)], 0.9) == [(0, 0.9)], "sound of its own"
+    assert timed([word(0, 7.5, 7.2)], [(0.22, 0.26), (2.1, 2.14), (6.9, 7.0)], 7.5) == [(7.0, 7.5)], "noise"
+
+
+def test_no_word_lasts_through_a_long_pause() -> None:
+    assert timed([word(0, 2.9, 0.2), word(2.9, 3.3, 3.0)], [(0.4, 2.4)], 3.3)[0] == (0, 0.4)
+    assert timed([word(0, 2.7, 2.2)], [(0.2, 2.5)], 2.7) == [(2.5, 2.7)], "attention peaks before the sound"
+    assert timed([word(0, 2.7, 0.6)], [(0.2, 2.5)], 2.7) == [(0, 0.2)], "and behind it"
+
+
+def test_a_word_goes_on_to_the_pause_where_the_alignment_has_moved_on_early() -> None:
+    punctuated = [word(0, 0.5, 0.2), word(1.4, 2.0, 1.7)]  # between them a full stop, which is no word
+    assert timed(punctuated, [(0.8, 1.5)], 2.0) == [(0, 0.8), (1.5, 2.0)]
+    assert timed(punctuated, [(1.1, 1.5)], 2.0)[0] == (0, 0.5), "too far away to be its own sound"
+    assert timed(punctuated, [(0.6, 0.65), (0.8, 1.5)], 2.0)[0] == (0, 0.8), "the closure of a consonant"
+    assert timed([word(0, 0.5, 0.2)], [(0.7, 0.75)], 0.75) == [(0, 0.7)], "the last one"
+
+
+def test_a_word_whose_only_sound_is_a_click_a_second_before_the_next_belongs_to_the_speech() -> None:
+    click = [(0.04, 1.5)]
+    assert timed([word(0, 1.7, 0.03), word(1.7, 2.0, 1.9)], click, 2.0) == [(1.5, 1.7), (1.7, 2.0)]
+    assert timed([word(0, 0.5, 0.03), word(0.5, 1.9, 1.7)], click, 2.0) == [
+        pytest.approx((1.5, 1.7)),
+        pytest.approx((1.7, 1.9)),
+    ]
+    between = [(0.4, 1.4), (1.44, 3.0)]
+    assert timed([word(0, 1.3, 0.2), word(1.3, 3.3, 1.42)], between, 3.3) == [(0, 0.4), (3.0, 3.3)]
+
+
+def test_a_short_sound_that_is_no_click_keeps_its_word() -> None:
+    assert timed([word(0, 1.7, 0.03), word(1.7, 2.0, 1.9)], [(0.1, 1.5)], 2.0)[0] == (0, 0.1)
+    released = [(0.2, 0.28), (0.32, 1.5)]  # the closure and the release of a last consonant
+    assert timed([word(0, 0.4, 0.1), word(0.4, 1.9, 1.7)], released, 2.0)[0] == (0, 0.32)
+
+
+def test_a_word_is_the_short_sound_beside_speech_that_the_text_leaves_out() -> None:
+    """Such as a sentence in another language, between a pause and the sentence that the text has."""
+    before, behind = [(0.0, 0.7), (4.0, 4.6)], [(1.2, 1.8), (5.4, 6.0)]
+    assert timed([word(0.7, 4.8, 0.75), word(4.8, 5.2, 5.0)], before, 5.2)[0] == (4.6, 4.8)
+    assert timed([word(0.7, 6.2, 0.9), word(6.2, 6.5, 6.3)], behind, 6.5)[0] == (0.7, 1.2)
+
+
+def test_the_first_word_behind_a_sentence_that_the_text_leaves_out_is_beside_the_second() -> None:
+    left_out = [(0.0, 0.5), (3.5, 4.5)]
+    first, second = word(0.4, 4.2, 0.6), word(4.2, 5.0, 4.7)
+    assert timed([first, second], left_out, 5.0) == [pytest.approx((4.5, 4.75)), pytest.approx((4.75, 5.0))]
+    last = first._replace(text=" word.")
+    assert timed([last, second], left_out, 5.0)[0] == (0.5, 1.6), "the end of a sentence stays"
+    before = word(0.0, 0.4, 0.2)
+    assert timed([before, first, second], left_out, 5.0)[1] == (0.5, 1.6), "as does what goes on with one"
+
+
+def test_no_word_lasts_longer_than_two_seconds() -> None:
+    assert timed([word(0, 4.0, 3.0)], [], 4.0) == [(2.0, 4.0)]
+    assert timed([word(0, 4.0, 0.5)], [], 4.0) == [(0, 1.5)]
+    assert timed([word(0, 5.0, 0.5, 4.5)], [], 5.0) == [(0, 2.0)]
+
+
+def test_words_in_a_pause_share_the_sound_behind_it() -> None:
+    aligned = [word(0, 1.1, 0.2), word(1.1, 1.5, 1.3), word(1.5, 3.0, 2.7), word(3.0, 3.4, 3.2)]
+    found = timed(aligned, [(0.6, 2.6)], 3.4)
+    assert found[0] == (0, 0.6)
+    assert found[1:3] == [pytest.approx((2.6, 2.8)), pytest.approx((2.8, 3.0))]
+
+
+def test_words_without_length_share_the_time_of_a_neighbour() -> None:
+    hurried = [word(0.02 * n, 0.02 * (n + 1), 0.02 * n) for n in range(3)]
+    assert timed([*hurried, word(0.06, 0.8, 0.5)], [], 0.8) == [
+        pytest.approx((0.2 * n, 0.2 * (n + 1))) for n in range(4)
+    ]
+    late = [word(0.74 + 0.02 * n, 0.76 + 0.02 * n, 0.75) for n in range(3)]
+    assert timed([word(0, 0.74, 0.5), *late], [], 0.8)[0] == pytest.approx((0, 0.2))
+
+
+def test_edges_of_words_that_run_on_move_to_the_sound() -> None:
+    """Attention moves on before it, between words, not behind a pause."""
+    said = [Word(" a", 0.1, 0.6), Word(" b", 0.6, 0.9), Word(" c", 1.2, 1.5), Word(" d", 1.5, 1.54)]
+    found = [(each.start_s, each.end_s) for each in without_lead(said)]
+    assert found == [pytest.approx(x) for x in ((0.1, 0.634), (0.634, 0.9), (1.2, 1.51), (1.51, 1.54))]
+    long = without_lead([Word(" a", 0.0, 2.0), Word(" b", 2.0, 2.5)])
+    assert long[0].end_s == MAX_WORD_S
+    assert without_lead([]) == []
+    paused = [Word(" a", 0.0, 0.4), Word(" b", 2.0, 2.2), Word(" c", 2.2, 2.6)]
+    assert without_lead(paused) == paused, "the first word behind a pause"
+    assert without_lead(paused[1:]) == paused[1:], "or behind silence at the start"
+
+
+@pytest.mark.parametrize(("text", "later_s"), [(" disadvantages,", 0.202), (" to", 0.048), ("你", 0.062)])
+def test_attention_leaves_a_word_of_more_letters_sooner(text: str, later_s: float) -> None:
+    before, behind = without_lead([Word(text, 0.1, 0.9), Word(" word", 0.9, 1.4)])
+    assert before.end_s == behind.start_s == pytest.approx(0.9 + later_s)
+
+
+def test_words_share_a_time_by_their_letters() -> None:
+    assert edges_by_letters([" a", " bcd", " "], 1.0, 3.5) == [(1.0, 1.5), (1.5, 3.0), (3.0, 3.5)]
+    assert edges_by_letters([], 1.0, 2.0) == []
+
+
+def test_the_last_words_end_where_it_is_read_again() -> None:
+    said = [Word(" a", 0.5, 1.0), Word(" b", 1.0, 2.0)]
+    assert words_until(said, 3.0) == tuple(said)
+    assert words_until(said, 1.5) == (said[0], Word(" b", 1.0, 1.5))
+    assert words_until(said, 0.75) == (
+        Word(" a", 0.5, 0.75 - MIN_WORD_S),
+        Word(" b", 0.75 - MIN_WORD_S, 0.75),
+    )
+    assert words_until(said[:1], 0.01) == (Word(" a", 0.0, 0.01),)
+
+
+def test_without_a_pause_the_alignment_holds() -> None:
+    assert timed([word(0.1, 0.6, 0.4), word(0.6, 0.9, 0.7)], [], 1.0) == [(0.1, 0.6), (0.6, 0.9)]
+
+
+def test_a_word_in_silence_keeps_its_time() -> None:
+    assert timed([word(0.1, 0.6, 0.4)], [(0.0, 1.0)], 1.0) == [(0.1, 0.6)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_word_is_without_length_and_no_time_runs_backwards(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    edges = np.cumsum(random.integers(1, 40, 30)) * 0.02
+    aligned = [
+        word(start_s, end_s, *np.sort(random.uniform(start_s, end_s, 2)).tolist())
+        for start_s, end_s in pairwise(edges.tolist())
+    ]
+    places = np.sort(random.uniform(0, edges[-1], 40)).reshape(-1, 2)
+    found = timed(aligned, [(a, b) for a, b in places.tolist() if b - a >= 0.03], float(edges[-1]))
+    assert all(end_s - start_s >= MIN_WORD_S - 1e-9 for start_s, end_s in found)
+    assert all(end_s - start_s <= MAX_WORD_S + 1e-9 for start_s, end_s in found)
+    assert all(before[1] <= after[0] for before, after in pairwise(found))
+
+
+def heard(
+    *tokens: int,
+    times_s: tuple[float, ...],
+    peaks_s: tuple[float, ...],
+    pauses_s: tuple[tuple[float, float], ...] = (),
+    language: str = "en",
+) -> ChunkResult:
+    return ChunkResult(
+        tokens=tokens,
+        logprobs=(0.0,) * len(tokens),
+        avg_logprob=-0.1,
+        no_speech_prob=0.0,
+        compression_ratio=1.0,
+        temperature=0.0,
+        language=language,
+        finish_reason="stop",
+        token_times_s=times_s,
+        token_peaks_s=peaks_s,
+        pauses_s=pauses_s,
+    )
+
+
+def sound(duration_s: float) -> Samples:
+    return np.random.default_rng(0).normal(0, 0.1, round(duration_s * SAMPLE_RATE)).astype(np.float32)
+
+
+def segments(result: ChunkResult, samples: Samples, start_s: float = 0.0) -> list[Segment]:
+    part = decode_part(Chunk(0, round(start_s * SAMPLE_RATE), samples), result, WORDS, TOKENIZER)
+    return segments_of(part, TOKENIZER)
+
+
+def t(time_s: float) -> int:
+    return at(TOKENIZER, time_s)
+
+
+def test_words_lie_in_their_segments_on_the_files_clock() -> None:
+    result = heard(
+        *(t(0), *words("12"), t(2), t(2), *words("3"), *spell("!"), t(4)),
+        times_s=(0.2, 1.0, 2.0, 3.0, 3.5),
+        peaks_s=(0.5, 1.5, 2.5, 3.2),
+    )
+    first, second = segments(result, sound(4), start_s=60)
+    one, two, three = [*first.words, *second.words]
+    assert [(w.text, w.start_s, w.end_s) for w in (one, two, three)] == [
+        (" one", 60.2, pytest.approx(61.0 + 0.062)),
+        (" two", one.end_s, pytest.approx(62.0 + 0.062)),
+        (" three!", two.end_s, 63.0),
+    ]
+
+
+def test_what_is_read_ends_where_the_unread_tail_begins() -> None:
+    result = heard(
+        *(t(0), *words("1"), t(2.6), t(4), *words("2")),
+        times_s=(0.8, 2.4),  # of the tail's text there are none
+        peaks_s=(1.0,),
+        pauses_s=((2.55, 2.8), (7.0, 9.0)),
+    )
+    (segment,) = segments(result, sound(10))
+    assert [(w.text, w.start_s, w.end_s) for w in segment.words] == [(" one", 0.8, 2.55)]
+
+
+def test_a_language_without_spaces_has_a_word_for_each_character() -> None:
+    tokens = spell("你好")
+    result = heard(
+        *(t(0), *tokens, t(2)),
+        times_s=tuple(0.2 * i for i in range(7)),
+        peaks_s=tuple(0.2 * i + 0.1 for i in range(6)),
+        language="zh",
+    )
+    (segment,) = segments(result, sound(2))
+    assert [w.text for w in segment.words] == ["你", "好"]
