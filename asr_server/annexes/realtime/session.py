@@ -269,7 +269,6 @@ class RealtimeSession:
                     self._activity.restart()
 
     def _new_reader(self, item_id: str) -> TurnReader:
-        self._follow_swap()
         return TurnReader(
             item_id,
             self._model,
@@ -279,14 +278,6 @@ class RealtimeSession:
             backlog=self._backlog,
             speakers=self._speakers.new_turn() if self._config.is_diarized else None,
         )
-
-    def _follow_swap(self) -> None:
-        """Read later turns by the new version of the model, if that knows the language of the session."""
-        model = self._models.choose(self._config.transcription.model)
-        if model is not self._model:
-            with contextlib.suppress(RequestError):
-                self._options = decoding_options(self._config, self._models)
-                self._model = model
 
     # -- Out --
 

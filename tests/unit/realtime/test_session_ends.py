@@ -9,12 +9,8 @@ from pathlib import Path
 from websockets.asyncio.client import connect
 
 from asr_server.annexes.realtime import session
-from asr_server.api.models.served_model import ServedModel
-from asr_server.checkpoint.files import AudioWindow
-from asr_server.dispatch.dispatcher import Dispatcher
 from tests.support.embedded import embedded
-from tests.support.fake_replica import FakeReplica, noise, say
-from tests.support.tokens import make_tokenizer, words
+from tests.support.fake_replica import noise
 from tests.support.until import until
 from tests.unit.api.named_keys import WEB, bearer, entry, settings_with
 from tests.unit.api.running_app import RunningApp, run_app
@@ -63,31 +59,6 @@ async def test_a_key_whose_audio_is_used_up_ends_its_session_behind_the_turn(tmp
         assert error["error"]["code"] == "rate_limit_exceeded"
         assert await client.closed() == session.POLICY
         assert client.socket.close_reason == "The audio of this key is used up for now."
-
-
-async def test_later_turns_are_read_by_the_version_that_took_a_models_place(app: RunningApp) -> None:
-    registry = app.app.state.server.models
-    old = registry.default
-
-    def version(languages: tuple[str, ...], digits: str) -> ServedModel:
-        replica = FakeReplica(lambda _: say(*words(digits)))
-        dispatcher = Dispatcher(old.settings, replica)
-        return ServedModel(old.settings, dispatcher, app.pool, make_tokenizer(languages), AudioWindow())
-
-    new, foreign = version(("en", "de"), "7"), version(("de", "zh"), "8")
-    async with open_session(url(app)) as client:
-        await client.update(**MANUAL, transcription={"model": "whisper-1", "language": "en"})
-        texts = []
-        for model in (old, new, foreign):  # the last one does not know the session's language
-            if model is not old:
-                await model.start()
-                registry._replace(registry.default, model)
-            await client.append(SECOND)
-            await client.commit()
-            texts.append((await client.until(".completed"))[-1]["transcript"])
-    assert texts == ["zero", "seven", "seven"]
-    await new.stop()
-    await foreign.stop()
 
 
 async def test_the_first_end_counts_and_the_committed_turn_is_still_read(app: RunningApp) -> None:
