@@ -16,7 +16,7 @@ Block = npt.NDArray[np.float32]  # [frames, channels] at the file's own rate, fu
 
 
 class DecodeTask(msgspec.Struct, frozen=True):
-    """What is wanted of a file."""
+    """One file to decode, and how."""
 
     limits: AudioLimits = AudioLimits()
     split_channels: bool = False

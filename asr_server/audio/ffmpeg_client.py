@@ -154,6 +154,14 @@ class DecodeProcesses:
 
     def _adopt(self, fds: list[int]) -> None:
         self._start()
+        try:
+            self._hand_over(fds)
+        except BrokenPipeError:  # it died just now: the thread that waits for it has not seen that yet
+            self._stop()
+            self._start()
+            self._hand_over(fds)
+
+    def _hand_over(self, fds: list[int]) -> None:
         assert self._to_forkserver is not None
         socket.send_fds(self._to_forkserver, [b"f"], fds)
 

@@ -233,7 +233,7 @@ class ChunkQueue:
 
 
 class Isolation:
-    """Chunks of which each was in several replicas that ended, tried alone on a reserved replica."""
+    """Try chunks that lost several replicas alone, on a reserved replica."""
 
     def __init__(self) -> None:
         self._suspects: list[tuple[int, float, int, PendingChunk]] = []  # a heap

@@ -47,7 +47,7 @@ class ClearChannels:
         self._channels: list[_Channel] = []
 
     async def hear(self, chunk: Chunk, pool: PreprocessPool) -> Heard:
-        """Return what is heard, with hidden voices in the place of the mix."""
+        """Return the detector's findings, with hidden voices in the place of the mix."""
         heard = await pool.run(hear, chunk)
         if isinstance(self._recording, ChunkSource) or self._recording.num_channels == 1:
             return heard
@@ -142,7 +142,7 @@ class SplitChannels:
         self._powers = []
 
     async def hear(self, chunk: Chunk, pool: PreprocessPool) -> Heard:
-        """Return what is heard without the other speaker; of a silent rest nothing is read."""
+        """Return the findings without the other speaker; a silent rest is not read."""
         muted, is_copy = await pool.run(self._mute, chunk)
         heard = await pool.run(hear, muted)
         pieces = heard.pieces if heard.possible_s or muted is chunk else []

@@ -29,7 +29,7 @@ LOUD: Final = 0.5  # of the level of the pieces: what lies between them may hide
 
 
 class Heard(msgspec.Struct, frozen=True):
-    """Where somebody may be speaking in a chunk, and certainly is, on the file's clock.
+    """The stretches of a chunk with possible and with certain speech, on the file's clock.
 
     Without stretches nobody listened: the checks are off.
     """

@@ -43,7 +43,7 @@ MIN_ADVANCE_S: Final = 0.5  # from a chunk's start to where it is read again: th
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What is known about a part beside its text."""
+    """The evidence about a part beside its text."""
 
     heard: Heard
     tokenizer: Tokenizer

@@ -214,7 +214,7 @@ class _Reading:
         return part
 
     async def _voiceless(self, part: DecodedPart, chunk: Chunk, num_sent: int) -> set[int]:
-        """Return the doubtful segments in which nobody is heard; all behind one are in doubt too."""
+        """Return the doubtful segments without a voice; all behind one are in doubt too."""
         voiceless: set[int] = set()
         pool = self._reader.voice_pool
         for number, span in enumerate(part.spans):

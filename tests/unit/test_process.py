@@ -105,7 +105,7 @@ def test_a_checkout_is_found_by_its_children_and_an_installed_package_needs_noth
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"/a{os.pathsep}/b")
-    checkout = str(Path(process.__file__).parents[2])
+    checkout = str(Path(process.__file__).parents[1])
     assert child_environment()["PYTHONPATH"] == os.pathsep.join([checkout, "/a", "/b"])
     assert child_environment()["PYTHONSAFEPATH"] == "1"
     for folder in ("site-packages", "dist-packages"):

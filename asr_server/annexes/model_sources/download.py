@@ -75,9 +75,10 @@ def _watch(process: subprocess.Popen[str], folder: Path, show: Callable[[int], N
 
 def bytes_in(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # renamed meanwhile
-            total += path.stat().st_size if path.is_file() else 0
+    for parent, _, names in os.walk(folder):  # which passes over folders that go meanwhile
+        for name in names:
+            with suppress(OSError):  # renamed meanwhile
+                total += os.stat(os.path.join(parent, name)).st_size
     return total
 
 

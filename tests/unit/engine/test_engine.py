@@ -411,6 +411,7 @@ def test_a_chunk_of_nan_that_is_cancelled_before_its_language_is_chosen_harms_no
 
 def test_heartbeat_figures_count_steps_and_batches(pocket: Checkpoint) -> None:
     engine = pocket.engine(encode_batch=4)
+    num_layers = engine.num_layers
     for i in range(4):
         submit(engine, str(i), CLIPS[1], PLAIN)
     engine.step()
@@ -418,4 +419,5 @@ def test_heartbeat_figures_count_steps_and_batches(pocket: Checkpoint) -> None:
     assert (engine.num_decoded_tokens, engine.num_decode_steps) == (4, 1)
     sizes = pocket.model.sizes
     prefill_and_decode = 2
-    assert engine.num_layers == 4 * sizes.encoder_layers + prefill_and_decode * sizes.decoder_layers
+    computed = 4 * sizes.encoder_layers + prefill_and_decode * sizes.decoder_layers
+    assert engine.num_layers - num_layers == computed
