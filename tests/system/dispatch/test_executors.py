@@ -18,6 +18,7 @@ from asr_server.core import Chunk, ChunkResult, DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher
 from tests.support.embedded import embedded
 from tests.support.speech import Spoken, digits_of, say
+from tests.support.until import until
 from tests.unit.dispatch.ray_cluster import RayCluster, ray_cluster
 
 OPTIONS = DecodingOptions(language="en")
@@ -99,7 +100,7 @@ async def test_a_cancelled_request_leaves_nothing_and_the_next_is_served(dispatc
     with pytest.raises(asyncio.CancelledError):
         await task
     assert heard(await dispatcher.open("stays").submit(chunk(say("55")), OPTIONS)) == "55"
-    assert not any(state.in_flight for state in dispatcher.supervisor.replica_states)
+    await until(lambda: not any(state.in_flight for state in dispatcher.supervisor.replica_states))
 
 
 @IN_MODULE
