@@ -27,7 +27,8 @@ def note(frame, event, argument):
         passed.add(frame.f_code.co_filename)
 
 def write(number, frame):
-    mine = sorted(os.path.relpath(path, package) for path in passed if path.startswith(package))
+    paths = list(passed)  # in one step: threads of the engine add to it meanwhile
+    mine = sorted(os.path.relpath(path, package) for path in paths if path.startswith(package))
     target = os.environ["PASSED_FILES"]
     with open(target + ".part", "w") as file:
         json.dump(mine, file)
