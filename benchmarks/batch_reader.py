@@ -1,11 +1,10 @@
-"""Read many sounds by one system: what a condition, a length or keywords change in the text."""
+"""Read many sounds as the server does: what a condition, a length or keywords change in the text."""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ import soundfile
 from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Word
-from harness.checkpoint_formats import as_ctranslate2
 
 AT_ONCE = 8
 Advance = Callable[[], None]
@@ -43,10 +41,10 @@ class Reading(NamedTuple):
     dropped: tuple[str, ...] = ()  # by the server's own checks
 
 
-async def read_here(
+async def read_all(
     settings: Settings, sounds: Sequence[Sound], with_words: bool = False, advance: Advance = lambda: None
 ) -> list[Reading]:
-    """Read the sounds as the server does, several at once."""
+    """Read the sounds, several at once."""
     transcriber = LocalTranscriber(settings, TranscribeJob((), word_timestamps=with_words))
     places = asyncio.Semaphore(AT_ONCE)
 
@@ -64,36 +62,3 @@ async def read_here(
 
     async with transcriber.running():
         return await asyncio.gather(*map(one, sounds))
-
-
-def read_by_faster_whisper(
-    checkpoint: Path,
-    sounds: Sequence[Sound],
-    with_words: bool = False,
-    voice_filter: bool = False,
-    advance: Advance = lambda: None,
-) -> list[Reading]:
-    """Read the sounds, or the mean of their channels, one after another with a beam of five in float32."""
-    from faster_whisper import WhisperModel
-
-    model, readings = WhisperModel(str(as_ctranslate2(checkpoint)), device="cpu", compute_type="float32"), []
-    for samples, language, _ in sounds:
-        mono = samples if samples.ndim == 1 else samples.mean(axis=1)
-        segments, _ = model.transcribe(
-            np.clip(mono, -1, 1),
-            beam_size=5,
-            language=language,
-            vad_filter=voice_filter,
-            word_timestamps=with_words,
-        )
-        reads = [
-            Read(each.text, float(each.start), [_word_of(word) for word in each.words or ()])
-            for each in segments
-        ]
-        readings.append(Reading("".join(each.text for each in reads), reads))
-        advance()
-    return readings
-
-
-def _word_of(word: Any) -> Word:
-    return Word(word.word, float(word.start), float(word.end))

@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ from asr_server.channel.messages import Result, Submit
 from asr_server.core import ChunkId, DecodingOptions, Samples
 from asr_server.engine import Engine, EngineConfig
 from asr_server.engine.config import choose_device, choose_dtype
-from benchmarks.engine_report import AllFloors, Case, Setup, figures, plot, show, show_profile
+from benchmarks.engine_report import AllFloors, Case, Setup, figures, show, show_profile
 from benchmarks.floors import measure_floors
 from benchmarks.gpu_busy import GpuBusy, watching_the_gpu
 from benchmarks.reporting import Budget, benchmark_parser, command, grid, machine, write_json
@@ -171,7 +170,7 @@ def measure(
                 if options.profile:
                     first = own[0]  # the load: a clip alone has other kernels and waits
                     profiled = partial(run_once, benches[first.setup].engine, clips_of(first), first.tokens)
-                    show_profile(profiled, progress.console, options.trace)
+                    show_profile(profiled, progress.console)
             # After each engine: whatever ends the run early, what was measured is there.
             write_json(options.json, figures([case for case in cases if case.wall_s], floors))
 
@@ -201,12 +200,10 @@ def main() -> None:
     measured = [case for case in cases if case.wall_s]
     show(measured, floors, console)
     write_json(options.json, figures(measured, floors))
-    if options.plot:
-        plot(measured, floors, options.plot)
 
 
 def arguments() -> argparse.Namespace:
-    parser = benchmark_parser(__doc__, plots=True, has_budget=True)
+    parser = benchmark_parser(__doc__, has_budget=True)
     parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["tiny"])
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--dtype", nargs="+", default=["auto"])
@@ -228,7 +225,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--word-times", nargs="+", choices=("off", "on"), default=["off"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--trace", type=Path, help="with --profile: all that was launched, for Perfetto")
     add_checkpoints_option(parser)
     parser.add_argument("--quick", action="store_true", help="a round of few clips, to see that it works")
     options = parser.parse_args()

@@ -1,11 +1,10 @@
-"""What `benchmarks.engine` measures, as a table, as JSON and as a picture."""
+"""What `benchmarks.engine` measures, as a table and as JSON."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from asr_server.core import SAMPLE_RATE
 from asr_server.engine import Engine
 from asr_server.model import WhisperSizes
 from benchmarks.floors import Floors
-from benchmarks.reporting import error_bars, pyplot, quantile, spread
+from benchmarks.reporting import quantile, spread
 
 
 @dataclass(frozen=True)
@@ -119,25 +118,9 @@ def show(cases: Sequence[Case], floors: AllFloors, console: Console) -> None:
     console.print("random weights, a fixed number of tokens a clip, arrays in")
     for setup, report in {case.setup: case.kernels for case in cases if case.kernels}.items():
         console.print(f"kernels of {setup}: {report}")
-    if cases and cases[-1].gpu_busy == []:  # the host's watch tells the two stages apart on CPU only
-        _show_stages(cases[-1], floors[cases[-1].dtype], console)
 
 
-def _show_stages(case: Case, floors: Floors, console: Console) -> None:
-    """Encoder and decode step against what the matrix rate and the memory bandwidth allow."""
-    assert case.sizes is not None
-    wall_s = statistics.median(case.wall_s)
-    encode_s = case.encode_share * wall_s / case.in_flight
-    step_s = (1 - case.encode_share) * wall_s * case.decode_batch_mean / (case.in_flight * case.tokens)
-    batch = round(case.decode_batch_mean)
-    step_floor_s = floors.decode_step_s(case.sizes, batch, case.dtype.itemsize)
-    console.print(
-        f"{case}\nencoder: {encode_s * 1e3:.1f} ms a clip, floor {floors.encode_s(case.sizes) * 1e3:.1f}\n"
-        f"decode step: {step_s * 1e3:.2f} ms at a batch of {batch}, floor {step_floor_s * 1e3:.2f}"
-    )
-
-
-def show_profile(run: Callable[[], object], console: Console, trace: Path | None = None) -> None:
+def show_profile(run: Callable[[], object], console: Console) -> None:
     """Where torch spends the time of one round: by operation on CPU, by kernel on a GPU."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -151,8 +134,6 @@ def show_profile(run: Callable[[], object], console: Console, trace: Path | None
     for name, (time_us, count) in sorted(times_us.items(), key=lambda item: -item[1][0])[:20]:
         table.add_row(name[:90], f"{time_us / total_us:.1%}", f"{time_us / 1e3:.1f}", str(count))
     console.print(table)
-    if trace is not None:
-        profiler.export_chrome_trace(str(trace))
 
 
 def figures(cases: Sequence[Case], floors: AllFloors) -> dict[str, Any]:
@@ -164,23 +145,3 @@ def figures(cases: Sequence[Case], floors: AllFloors) -> dict[str, Any]:
             for case in cases
         ],
     }
-
-
-def plot(cases: Sequence[Case], floors: AllFloors, path: Path) -> None:
-    """RTFx over the clips in flight, a line for each setting, the limit of each shape dotted."""
-    pictured, axes = pyplot().subplots(figsize=(8, 5), layout="constrained")
-    for label in dict.fromkeys(_label(case) for case in cases):
-        own = sorted((case for case in cases if _label(case) == label), key=lambda case: case.in_flight)
-        across = [case.in_flight for case in own]
-        medians, bars = error_bars([case.rtfx for case in own])
-        drawn = axes.errorbar(across, medians, bars, marker="o", label=label)
-        if len(own) > 1:
-            limits = [case.limit(floors[case.dtype]) for case in own]
-            axes.plot(across, limits, ":", color=drawn[0].get_color(), label=f"limit of {own[0].setup.shape}")
-    axes.set(xlabel="clips in flight", ylabel="seconds of audio a second", xscale="log", yscale="log")
-    axes.legend(fontsize="x-small")
-    pictured.savefig(path, dpi=150)
-
-
-def _label(case: Case) -> str:
-    return str(replace(case, in_flight=0)).replace(", 0 x ", ", ")

@@ -9,7 +9,7 @@
 #   benchmarks/gpu.sh --limit-s 200 PART   begins nothing that would not end by then
 #   benchmarks/gpu.sh --mps systems        also under an MPS daemon of its own, where the machine's rules allow it
 #   benchmarks/gpu.sh --dry-run [PART...]  anywhere: every part on CPU, with a small shape (`make gpu-dry-run`)
-# Each case writes its JSON when it ends. JSON, plots and the log come back as one archive in $OUT, or in
+# Each case writes its JSON when it ends. JSON and the log come back as one archive in $OUT, or in
 # benchmarks/results, which is written anew after each case; the log lies beside it until the end, for a call that
 # is cut off. A case that fails, or has no result, is named, and ends the script with status 1. One that hangs is
 # aborted, and says where each of its threads stood. Random weights, a fixed number of tokens a chunk. .cache/gpu must
@@ -49,6 +49,9 @@ for part in "$@"; do
     limit_s=$((limit_s + ${limits_s[$part]:?there is no such part}))
 done
 limit_s=$((limit_s < most_s ? limit_s : most_s))
+if $dry; then
+    limit_s=86400
+fi
 archive=$results/gpu-$1.tar.gz
 OUT=$(mktemp --directory) && export OUT
 mkdir -p "$results"
@@ -70,6 +73,11 @@ prepare() {
     export PYTHONPATH=$site:$PWD/.cache/gpu/site
 }
 
+told=name,memory.total,memory.used,driver_version,clocks.max.sm,power.limit,compute_mode
+device_look='import fastapi, onnxruntime, scipy, transformers, zmq, torch  # which every case reads again
+torch.zeros(1, device="cuda")
+print(torch.__version__, torch.version.cuda, torch.backends.cudnn.version(), torch.cuda.get_device_properties(0))'
+
 # What a bare machine reads, draws and writes for the first time is not to count as the first case's. The uploads are
 # made at low priority beside what is not timed: `uploads_ready` waits for them.
 warm_up() { # PART...
@@ -77,7 +85,7 @@ warm_up() { # PART...
     [[ " $* " == *" second "* ]] && shapes+=("$large")
     make_uploads &
     making=$!
-    timeout 60 python3 -m benchmarks.gpu_machine &
+    timeout 60 bash -c 'command -v gcc clang; nvidia-smi --query-gpu=$0 --format=csv; python3 -c "$1"' "$told" "$device_look" &
     looking=$!
     timeout 90 python3 -m harness.checkpoints --shape "${shapes[@]}" --device "$device"
     wait "$looking"
@@ -128,11 +136,10 @@ bench() { # NAME SECONDS MODULE FLAG...
     local name=$1 seconds=$2
     shift 2
     if $dry; then
-        later "$name.json" "benchmarks.$1" --budget-s 600 "${@:2}" --json "$OUT/$name.json" "${quick[@]}"
-        return
+        seconds=600
     fi
     timed "$name.json" "$seconds" bash -c 'python3 -m "benchmarks.$0" --budget-s "$budget_s" "$@"' "$@" \
-        --json "$OUT/$name.json"
+        --json "$OUT/$name.json" "${quick[@]}"
 }
 
 # In several processes: an error of the device spoils only what comes after it in the same one. Line by line: what
@@ -144,12 +151,6 @@ tests() { # NAME SECONDS PROCESSES PATH...
         --dist worksteal --junit-xml "$OUT/$name.xml" "$@"
 }
 
-later() { # FILE MODULE FLAG...: a case of the dry run, in which most of the time would be imports
-    echo "$1" >>"$OUT/expected.txt"
-    printf '%q ' "${@:2}" >>"$OUT/cases.txt"
-    echo >>"$OUT/cases.txt"
-}
-
 on_device() { # NAME SECONDS MODULE FLAG...
     bench "$@" --device "$device"
 }
@@ -158,7 +159,7 @@ arrays() { # NAME SECONDS FLAG...: random weights, arrays in
     on_device "$1" "$2" engine --rounds "$rounds" --slots "$slots" "${@:3}"
 }
 
-http() { # NAME SECONDS FLAG...: the whole server; one that is not ready in time is started with plainer flags
+http() { # NAME SECONDS FLAG...: the whole server
     on_device "$1" "$2" serving --shape "$turbo" --tokens "$tokens" --one-at-a-time --uploads "$uploads" \
         --requests "$requests" --start-limit-s "$start_limit_s" "${@:3}"
 }
@@ -172,17 +173,16 @@ first() {
     on_device parity 75 parity --shape "$turbo" &
     right+=($!)
     if [[ -e $real ]]; then
-        on_device real 100 real_parity "$real" &
+        on_device real 100 parity --real "$real" &
         right+=($!)
     fi
     wait "${right[@]}"
     uploads_ready
     arrays turbo 45 --shape "$turbo" --tokens "$tokens" --in-flight 128 1 "$steady" --profile
     arrays turbo-beam 30 --shape "$turbo" --tokens "$tokens" --in-flight 128 1 --beam-size 5
-    http http-clips 40 --repeats "$rounds" --length "${clip_lengths[@]}" --formats wav --concurrency 128 \
-        --plot "$OUT/http-clips.png"
+    http http-clips 40 --repeats "$rounds" --length "${clip_lengths[@]}" --formats wav --concurrency 128
     http http-long 60 --repeats 1 --length long --formats "$long_formats" --concurrency "$num_long" 1 \
-        --preprocess-workers "${threads[@]}" --serve="--beam-size 1" --plot "$OUT/http-long.png"
+        --preprocess-workers "${threads[@]}" --serve="--beam-size 1"
     http http-long-beam 90 --repeats 1 --length long --formats "$long_formats" --concurrency 32 \
         --preprocess-workers "${threads[@]}"
 }
@@ -191,20 +191,18 @@ second() {
     arrays large 35 --shape "$large" --tokens "$tokens" --in-flight 128 1
     # The published tables of a pipelined server: warm-up, mean, least and most latency, throughput, GPU busy.
     on_device workers 105 engine --shape "$turbo" --rounds 2 --slots 256 --tokens "$tokens" \
-        --in-flight "${batches[@]}" --compute-workers "${workers[@]}" --copy-overlap off on --plot "$OUT/workers.png"
+        --in-flight "${batches[@]}" --compute-workers "${workers[@]}" --copy-overlap off on
     arrays graphs-off 30 --shape "$turbo" --tokens "$tokens" --in-flight 128 1 --no-cuda-graphs
 }
 
 sweeps() {
     uploads_ready
     http http-threads 150 --repeats 1 --length long --formats "$long_formats" --concurrency 32 \
-        --preprocess-workers "${more_threads[@]}" --plot "$OUT/http-threads.png"
-    http http-loads 80 --repeats "$rounds" --length "${clip_lengths[@]}" --formats wav --concurrency "${at_once[@]}" \
-        --plot "$OUT/http-loads.png"
+        --preprocess-workers "${more_threads[@]}"
+    http http-loads 80 --repeats "$rounds" --length "${clip_lengths[@]}" --formats wav --concurrency "${at_once[@]}"
     arrays kernels 35 --shape "$turbo" --tokens "$tokens" --in-flight 128 1 --kernels "${kernels[@]}"
     arrays batches 35 --shape "$turbo" --tokens "$tokens" --in-flight "$steady" --encode-batch "${encode_batches[@]}"
-    arrays lengths 60 --shape "$turbo" --one-at-a-time --in-flight 128 --tokens "$tokens" 60 150 --clip-s 30 5 10 \
-        --plot "$OUT/lengths.png"
+    arrays lengths 60 --shape "$turbo" --one-at-a-time --in-flight 128 --tokens "$tokens" 60 150 --clip-s 30 5 10
     arrays word-times 30 --shape "$turbo" --tokens "$tokens" --in-flight 128 --word-times off on
 }
 
@@ -227,7 +225,8 @@ systems() {
         rm -rf "$CUDA_MPS_PIPE_DIRECTORY"
         unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
     fi
-    $dry || bench api-process 60 api_process --rounds "$rounds" --preprocess-workers 4
+    bench api-process 60 serving --instant --repeats "$rounds" --length 5 30 --formats wav --concurrency 64 \
+        --preprocess-workers 4
 }
 
 replicas() { # NAME COUNT: so many on the GPU, short clips
@@ -243,12 +242,6 @@ main() {
     for part in "$@"; do
         "$part"
     done
-    if $dry; then
-        python3 -m benchmarks.dry_run "$OUT/cases.txt" 0 &
-        python3 -m benchmarks.dry_run "$OUT/cases.txt" 1
-        wait
-        rm -f "$OUT"/claimed-*
-    fi
     python3 -m benchmarks.gpu_summary "$OUT"
 }
 

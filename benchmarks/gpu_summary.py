@@ -57,7 +57,8 @@ def serving(figures: dict[str, Any]) -> Iterator[str]:
             f"{case['preprocess_workers']} threads: RTFx {spread([each['rtfx'] for each in rounds], 0)}, "
             f"{statistics.median(each['requests_per_s'] for each in rounds):.0f} requests/s{_busy(rounds)}, "
             f"first text {quantile(first_s, 0.5):.2f} s, /health {'/'.join(health)} ms, "
-            f"client busy {max(each['client_busy'] for each in rounds):.0%}"
+            f"client busy {max(each['client_busy'] for each in rounds):.0%}, "
+            f"event loop {spread([each['event_loop_ms'] for each in rounds])} ms a request"
         )
 
 
@@ -74,23 +75,13 @@ def junit(path: Path) -> Iterator[str]:
                 yield f"{kind}: {case.get('name')}: {lines[0][:200]}"
 
 
-def api_process(figures: Any) -> Iterator[str]:
-    for case in figures:
-        yield (
-            f"{case['files']}: {spread(case['requests_per_s'], 1)} requests/s, "
-            f"RTFx {spread(case['rtfx'], 0)}, "
-            f"event loop {spread(case['event_loop_ms'])} ms a request, "
-            f"/health p99 {case['health_ms']['p99']:.1f} ms"
-        )
-
-
 SUMMARIES: dict[str, Callable[[Any], Iterator[str]]] = {
     "parity": parity,
     "real": parity,
     **dict.fromkeys(("turbo", "turbo-beam", "large", "workers", "graphs-off"), engine),
     **dict.fromkeys(("kernels", "batches", "lengths", "word-times"), engine),
     **dict.fromkeys(("http-clips", "http-long", "http-long-beam", "http-threads", "http-loads"), serving),
-    "api-process": api_process,
+    "api-process": serving,
     **{f"replicas-{count}{mps}": serving for count in (1, 2, 3) for mps in ("", "-mps")},
 }
 

@@ -34,7 +34,7 @@ mkdir "$target/site/whisper/assets"
 cp "$source/assets/multilingual.tiktoken" "$target/site/whisper/assets/"
 cp -r "$source/normalizers" "$target/site/whisper/"
 rm -rf "$target/site/whisper/normalizers/__pycache__"
-[[ -n ${NO_REAL_WEIGHTS:-} ]] || "$python" -m benchmarks.real_parity --pack "$target/real.tar.gz"
+[[ -n ${NO_REAL_WEIGHTS:-} ]] || "$python" -m benchmarks.real_parity "$target/real.tar.gz"
 
 tree_mib=$(git ls-files -z --cached --others --exclude-standard | du -c --files0-from=- -m | tail -n 1 | cut -f 1)
 target_mib=$(du -sm "$target" | cut -f 1)

@@ -1,4 +1,4 @@
-"""A server whose engine answers at once: what is left is the API process. Used by `api_process`.
+"""A server whose engine answers at once: what is left is the API process. Used by `serving --instant`.
 
     python -m benchmarks.instant_replica serve MODEL    as `asr-server serve`; MODEL's weights are not read
     python -m benchmarks.instant_replica                a replica, which that server starts

@@ -27,7 +27,7 @@ from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.transcription import boosted_keywords
-from benchmarks.batch_reader import Sound, read_here
+from benchmarks.batch_reader import Sound, read_all
 from benchmarks.reporting import benchmark_parser, command, machine, write_json
 from harness import speech
 from harness.speech.corpora import known_clips
@@ -142,7 +142,7 @@ def main() -> None:
         return {
             way: [
                 reading.text
-                for reading in asyncio.run(read_here(settings, [Sound(*each, own) for each in recordings]))
+                for reading in asyncio.run(read_all(settings, [Sound(*each, own) for each in recordings]))
             ]
             for way, own in WAYS.items()
         }

@@ -1,7 +1,7 @@
 """Read long recordings of known sentences under conditions, and say what is lost, repeated or mistimed.
 
     python -m benchmarks.long_recordings                          four kinds, 15 minutes each, whisper-base
-    python -m benchmarks.long_recordings --kinds gaps --minutes 3 --seed 2 --systems ours faster-whisper
+    python -m benchmarks.long_recordings --kinds gaps --minutes 3 --seed 2
 
 A synthetic voice reads sentences at a tempo of 0.8, 1 or 1.2, -18 to -40 dBFS, with pauses of 0.2 to 6 s:
 
@@ -28,7 +28,7 @@ from rich.table import Table
 
 from asr_server.config import Settings
 from asr_server.core import Word
-from benchmarks.batch_reader import Read, Reading, Sound, read_by_faster_whisper, read_here
+from benchmarks.batch_reader import Read, Reading, Sound, read_all
 from harness.real_weights import hugging_face_checkpoint
 from harness.speech.error_rates import normalise, word_errors
 from harness.speech.long_readings import KINDS, recording
@@ -168,36 +168,30 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", default="base")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--systems", nargs="+", choices=("ours", "faster-whisper"), default=["ours"])
     parser.add_argument("--no-word-times", action="store_true", help="look at the segments' own times")
     arguments = parser.parse_args()
     speeches = [recording(kind, 60 * arguments.minutes, arguments.seed) for kind in arguments.kinds]
-    with_words, checkpoint = not arguments.no_word_times, hugging_face_checkpoint(arguments.model)
-    sounds, readers = [Sound(each.samples) for each in speeches], dict[str, list[Reading]]()
-    if "ours" in arguments.systems:
-        settings = Settings(model=str(checkpoint), executor="inline", dtype=arguments.dtype)
-        readers["ours"] = asyncio.run(read_here(settings, sounds, with_words))
-    if "faster-whisper" in arguments.systems:  # with the filter that its users switch on
-        readers["faster-whisper"] = read_by_faster_whisper(checkpoint, sounds, with_words, voice_filter=True)
-    show(arguments.kinds, speeches, readers)
+    checkpoint = hugging_face_checkpoint(arguments.model)
+    settings = Settings(model=str(checkpoint), executor="inline", dtype=arguments.dtype)
+    sounds = [Sound(each.samples) for each in speeches]
+    readings = asyncio.run(read_all(settings, sounds, with_words=not arguments.no_word_times))
+    show(arguments.kinds, speeches, readings)
 
 
-def show(kinds: Sequence[str], speeches: Sequence[Speech], readers: dict[str, list[Reading]]) -> None:
+def show(kinds: Sequence[str], speeches: Sequence[Speech], readings: Sequence[Reading]) -> None:
     console, names = Console(width=160), ("lost", "invented", "said twice", "words off", "starts off")
-    table = Table("recording", "system", "minutes", "words", "wrong", *names)
+    table = Table("recording", "minutes", "words", "wrong", *names)
     for near_s in NEAR_S:
         table.add_column(f"within {near_s} s")
-    for number, kind in enumerate(kinds):
-        for system, transcripts in readers.items():
-            found = compare(speeches[number], transcripts[number].segments, kind == "foreign")
-            lists = found[2:7]
-            for name, entries in zip(names, lists, strict=True):
-                for entry in entries:
-                    console.print(f"{kind}, {system}: {name}: {entry}", highlight=False)
-            counts = (found.num_words, f"{found.errors / found.num_words:.1%}", *map(len, lists))
-            minutes = f"{speeches[number].duration_s / 60:.1f}"
-            shares = [f"{found.near_share(near_s):.1%} of {len(found.errors_s)}" for near_s in NEAR_S]
-            table.add_row(kind, system, minutes, *map(str, counts), *shares)
+    for kind, speech, reading in zip(kinds, speeches, readings, strict=True):
+        found = compare(speech, reading.segments, kind == "foreign")
+        lists = found[2:7]
+        for name, entries in zip(names, lists, strict=True):
+            for entry in entries:
+                console.print(f"{kind}: {name}: {entry}", highlight=False)
+        counts = (found.num_words, f"{found.errors / found.num_words:.1%}", *map(len, lists))
+        shares = [f"{found.near_share(near_s):.1%} of {len(found.errors_s)}" for near_s in NEAR_S]
+        table.add_row(kind, f"{speech.duration_s / 60:.1f}", *map(str, counts), *shares)
     console.print(table)
 
 

@@ -1,7 +1,7 @@
 """Count the words that a condition takes from recordings whose words are known, or adds.
 
     python -m benchmarks.lost_words               whisper-base at the server's defaults
-    python -m benchmarks.lost_words --conditions languages --systems ours unchecked faster-whisper
+    python -m benchmarks.lost_words --conditions languages --systems ours unchecked
     python -m benchmarks.lost_words --quick             two minutes of speech, three conditions
 
 People and a synthetic voice, about a minute each, are read as they are and under each condition:
@@ -16,8 +16,7 @@ People and a synthetic voice, about a minute each, are read as they are and unde
 - surround, inverted: the centre of 5.1 between loud effects; one side of stereo inverted.
 
 A word is lost if the system reads it in the plain recording but not under the condition. `unchecked` is ours
-without its detector of voices; `faster-whisper` has its defaults, so no filter of silence. No language is
-given where that is not said.
+without its detector of voices. No language is given where that is not said.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from rich.progress import Progress
 from rich.table import Table
 
 from asr_server.config import Settings
-from benchmarks.batch_reader import Advance, Reading, Sound, read_by_faster_whisper, read_here
+from benchmarks.batch_reader import Advance, Reading, Sound, read_all
 from benchmarks.reporting import benchmark_parser, command, machine, write_json
 from harness.real_weights import hugging_face_checkpoint
 from harness.speech.conditions import CONDITIONS, GIVEN, known_recordings, unchanged
 from harness.speech.error_rates import normalise
 from harness.speech.synthesis import Speech
 
-SYSTEMS: Final = ("ours", "unchecked", "faster-whisper")
+SYSTEMS: Final = ("ours", "unchecked")
 QUICK: Final = ("later", "faint", "inverted")
 MIN_RUN: Final = 3  # words lost in a row
 PLAIN: Final = "plain"
@@ -85,13 +84,10 @@ Answers = dict[tuple[str, str], Reading]
 
 def answers_of(system: str, checkpoint: Path, dtype: Any, sounds: Sounds, advance: Advance) -> Answers:
     listed = [Sound(each, "en" if condition in GIVEN else None) for (condition, _), each in sounds.items()]
-    if system == "faster-whisper":
-        answers = read_by_faster_whisper(checkpoint, listed, advance=advance)
-    else:
-        settings = Settings(
-            model=str(checkpoint), executor="inline", dtype=dtype, check_voice=system != "unchecked"
-        )
-        answers = asyncio.run(read_here(settings, listed, advance=advance))
+    settings = Settings(
+        model=str(checkpoint), executor="inline", dtype=dtype, check_voice=system != "unchecked"
+    )
+    answers = asyncio.run(read_all(settings, listed, advance=advance))
     return dict(zip(sounds, answers, strict=True))
 
 

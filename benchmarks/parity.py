@@ -2,6 +2,7 @@
 
     python -m benchmarks.parity --device cuda --shape large-v3-turbo
     python -m benchmarks.parity --quick         on CPU, whisper-tiny's shape
+    python -m benchmarks.parity --real ARCHIVE  recordings of people in place of random weights
 
 Tokens: transformers in float32 on CPU against the engine in float32 on the device, on a small random model
 and on the embedded one. bfloat16 against float32: the relative error of the encoder's output and of the first
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -28,7 +29,8 @@ from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import DecodingOptions, Samples
 from asr_server.model import Whisper, load_whisper
 from asr_server.model.rows import rows_of
-from benchmarks.reporting import Budget, benchmark_parser, command, machine, write_json
+from benchmarks import real_parity
+from benchmarks.reporting import Budget, Finding, benchmark_parser, command, machine, write_json
 from harness.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint, make_checkpoint
 from harness.clips import make_clip
 from harness.engine_helpers import Checkpoint, Reference, transcribe
@@ -37,12 +39,6 @@ from harness.speech.digits import say
 LANGUAGE = "en"
 MAX_TOKENS = 40
 MAX_RELATIVE_ERROR = 0.05  # of a whole bfloat16 model; single products are near 0.005
-
-
-class Finding(NamedTuple):
-    what: str
-    found: str
-    holds: bool
 
 
 # -- Tokens -----------------------------------------------------------------------------------------------
@@ -142,7 +138,7 @@ def main() -> None:
         directory = options.checkpoints / f"{shape}-lively"
         return make_checkpoint(directory, SHAPES[shape], lively=True, device=device)
 
-    steps: dict[str, Callable[[], list[Finding]]] = {
+    steps: dict[str, Callable[[], Iterable[Finding]]] = {
         "small random model": lambda: [
             against_transformers("small random model", lively("pocket"), odd_clips(count), device)
         ],
@@ -159,11 +155,13 @@ def main() -> None:
             for dtype in (torch.float32, torch.bfloat16)
         ],
     }
-    for name, step in steps.items():
-        if budget.allows(name):
-            console.print("checking:", name)
-            findings += step()
-            write_json(options.json, [finding._asdict() for finding in findings])
+    if options.real:
+        steps = {"recordings": lambda: real_parity.compare(*recordings_of(options), device)}
+    for name in filter(budget.allows, steps):
+        console.print("checking:", name)
+        for finding in steps[name]():
+            findings.append(finding)
+            write_json(options.json, [each._asdict() for each in findings])
     table = Table("on " + device, "found", "holds")
     for finding in findings:
         table.add_row(finding.what, finding.found, "yes" if finding.holds else "NO")
@@ -171,12 +169,18 @@ def main() -> None:
     sys.exit(0 if all(finding.holds for finding in findings) else 1)
 
 
+def recordings_of(options: argparse.Namespace) -> tuple[Path, list[real_parity.Recording]]:
+    directory, recordings = real_parity.unpack(options.real, options.checkpoints / "real")
+    return directory, recordings[:: 8 if options.quick else 1]
+
+
 def arguments() -> argparse.Namespace:
     parser = benchmark_parser(__doc__, has_budget=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--shape", choices=list(SHAPES), default="tiny")
+    parser.add_argument("--real", type=Path, help="what `benchmarks.real_parity` packed")
     add_checkpoints_option(parser)
-    parser.add_argument("--quick", action="store_true", help="2 clips instead of 16")
+    parser.add_argument("--quick", action="store_true", help="an eighth of the clips")
     return parser.parse_args()
 
 

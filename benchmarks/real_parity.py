@@ -1,19 +1,16 @@
-"""Whether a GPU hears in recordings of people what the CPU hears; ends with status 1 where it does not.
+"""Whether a GPU hears in recordings of people what the CPU hears: `benchmarks.parity --real ARCHIVE`.
 
-    python -m benchmarks.real_parity --pack .cache/gpu/real.tar.gz    where there is a network
-    python -m benchmarks.real_parity .cache/gpu/real.tar.gz --device cuda
-    python -m benchmarks.real_parity .cache/gpu/real.tar.gz --quick   on CPU, a few recordings
+    python -m benchmarks.real_parity ARCHIVE    writes the archive, where there is a network
 
 What is packed is whisper-tiny.en with its weights rounded to 8 bits, so that it is small enough to travel,
 and recordings of people in English. All precisions then compute with the same rounded weights. Greedy: tokens
 in float32 must be the CPU's; in bfloat16 they may differ where two were nearly as likely: the difference of
 their log-probabilities, in float32, is told of the first token that differs. Then as served (a beam of five,
-short audio): the words wrong of both. Each finding is written as it comes.
+short audio): the words wrong of both.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -27,15 +24,11 @@ from typing import Any
 import numpy as np
 import soundfile
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples
 from asr_server.model.rows import rows_of
-from benchmarks.parity import Finding
-from benchmarks.reporting import benchmark_parser, command, machine, write_json
-from harness.checkpoints import add_checkpoints_option
+from benchmarks.reporting import Finding
 from harness.engine_helpers import Checkpoint, transcribe
 from harness.speech.corpora import CORPORA
 from harness.speech.error_rates import total, word_errors
@@ -185,29 +178,8 @@ def words_wrong(
     return scores.errors, scores.num_words
 
 
-def main() -> None:
-    options = arguments()
-    if options.pack:
-        pack(options.archive)
-        return
-    console = Console(stderr=True, width=140)
-    console.print(command(), machine())
-    directory, recordings = unpack(options.archive, options.checkpoints / "real")
-    recordings = recordings[:: 8 if options.quick else 1]
-    findings: list[Finding] = []
-    for finding in compare(directory, recordings, options.device):
-        findings.append(finding)
-        write_json(options.json, [each._asdict() for each in findings])
-    table = Table(f"{MODEL} on {options.device}, {len(recordings)} recordings", "found", "holds")
-    for finding in findings:
-        table.add_row(finding.what, finding.found, "yes" if finding.holds else "NO")
-    console.print(table)
-    sys.exit(0 if all(finding.holds for finding in findings) else 1)
-
-
 def compare(directory: Path, recordings: Sequence[Recording], device: str) -> Iterator[Finding]:
     """Yield findings, the most telling first: a call on a GPU may be cut off."""
-    torch.backends.cuda.matmul.allow_tf32 = False  # float32 is to mean float32
     clips = [recording.samples for recording in recordings]
 
     def heard(checkpoint: Checkpoint, **config: Any) -> list[ChunkResult]:
@@ -238,15 +210,5 @@ def compare(directory: Path, recordings: Sequence[Recording], device: str) -> It
     )
 
 
-def arguments() -> argparse.Namespace:
-    parser = benchmark_parser(__doc__, has_budget=True)
-    parser.add_argument("archive", type=Path)
-    parser.add_argument("--pack", action="store_true", help="write the archive instead")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    add_checkpoints_option(parser)
-    parser.add_argument("--quick", action="store_true", help="an eighth of the recordings")
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    pack(Path(sys.argv[1]))

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     import torch
 
 _TOLD_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+
+
+class Finding(NamedTuple):
+    """What was checked, what came of it, and whether it is as it should be."""
+
+    what: str
+    found: str
+    holds: bool
 
 
 class Budget:
@@ -39,16 +47,12 @@ class Budget:
         return False
 
 
-def benchmark_parser(
-    description: str | None, plots: bool = False, has_budget: bool = False
-) -> argparse.ArgumentParser:
+def benchmark_parser(description: str | None, has_budget: bool = False) -> argparse.ArgumentParser:
     """Describes a benchmark as its module does, and has the options that benchmarks share."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="write all figures there")
-    if plots:
-        parser.add_argument("--plot", type=Path, help="write a picture there")
     if has_budget:
         parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing after that")
     return parser
@@ -97,24 +101,6 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
-def error_bars(series: Sequence[Sequence[float]]) -> tuple[list[float], list[list[float]]]:
-    """Medians, and how far the least and the most lie from them: what matplotlib's errorbar takes."""
-    medians = [statistics.median(values) for values in series]
-    below = [middle - min(values) for middle, values in zip(medians, series, strict=True)]
-    above = [max(values) - middle for middle, values in zip(medians, series, strict=True)]
-    return medians, [below, above]
-
-
-def pyplot() -> Any:
-    """matplotlib's, which draws into files. Imported only where a picture is asked for."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
 
 
 def write_json(path: Path | None, figures: Any) -> None:

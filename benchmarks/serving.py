@@ -6,6 +6,7 @@
         --concurrency 128 1 8 32 512 --formats wav,flac,mp3 wav flac mp3 --one-at-a-time --requests 512
     python -m benchmarks.serving --shape large-v3-turbo --device cuda --tokens 100 --length long \\
         --preprocess-workers 1 2 4 8 16 --concurrency 128 1     files of 14 to 22 minutes
+    python -m benchmarks.serving --instant --length 5 30 --formats wav     the API process alone
 
 Flags that take several values: every combination is measured, or with --one-at-a-time the first values of
 all and each other value with the first ones of the rest. Throughput is seconds of audio over (last response -
@@ -14,6 +15,9 @@ streamed; each is compared with the first one to the same file, which for the fi
 files, is the one they get alone. Errors are counted where the words are known. --shape takes random weights
 and --tokens a chunk of 30 s (of shorter clips four a second) instead of a checkpoint, and files of spoken
 digits, as does any --length but `mixed`. A round in which a chunk has another number of tokens is an error.
+With --instant no model runs: each chunk gets a hundred random tokens, and what is left is HTTP, forms,
+decoding audio, splitting, transport, text and events. The event loop's processor time for a request bounds
+how many a second one API process can take.
 """
 
 from __future__ import annotations
@@ -23,10 +27,12 @@ import asyncio
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+import psutil
 from rich.console import Console
 from rich.progress import Progress
 
@@ -36,7 +42,7 @@ from benchmarks.gpu_busy import GpuBusy, watching_the_gpu
 from benchmarks.health import HealthProbe, probing_health
 from benchmarks.reporting import Budget, benchmark_parser, command, grid, machine, write_json
 from benchmarks.running_server import START_LIMIT_S, running_server
-from benchmarks.serving_report import Case, Round, figures, plot, show
+from benchmarks.serving_report import Case, Round, figures, show
 from benchmarks.uploads import (
     FORMATS,
     LONG_MINUTES,
@@ -53,8 +59,6 @@ from harness.speech.error_rates import total, word_errors
 
 HEARTBEAT_S = 1.5  # a little longer than the server's counters may be behind
 MIB = 1 << 20
-# Tried in turn where a server on a GPU is not ready in time: figures of a plainer one are better than none.
-PLAINER = ("", "--kernels torch", "--kernels torch --no-cuda-graphs")
 LIMITS = ("--max-upload-bytes", str(64 * MIB), "--max-concurrent-requests", "1024")
 AS_RECORDED = "as recorded"
 CLIPS_ALONE = 32  # at most; these are heard one by one first
@@ -70,13 +74,15 @@ class Load:
         health: HealthProbe,
         busy: GpuBusy,
         fields: Mapping[str, str],
+        process: psutil.Process,
         tokens_per_chunk: int = 0,
     ) -> None:
         """Args:
+        process: the server's own, which answers.
         tokens_per_chunk: at most, of a checkpoint that never ends by itself; 0: as many as are said.
         """
         self._client, self._health, self._busy, self._fields = client, health, busy, fields
-        self._tokens_per_chunk = tokens_per_chunk
+        self._process, self._tokens_per_chunk = process, tokens_per_chunk
         self._answers: dict[str, str] = {}
         self._steps, self._tokens = 0, 0
 
@@ -87,9 +93,10 @@ class Load:
         await self._decode_batch()
 
     async def round(self, uploads: Sequence[Upload], concurrency: int) -> Round:
-        started, cpu_started = time.perf_counter(), time.process_time()
+        before, started, cpu_started = thread_times(self._process), time.perf_counter(), time.process_time()
         answers = await self._send_all(uploads, concurrency)
         wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
+        loop_s, others_s = np.subtract(thread_times(self._process), before)
         gpu_busy, health_s = self._busy.share_since(started), self._health.latencies_since(started)
         return Round(
             wall_s=wall_s,
@@ -101,6 +108,8 @@ class Load:
             health_s=health_s,
             gpu_busy=gpu_busy,
             client_busy=cpu_s / wall_s,
+            event_loop_ms=1000 * loop_s / len(uploads),
+            other_threads_ms=1000 * others_s / len(uploads),
             decode_batch=await self._decode_batch(),
             num_different=self._count_different(uploads, answers),
             error_rate=error_rate(uploads, answers),
@@ -145,14 +154,22 @@ class Load:
         return mean
 
 
+def thread_times(process: psutil.Process) -> tuple[float, float]:
+    """Processor seconds of the event loop, in the thread with the process's number, and of all others."""
+    times = {thread.id: thread.user_time + thread.system_time for thread in process.threads()}
+    event_loop = times.pop(process.pid)
+    return event_loop, sum(times.values())
+
+
 async def measure(
     url: str, cases: list[Case], options: argparse.Namespace, budget: Budget, write: Callable[[], None]
 ) -> None:
     """The rounds of one server, the cases taking turns. What there is, is written after each."""
     fields, tokens = ({"language": "en"}, options.tokens) if options.shape else ({}, 0)
+    process = next(each for each in psutil.Process().children() if "serve" in each.cmdline())
     with watching_the_gpu() as busy, probing_health(url) as health:
         async with connected(url) as client:
-            load = Load(client, health, busy, fields, tokens)
+            load = Load(client, health, busy, fields, process, tokens)
             alone = [
                 (uploads_of(each, options)[: num_alone(each)], 1)
                 for each in {case.files: case for case in cases}.values()
@@ -228,20 +245,9 @@ def server(preprocess_workers: int, options: argparse.Namespace) -> Iterator[str
         model = str(fixed_checkpoint(options.shape, options.checkpoints, options.device))
         arguments += ["--no-check-voice"]  # what random weights say is always in doubt
     arguments += ["--preprocess-workers", str(preprocess_workers), *shlex.split(options.serve)]
-    with ExitStack() as running:
-        for plainer in PLAINER if options.device == "cuda" else ("",):
-            flags = [*arguments, *shlex.split(plainer)]
-            try:
-                starting = running_server(model, *flags, start_limit_s=options.start_limit_s)
-                url = running.enter_context(starting)
-            except RuntimeError as error:
-                if plainer == PLAINER[-1] or options.device != "cuda":
-                    raise
-                print(f"== a server with {flags} does not start; its last lines:", flush=True)
-                print(*str(error).splitlines()[-20:], sep="\n", flush=True)
-            else:
-                break
-        options.started_with = shlex.join(flags)
+    options.started_with = shlex.join(arguments)
+    module = "benchmarks.instant_replica" if options.instant else "asr_server"
+    with running_server(model, *arguments, module=module, start_limit_s=options.start_limit_s) as url:
         yield url
 
 
@@ -276,15 +282,14 @@ def main() -> None:
     measured = [case for case in cases if case.rounds]
     show(measured, console)
     console.print("the server's flags:", options.started_with)
-    if options.plot:
-        plot(measured, options.plot)
 
 
 def arguments() -> argparse.Namespace:
-    parser = benchmark_parser(__doc__, plots=True, has_budget=True)
+    parser = benchmark_parser(__doc__, has_budget=True)
     parser.add_argument("--model", default="base", help="a published model's name, or a directory")
     parser.add_argument("--shape", choices=list(SHAPES), help="random weights of that shape instead")
     parser.add_argument("--tokens", type=int, default=100, help="of every chunk, with --shape")
+    parser.add_argument("--instant", action="store_true", help="an engine that answers at once")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--requests", type=int, default=64, help="distinct recordings")
@@ -305,6 +310,8 @@ def arguments() -> argparse.Namespace:
     )
     options = parser.parse_args()
     options.started_with = ""
+    if options.instant:
+        options.shape, options.tokens = "pocket", 0
     if options.quick:
         options.requests, options.repeats = min(options.requests, 12), 1
         options.concurrency = list(dict.fromkeys(min(options.requests, n) for n in options.concurrency))

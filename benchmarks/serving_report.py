@@ -1,4 +1,4 @@
-"""What `benchmarks.serving` measures, as a table, as JSON and as a picture."""
+"""What `benchmarks.serving` measures, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.reporting import error_bars, pyplot, quantile, spread
+from benchmarks.reporting import quantile, spread
 
 
 @dataclass
@@ -28,6 +27,8 @@ class Round:
     health_s: list[float]
     gpu_busy: float | None
     client_busy: float  # processor seconds a second; near 1 the client is what is measured
+    event_loop_ms: float  # of the server's processor, a request
+    other_threads_ms: float
     decode_batch: float
     num_different: int  # answers that differ from the first ones to the same files
     error_rate: float | None  # None where the words are not known
@@ -70,7 +71,7 @@ def show(cases: Sequence[Case], console: Console) -> None:
     table = Table(
         "files", "threads", "at once", "RTFx, median (range)", "requests/s", "against the fewest",
         "latency p50 / p95, s", "first text, s", "/health p50 / p99 / max, ms", "decode batch",
-        "GPU / client busy", "changed", "errors",
+        "GPU / client busy", "event loop / other threads, ms a request", "changed", "errors",
     )  # fmt: skip
     for case in cases:
         rounds, health_ms = case.rounds, [1e3 * seconds for seconds in case.all_of("health_s")]
@@ -90,6 +91,8 @@ def show(cases: Sequence[Case], console: Console) -> None:
             _quantiles(health_ms, (0.5, 0.99, 1.0), 1) if health_ms else "",
             f"{statistics.median(each.decode_batch for each in rounds):.1f}",
             " / ".join(f"{statistics.mean(shares):.0%}" for shares in (gpu, client) if shares),
+            f"{statistics.median(each.event_loop_ms for each in rounds):.1f} / "
+            f"{statistics.median(each.other_threads_ms for each in rounds):.1f}",
             str(sum(each.num_different for each in rounds)),
             *(f"{each.error_rate:.1%}" for each in rounds[-1:] if each.error_rate is not None),
         )
@@ -107,27 +110,3 @@ def figures(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Any
         "flags": options.started_with,
         "cases": [asdict(case) for case in cases],
     }
-
-
-def plot(cases: Sequence[Case], path: Path) -> None:
-    """RTFx and /health's 99th percentile over the requests at once, or over the preprocess workers."""
-    by_workers = len({case.preprocess_workers for case in cases}) > 1
-    pictured, (left, right) = pyplot().subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for label in dict.fromkeys(_line(case, by_workers) for case in cases):
-        own = sorted(
-            (case for case in cases if _line(case, by_workers) == label),
-            key=lambda case: (case.preprocess_workers, case.concurrency),
-        )
-        across = [case.preprocess_workers if by_workers else case.concurrency for case in own]
-        medians, bars = error_bars([case.rtfx for case in own])
-        left.errorbar(across, medians, bars, marker="o", label=label)
-        right.plot(across, [1e3 * quantile(case.all_of("health_s"), 0.99) for case in own], "o-", label=label)
-    over = "preprocess workers" if by_workers else "requests at once"
-    left.set(xlabel=over, ylabel="seconds of audio a second", ylim=(0, None), xscale="log")
-    right.set(xlabel=over, ylabel="/health, 99th percentile (ms)", ylim=(0, None), xscale="log")
-    left.legend(fontsize="x-small")
-    pictured.savefig(path, dpi=150)
-
-
-def _line(case: Case, by_workers: bool) -> str:
-    return f"{case.name}, {case.concurrency} at once" if by_workers else case.label

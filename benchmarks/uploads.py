@@ -102,11 +102,6 @@ def check_distinct(uploads: Sequence[Upload]) -> None:
     assert len(hashes) == len(uploads), "files must differ: no cache may answer"
 
 
-def wav(samples: Samples) -> bytes:
-    """16-bit."""
-    return encode(samples, "wav")
-
-
 def encode(samples: Samples, suffix: str) -> bytes:
     """The samples in a container that `suffix` names."""
     file = io.BytesIO()

@@ -40,9 +40,9 @@ EXPECTED = {
 # Writes what it is asked to, notes its arguments, and fails for flags that the benchmark does not have.
 # Hundreds of them start: without packages, by -S, each does so in half the time.
 STAND_IN = f"""#!{sys.executable} -IS
-import os, pathlib, shlex, sys, time
+import os, pathlib, sys, time
 
-SHARED = {{"--json": "benchmark_parser(__doc__", "--plot": "plots=True", "--budget-s": "has_budget=True"}}
+SHARED = {{"--json": "benchmark_parser(__doc__", "--budget-s": "has_budget=True"}}
 
 def stand_in(*arguments):
     module = arguments[1] if arguments[:1] == ("-m",) else ""
@@ -67,11 +67,7 @@ def stand_in(*arguments):
         if flag in arguments and os.environ["FAILING"] not in arguments[arguments.index(flag) + 1]:
             pathlib.Path(arguments[arguments.index(flag) + 1]).write_text("")
 
-if sys.argv[1:3] == ["-m", "benchmarks.dry_run"]:
-    for line in pathlib.Path(sys.argv[3]).read_text().splitlines()[int(sys.argv[4]) :: 2]:
-        stand_in("-m", *shlex.split(line))
-else:
-    stand_in(*sys.argv[1:])
+stand_in(*sys.argv[1:])
 """
 
 

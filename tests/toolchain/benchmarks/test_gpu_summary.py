@@ -31,7 +31,7 @@ def test_a_result_that_cannot_be_read_keeps_no_other_from_being_shown(
     (tmp_path / "cuda-tests.xml").write_text("<testsuites")
     (tmp_path / "parity.json").write_text('{"figures": [{"wh')
     (tmp_path / "turbo.json").write_text('{"figures": {}}')
-    (tmp_path / "api-process.json").write_text('{"figures": []}')
+    (tmp_path / "real.json").write_text('{"figures": []}')
     monkeypatch.setattr("sys.argv", ["gpu_summary", str(tmp_path)])
     main()
     shown = capsys.readouterr().out
