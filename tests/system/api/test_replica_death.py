@@ -61,7 +61,7 @@ def file_number(number: int, num_sequences: int = 1) -> bytes:
 
 
 async def test_a_stream_goes_on_when_its_replica_is_killed(two_replicas: Server) -> None:
-    upload = {"file": file_number(1, 25)}
+    upload = {"file": file_number(1, 10)}
     deltas: list[str] = []
     async with asyncio.timeout(100):
         while len(replicas := ready_replicas(two_replicas)) < 2:

@@ -1,14 +1,14 @@
-"""How a server stops while it has work: a real engine under load, signals to one process and to the group."""
+"""How a server stops while it has work: signals to one process and to the group."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Callable
 
 import httpx
-import numpy as np
 import psutil
 import pytest
 
@@ -20,27 +20,40 @@ from tests.unit.api.sample_files import m4a, sound_file
 from tests.unit.api.test_websockets import handshake
 from tests.unit.realtime.realtime_client import MANUAL, of_type, open_session, pcm24
 
-MODEL = {"model": "whisper-1"}
 PATH = "/v1/audio/transcriptions"
-UNDISTURBED: list[str] = []  # the texts of the files, once known
+SAID = [say("31415926", voice, 0.2).samples for voice in VOICES[:4]]
+FILES = [m4a(SAID[0]), sound_file(SAID[1]), m4a(SAID[2]), sound_file(SAID[3], "FLAC")]
 
 
-def files(num_times: int = 4) -> list[bytes]:
-    """Digits of 5 s each, so many times."""
-    long = [np.concatenate([say("31415926", voice, 0.2).samples] * num_times) for voice in VOICES]
-    return [m4a(long[0]), sound_file(long[1]), m4a(long[2]), sound_file(long[3], "FLAC")]
+class HeldUpload:
+    """A request whose headers the server has read; its body is sent by `finish`."""
 
+    def __init__(self, client: RawClient, body: bytes) -> None:
+        self.client, self._body = client, body
 
-async def texts_of(url: str, uploads: list[bytes]) -> list[str]:
-    async with httpx.AsyncClient(base_url=url, timeout=100) as client:
-        replies = await asyncio.gather(
-            *(client.post(PATH, files={"file": upload}, data=MODEL) for upload in uploads)
+    @classmethod
+    async def begin(cls, server: Server, file: bytes = FILES[0]) -> HeldUpload:
+        address = httpx.URL(server.url)
+        client = await RawClient.connect(address.host, address.port or 0)
+        request = httpx.Request("POST", server.url + PATH, files={"file": file})
+        body = request.read()
+        client.send(
+            f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\n"
+            f"content-type: {request.headers['content-type']}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
         )
-    return [reply.json()["text"] if reply.status_code == 200 else reply.text for reply in replies]
+        assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        return cls(client, body)
+
+    async def finish(self) -> str:
+        self.client.send(self._body)
+        reply = await self.client.reply()
+        await self.client.close()
+        text: str = json.loads(reply.body)["text"]
+        return text
 
 
-def chunks(server: Server) -> int:
-    return int(server.get("/load").json()["chunks"])
+async def texts_of(held: list[HeldUpload]) -> list[str]:
+    return await asyncio.gather(*(each.finish() for each in held))
 
 
 @pytest.mark.parametrize(
@@ -49,17 +62,15 @@ def chunks(server: Server) -> int:
 async def test_a_stop_lets_all_in_flight_finish(stop: Callable[[int, int], None]) -> None:
     with run_server("--dtype", "float32", "--drain-s", "100") as server:
         family = [server.process, *psutil.Process(server.process.pid).children(recursive=True)]
-        undisturbed = UNDISTURBED or await texts_of(server.url, files(3))
-        UNDISTURBED[:] = undisturbed
-        asking = asyncio.create_task(texts_of(server.url, files(3) * 2))
-        await until(lambda: chunks(server) > 7)  # all are under way
+        undisturbed = await texts_of([await HeldUpload.begin(server, file) for file in FILES])
+        held = [await HeldUpload.begin(server, file) for file in FILES * 2]
         stop(server.process.pid, signal.SIGTERM)
         await until(lambda: server.get("/ready").status_code == 503)
         async with httpx.AsyncClient(base_url=server.url) as late:
-            reply = await late.post(PATH, files={"file": b""}, data=MODEL)
+            reply = await late.post(PATH, files={"file": b""})
         assert (reply.status_code, reply.headers["connection"]) == (503, "close")
         assert reply.headers["retry-after"].isdecimal()
-        assert await asking == undisturbed * 2
+        assert await texts_of(held) == undisturbed * 2
         assert server.process.wait(STOP_LIMIT_S) == 0
         assert "draining: 8 requests in flight have 100 s to finish" in server.written()
         assert "no request is left" in server.written()
@@ -70,15 +81,14 @@ async def test_a_stop_lets_all_in_flight_finish(stop: Callable[[int, int], None]
 
 
 async def test_a_second_signal_hurries() -> None:
-    with run_server("--drain-s", "300") as server:
-        asking = asyncio.create_task(texts_of(server.url, files() * 6))
-        await until(lambda: chunks(server) > 8)
+    with run_server(*WITHOUT_ENGINE, "--drain-s", "300") as server:
+        held = await HeldUpload.begin(server)
         server.process.terminate()
         await until(lambda: "draining" in server.written())
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(STOP_LIMIT_S) == 0
-        assert "The server is shutting down." in (await asking)[-1]
-        assert "requests unfinished" in server.written()
+        assert await asyncio.to_thread(server.process.wait, STOP_LIMIT_S) == 0
+        await held.client.close()
+        assert "1 requests unfinished" in server.written()
         assert "Traceback" not in server.written()
 
 

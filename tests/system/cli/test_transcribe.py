@@ -18,11 +18,11 @@ import soundfile
 
 from asr_server.cli.transcribe import EMBEDDED_HINT
 from asr_server.core import SAMPLE_RATE
+from tests.conftest import Server
 from tests.support.speech import digits_of, errors_in, say
 
 COMMAND = [sys.executable, "-m", "asr_server", "transcribe"]
 DIGITS = "3141592"
-DIGITS_A_MINUTE = 20
 
 
 def transcribe(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -145,10 +145,9 @@ def test_an_interruption_keeps_what_is_done_and_leaves_nothing_else(
     assert numbers.startswith("1 transcribed, 1 not begun or not finished; ")
 
 
-def test_a_reader_that_leaves_ends_it_in_one_line(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, str(record(tmp_path / "a.wav")), "-q"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+def test_a_reader_that_leaves_ends_it_in_one_line(server: Server, tmp_path: Path) -> None:
+    command = [*COMMAND, str(record(tmp_path / "a.wav")), "-q", "--url", server.url]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.close()
     assert process.stderr is not None
@@ -158,8 +157,9 @@ def test_a_reader_that_leaves_ends_it_in_one_line(tmp_path: Path) -> None:
     assert errors == "stopped: cannot write to standard output: Broken pipe\n"
 
 
-def test_a_closed_standard_output_is_said_in_one_line(tmp_path: Path) -> None:
-    command = ["sh", "-c", 'exec "$@" >&-', "", *COMMAND, str(record(tmp_path / "a.wav")), "-q"]
+def test_a_closed_standard_output_is_said_in_one_line(server: Server, tmp_path: Path) -> None:
+    recording = str(record(tmp_path / "a.wav"))
+    command = ["sh", "-c", 'exec "$@" >&-', "", *COMMAND, recording, "-q", "--url", server.url]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     assert child.returncode == 1
     assert child.stderr == "stopped: cannot write to standard output: it is closed\n"
@@ -196,15 +196,14 @@ def test_without_anything_to_transcribe_no_engine_is_started() -> None:
     assert done.stderr == b"failed: missing.wav: No such file or directory\n"
 
 
-# -- Called wrongly ------------------------------------------------------------------------------------------
-
-
-def test_each_channel_of_a_call_is_a_speaker_and_a_file_without_two_fails_alone(tmp_path: Path) -> None:
+def test_each_channel_of_a_call_is_a_speaker_and_a_file_without_two_fails_alone(
+    server: Server, tmp_path: Path
+) -> None:
     left, right = say("314").samples, say("271", lead_s=3.0).samples
     samples = np.zeros((max(len(left), len(right)), 2), np.float32)
     samples[: len(left), 0], samples[: len(right), 1] = left, right
     soundfile.write(tmp_path / "call.wav", samples, SAMPLE_RATE)
-    formats = ("-f", "srt,diarized_json", "-o", tmp_path)
+    formats = ("-f", "srt,diarized_json", "-o", tmp_path, "--url", server.url)
     inputs = (record(tmp_path / "mono.wav"), tmp_path / "call.wav")
     done = transcribe(*inputs, "--channels", "split", "--speakers", "agent, caller", *formats)
     assert done.returncode == 1

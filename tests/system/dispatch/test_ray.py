@@ -26,13 +26,6 @@ def test_a_checkpoint_is_named_so_that_another_host_finds_it(tmp_path: Path) -> 
     assert name_elsewhere(tmp_path / "own") == str(tmp_path / "own")
 
 
-@pytest.mark.slow
-def test_nothing_of_ray_is_imported_for_the_other_executors() -> None:
-    modules = "asr_server.server.run, asr_server.dispatch.processes"
-    code = f"import sys, {modules}; sys.exit('ray' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_a_host_with_another_version_says_so() -> None:
     with pytest.raises(RuntimeError, match=r"the server is 0\.0\.0"):
         ReplicaActor().run(b"", "0.0.0")

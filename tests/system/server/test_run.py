@@ -376,11 +376,11 @@ def test_without_a_collector_nothing_is_traced(environment: dict[str, str]) -> N
     assert start_traces(environment) is None
 
 
-def test_a_server_without_a_collector_imports_nothing_for_it() -> None:
+def test_nothing_is_imported_for_traces_and_ray_that_nobody_asked_for() -> None:
     code = (
-        "import asr_server.server.run as run, sys; run.start_traces({});"
-        "traces = {'asr_server.annexes.monitoring.traces', 'opentelemetry.sdk'};"
-        "sys.exit(bool(traces & sys.modules.keys()))"
+        "import asr_server.dispatch.processes, asr_server.server.run as run, sys; run.start_traces({});"
+        "unwanted = {'asr_server.annexes.monitoring.traces', 'opentelemetry.sdk', 'ray'};"
+        "sys.exit(bool(unwanted & sys.modules.keys()))"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
