@@ -26,7 +26,7 @@ from playwright.sync_api import Browser, FilePayload, Locator, Page, ViewportSiz
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from asr_server.core import SAMPLE_RATE, Samples
-from benchmarks.uploads import wav
+from benchmarks.uploads import encode
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
 DESK: ViewportSize = {"width": 1000, "height": 760}
@@ -60,7 +60,7 @@ def say(voice: str, text: str) -> Samples:
 
 
 def file_of(name: str, *spoken: Samples) -> FilePayload:
-    return {"name": name, "mimeType": "audio/wav", "buffer": wav(np.concatenate(spoken))}
+    return {"name": name, "mimeType": "audio/wav", "buffer": encode(np.concatenate(spoken), "wav")}
 
 
 def interview() -> FilePayload:

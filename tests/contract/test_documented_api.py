@@ -14,7 +14,6 @@ from asr_server import errors
 from asr_server.annexes.compat import whisper_asr, whisper_cpp
 from asr_server.annexes.model_sources.names import repositories
 from asr_server.api.hints import FOREIGN_FIELDS
-from asr_server.api.intake.form import MAX_DELIMITERS
 from asr_server.api.models.registry import ModelRegistry
 from asr_server.api.schemas import TranscriptionFields, TranslationFields
 from asr_server.config import MIB, Settings
@@ -89,23 +88,6 @@ def test_the_page_of_errors_lists_each_code_with_its_status() -> None:
     listed = {(int(row[0]), code) for row in rows("errors.md", "status") for code in quoted(row[1])}
     made = {(kind.status, kind.code) for kind in kinds(errors.ReportedError) if hasattr(kind, "code")}
     assert listed == {(status, code) for status, code in made if status >= HTTPStatus.BAD_REQUEST}
-
-
-UNITS = {"KiB": 1 << 10, "MiB": MIB, "GiB": 1 << 30, "s": 1, "B/s": 1, "": 1}
-
-
-def test_the_page_of_limits_has_the_defaults_of_the_settings() -> None:
-    checked = 0
-    for _, setting, default, _ in rows("limits.md", "bound"):
-        for name in quoted(setting):
-            number, _, unit = default.partition(" ")
-            if unit in UNITS:
-                assert float(number) * UNITS[unit] == getattr(Settings, name), name
-                checked += 1
-    assert checked >= 8
-    assert (
-        f"| boundaries in a multipart body | fixed | {MAX_DELIMITERS} |" in (DOCS / "limits.md").read_text()
-    )
 
 
 def test_the_largest_upload_that_a_page_names_is_the_settings() -> None:

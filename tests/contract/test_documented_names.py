@@ -7,7 +7,6 @@ import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,8 +14,6 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.http11 import MAX_LINE_LENGTH
 
-from asr_server import errors
-from asr_server.api.errors import response_to
 from asr_server.api.intake.form import MAX_DELIMITERS
 from asr_server.api.middleware.request_log import MAX_DISCARDED_BYTES
 from asr_server.cli import main
@@ -99,31 +96,6 @@ def test_every_metric_is_in_the_table_with_its_labels_and_nothing_else_is(server
 
 
 # -- Errors, paths and headers of HTTP -----------------------------------------------------------------------
-
-
-def test_every_error_is_in_the_table_with_its_status() -> None:
-    told = {
-        (int(status), code)
-        for status, codes, *_ in rows_of(ERRORS, "status")
-        for code in re.findall(r"`(\w+)`", codes)
-    }
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "code")]
-    raised = {(response_to(made(kind)).status_code, kind.code) for kind in kinds}
-    assert told == raised
-    for page in PAGES:
-        for code in names_in(page.read_text(), r"[a-z]+_[a-z]+(?=`)") & {"engine_crashed", "request_stalled"}:
-            assert code in {code for _, code in told}
-
-
-def made(kind: type[Any]) -> Exception:
-    arguments: dict[str, tuple[Any, ...]] = {
-        "Overloaded": ("full", 1.0),
-        "RateLimited": ("spent", 1.0),
-        "ShuttingDown": (),
-    }
-    error = kind(*arguments.get(kind.__name__, ("why",)))
-    assert isinstance(error, Exception)
-    return error
 
 
 def test_every_path_of_http_that_is_named_is_answered(server: Server) -> None:

@@ -697,32 +697,6 @@ def test_the_description_of_the_api_works_without_any_other_host(open_page: Open
     assert hosts - {""} == {server.url.partition("//")[2]}
 
 
-def test_a_server_with_a_key_asks_for_it(open_page: OpenPage) -> None:
-    def locked(page: Page) -> None:
-        page.route("**/v1/models", unless_key)
-
-    def unless_key(route: Route) -> None:
-        if route.request.headers.get("authorization") == "Bearer s3cret":
-            route.continue_()
-        else:
-            error = {
-                "message": "Incorrect API key.",
-                "type": "invalid_request_error",
-                "param": None,
-                "code": None,
-            }
-            route.fulfill(status=401, json={"error": error})
-
-    page = open_page(mock=locked)
-    page.get_by_label("This server asks for an API key.").fill("wrong")
-    page.get_by_role("button", name="Use this key").click()
-    expect(page.locator("#key-error")).to_have_text("The server does not take this key.")
-    page.get_by_label("This server asks for an API key.").fill("s3cret")
-    page.keyboard.press("Enter")
-    expect(page.locator("#model")).to_contain_text("whisper-digits")
-    expect(page.locator("#key-form")).to_be_hidden()
-
-
 def test_a_busy_server_is_asked_again_when_it_says(open_page: OpenPage) -> None:
     answers = iter([429])
 

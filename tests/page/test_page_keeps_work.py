@@ -149,21 +149,6 @@ def test_a_browser_that_gives_no_sound_says_so(open_page: OpenPage) -> None:
 # -- 3, 4: corrections --
 
 
-def test_an_open_correction_stays_open_when_a_file_is_dropped(open_page: OpenPage) -> None:
-    page = open_page()
-    choose(page, payload("one.wav"))
-    done = card(page, "one.wav")
-    done.locator(".word").nth(1).dblclick()
-    done.locator(".word input").fill("won")
-    choose(page, payload("two.wav"))
-    expect(card(page, "two.wav").locator(".preview")).to_have_text(SPOKEN.text)
-    expect(done.locator(".word input")).to_have_value("won")
-    done.locator(".word input").press("Enter")
-    corrected = SPOKEN.text.replace("one", "won", 1)
-    expect(done.locator(".transcript")).to_have_text(corrected)
-    wait_until_kept(page, corrected)
-
-
 def test_the_arrow_keys_pass_a_first_word_at_zero_and_equal_starts(open_page: OpenPage) -> None:
     words = words_at(("a", 0.0), ("b", 1.0), ("c", 1.0), ("d", 1.0), ("e", 2.0))
     page = open_page(mock=answering(**words))

@@ -134,12 +134,6 @@ def test_files_wait_for_a_key_and_go_on_with_it(open_page: OpenPage, path: str) 
         expect(card(page, name)).to_contain_text(SPOKEN.text)
 
 
-def test_files_wait_while_the_models_cannot_be_reached(open_page: OpenPage) -> None:
-    page = open_page(mock=lambda page: page.route("**/v1/models", lambda route: route.abort(), times=1))
-    choose(page, payload("call.wav"))
-    expect(card(page, "call.wav").locator(".transcript")).to_have_text(SPOKEN.text)
-
-
 # -- 12: for everybody --
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import runpy
 import signal
 import sys
 import traceback
@@ -80,12 +79,6 @@ class Fork:
     def _all_of(end: int) -> bytes:
         with os.fdopen(end, "rb") as file:
             return file.read()
-
-
-def run_as_main(module: str) -> None:
-    """Run a module by its name, as in a process that begins with it."""
-    sys.modules.pop(module, None)
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def parent_death_signal() -> int:

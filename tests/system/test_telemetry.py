@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from asr_server.telemetry import (
     working_for,
 )
 from tests.conftest import Server
+from tests.support.until import wait_until
 
 DIGITS = Path(__file__).parents[1] / "data" / "digits.wav"
 
@@ -51,10 +51,7 @@ def test_a_malformed_body_costs_the_log_one_line(server: Server) -> None:
     headers = {"content-type": "multipart/form-data; boundary=boundary", "x-request-id": "malformed-1"}
     url = f"{server.url}/v1/audio/transcriptions"
     assert httpx.post(url, content=b"--bX\r\n", headers=headers, timeout=60).status_code == 400
-    deadline = time.monotonic() + 60
-    while "malformed-1" not in server.written():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: "malformed-1" in server.written())
     assert [line for line in server.written().splitlines() if "python_multipart" in line] == []
 
 
@@ -71,14 +68,12 @@ def test_a_requests_id_runs_from_the_door_through_the_replica_to_the_answer(
         )
     assert reply.headers["x-request-id"] == "trace-me/1"
     wanted = ("goes to replica 0", "tokens at temperature", "POST /v1/audio/transcriptions: 200 in ")
-    deadline = time.monotonic() + 60
-    while True:
-        lines = [line for line in server.lines() if "trace-me/1]" in line]
-        if all(any(part in line for line in lines) for part in wanted):
-            break
-        assert time.monotonic() < deadline, lines
-        time.sleep(0.05)
-    assert {line.split("[")[1].split(" trace")[0] for line in lines} == {"api", "replica 0"}
+
+    def lines() -> list[str]:
+        return [line for line in server.lines() if "trace-me/1]" in line]
+
+    wait_until(lambda: all(any(part in line for line in lines()) for part in wanted))
+    assert {line.split("[")[1].split(" trace")[0] for line in lines()} == {"api", "replica 0"}
 
 
 def test_one_line_says_what_is_served_and_why(server: Server) -> None:
@@ -98,10 +93,7 @@ def test_no_log_has_the_key_of_a_live_session(server: Server) -> None:
     address = server.url.replace("http", "ws") + "/v1/realtime"
     with connect(address, additional_headers={"Authorization": "Bearer a-secret", "x-request-id": "live"}):
         pass
-    deadline = time.monotonic() + 60
-    while "live] asr_server.api.middleware.request_log: WebSocket" not in server.written():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: "live] asr_server.api.middleware.request_log: WebSocket" in server.written())
     assert "a-secret" not in server.written()
 
 

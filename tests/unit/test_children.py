@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 import subprocess
@@ -22,6 +21,7 @@ from asr_server.dispatch.processes import MultiprocessExecutor
 from asr_server.replica.ranks import BEAT, _Rank
 from tests.support.embedded import embedded
 from tests.unit.audio.audio_files import make, voice
+from tests.unit.test_process import landlock_version
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +86,7 @@ from asr_server.process import gain_no_privileges
 
 def attempt(connection):
     port, folder = int(sys.argv[1]), sys.argv[2]
+    abstract = socket.socket(socket.AF_UNIX)
     attempts = {
         "read another process": lambda: open(f"/proc/{os.getppid()}/mem", "rb"),
         "read its environment": lambda: open(f"/proc/{os.getppid()}/environ", "rb").read(1),
@@ -95,8 +96,14 @@ def attempt(connection):
         "write a file": lambda: open(f"{folder}/file", "wb"),
         "cut a file": lambda: os.truncate(f"{folder}/there", 0),
         "remove a file": lambda: os.unlink(f"{folder}/there"),
+        "remove a folder": lambda: os.rmdir(f"{folder}/folder"),
+        "make a folder": lambda: os.mkdir(f"{folder}/more"),
+        "make a link": lambda: os.symlink("x", f"{folder}/link"),
+        "make a pipe": lambda: os.mkfifo(f"{folder}/pipe"),
         "run a program": lambda: os.execv("/bin/true", ["true"]),
         "connect": lambda: socket.create_connection(("127.0.0.1", port)),
+        "listen": lambda: socket.create_server(("127.0.0.1", 0)),
+        "reach another's socket": lambda: abstract.connect(f"\\0asr-server-test-{port}"),
     }
     for name, call in attempts.items():
         try:
@@ -117,19 +124,18 @@ while part := ours.recv(4096):
 """
 
 
-def landlock_version() -> int:
-    libc = ctypes.CDLL(None)
-    return int(libc.syscall(444, None, 0, 1)) if sys.platform == "linux" else -1
-
-
 @pytest.mark.skipif(landlock_version() < 6, reason="needs Linux 6.12 with Landlock")
 def test_a_decode_process_cannot_reach_other_processes_nor_files_nor_connect(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("whole")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    (tmp_path / "folder").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(socket.AF_UNIX) as other:
         port = str(listener.getsockname()[1])
+        other.bind(f"\0asr-server-test-{port}")
+        other.listen()
         succeeded = subprocess.check_output([sys.executable, "-c", ATTEMPTS, port, tmp_path], text=True)
     assert succeeded == ""
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["whole"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "there"]
+    assert (tmp_path / "there").read_text() == "whole"
 
 
 @pytest.mark.usefixtures("trap")

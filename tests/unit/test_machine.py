@@ -171,16 +171,6 @@ def test_a_driver_that_fails_has_no_gpu(failing: str, monkeypatch: pytest.Monkey
     assert machine.num_gpus() == 0
 
 
-def test_there_is_a_replica_for_each_gpu_unless_a_number_is_given(set_gpus: Callable[..., None]) -> None:
-    set_gpus(4)
-    assert embedded().num_replicas == 4
-    assert embedded(replicas_per_device=2).num_replicas == 8
-    assert embedded(replicas=3).num_replicas == 3
-    assert embedded(device="cpu").num_replicas == 1
-    set_gpus(0)
-    assert embedded().num_replicas == 1
-
-
 @pytest.mark.parametrize(
     ("gpus", "settings", "devices", "num_on_device"),
     [

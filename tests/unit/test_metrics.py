@@ -7,15 +7,12 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from asr_server import __version__, metrics
-from asr_server.annexes.keys.accounts import Account
-from asr_server.annexes.keys.keys_file import Key
 from asr_server.channel.messages import ChunkTimes, Submit
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions, DroppedReason
 from asr_server.metrics import MAX_STAGES, REGISTRY, ReadAgainReason, RequestStats, Stage
@@ -127,17 +124,6 @@ def test_a_timeline_is_kept_where_it_is_wanted_up_to_its_most() -> None:
     assert MAX_STAGES == 256
 
 
-def test_results_are_counted_by_the_temperatures_tried() -> None:
-    kept, other = (Added("asr_chunks_transcribed_total", temperature=t) for t in ("0.4", "other"))
-    tried = [Added("asr_fallbacks_total", temperature=f"{t:g}") for t in LADDER]
-    stats = RequestStats()
-    stats.on_result(result(0.4, num_fallbacks=2), submit())
-    stats.on_result(result(0.7), submit(part=1))
-    assert (kept(), other()) == (1, 1)
-    assert [added() for added in tried] == [0, 1, 1, 0]
-    assert stats.summary() == {"chunks": 1, "fallbacks": {"0.2": 1, "0.4": 1}}
-
-
 def test_what_is_read_again_dropped_or_guessed_is_counted() -> None:
     again = Added("asr_chunks_read_again_total", reason="unread_tail")
     dropped = Added("asr_segments_dropped_total", reason="echo")
@@ -149,20 +135,6 @@ def test_what_is_read_again_dropped_or_guessed_is_counted() -> None:
     stats.on_words_guessed(4)
     assert (again(), dropped(), guessed()) == (1, 3, 4)
     assert stats.summary() == {"read_again": {"unread_tail": 1}, "segments_dropped": {"echo": 3}}
-
-
-def test_audio_is_counted_by_language_and_paid_for() -> None:
-    english = Added("asr_audio_transcribed_seconds_total", route="/a", language="en")
-    unknown = Added("asr_audio_transcribed_seconds_total", route="/a", language="unknown")
-    stats = RequestStats(lambda: "/a")
-    stats.on_audio(2.0, "en")
-    stats.account = payer = Account(Key("web", "0" * 64))
-    stats.on_audio(3.0004, "en")
-    stats.on_audio(1.0, None)
-    stats.on_audio(0.0, "de")
-    assert (english(), unknown(), payer.audio_s) == (5.0004, 1.0, 4.0004)
-    assert stats.audio_s == 6.0004
-    assert stats.summary() == {"key": "web", "audio_s": 6.0, "languages": {"en": 5.0, "unknown": 1.0}}
 
 
 @pytest.mark.parametrize(("audio_s", "took_s", "counted"), [(6.0, 2.0, 1), (0.0, 2.0, 0), (6.0, 0.0, 0)])
@@ -179,33 +151,6 @@ def test_speed_is_counted_where_audio_was_transcribed(
         pass
     stats.on_answered("/speed")
     assert [each() for each in added] == [6.0 * counted, 3.0 * counted, counted]
-
-
-def test_a_line_says_what_a_request_took() -> None:
-    stats = RequestStats()
-    assert (str(stats), stats.summary()) == ("", {})
-    stats.account = Account(Key("web", "0" * 64))
-    stats.on_audio(75.04, "en")
-    for part in (0, 0, 1):
-        stats.on_result(result(0.2, num_fallbacks=1), submit(part))
-    stats.on_read_again("unread_tail")
-    stats.on_segments_dropped("echo", 2)
-    expected = "; key web, audio 75.0 s, chunks 2, fallbacks 3, read again 1, segments dropped 2"
-    assert str(stats) == expected
-
-
-@pytest.mark.parametrize(
-    ("asked_for", "shown"),
-    [({"model": "m", "stream": False, "language": None, "best": 0}, {"model": "m", "stream": False})],
-)
-def test_a_summary_leaves_out_what_is_empty_but_for_a_switch_that_is_off(
-    asked_for: dict[str, Any], shown: Mapping[str, Any]
-) -> None:
-    stats = RequestStats()
-    stats.asked_for = asked_for
-    assert stats.summary() == shown
-    stats.on_result(result(), submit())
-    assert stats.summary() == {**shown, "chunks": 1, "fallbacks": {}}
 
 
 async def test_each_task_counts_for_its_own_request() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import get_args
 
@@ -18,7 +17,7 @@ from tests.conftest import Server
 from tests.support.embedded import embedded
 from tests.support.memory_file import MemoryFile
 from tests.support.raw_client import FILE_PART, RawClient
-from tests.support.until import until
+from tests.support.until import until, wait_until
 from tests.unit.api.figures import Figures, figures_of, growth, read
 from tests.unit.api.running_app import SECOND, THREE_CHUNKS, RunningApp, run_app
 
@@ -181,11 +180,8 @@ def test_the_times_of_a_chunk_and_of_the_engines_steps_are_told(server: Server) 
     for phase in ("encode", "decode"):
         assert growth(before, after, f"asr_chunk_{phase}_seconds_sum") > 0
     steps = f"asr_engine_step_seconds_{{}}{{{{{REPLICA}}}}}"
-    deadline = time.monotonic() + 60
-    while growth(before, after := read(), steps.format("count")) < 2:  # with the next heartbeat
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    assert growth(before, after, steps.format("sum")) > 0
+    wait_until(lambda: growth(before, read(), steps.format("count")) >= 2)  # with the next heartbeat
+    assert growth(before, read(), steps.format("sum")) > 0
 
 
 def test_what_runs_is_told_beside_the_processs_own_figures(server: Server) -> None:

@@ -21,6 +21,7 @@ from asr_server.api.models.served_model import ENGINE_LOST
 from asr_server.config import EMBEDDED_MODEL
 from tests.conftest import Server, run_server
 from tests.support.speech import VOICES, say
+from tests.support.until import until, wait_until
 from tests.unit.api.sample_files import sound_file
 from tests.unit.dispatch.ray_cluster import ray_cluster
 
@@ -63,9 +64,8 @@ def file_number(number: int, num_sequences: int = 1) -> bytes:
 async def test_a_stream_goes_on_when_its_replica_is_killed(two_replicas: Server) -> None:
     upload = {"file": file_number(1, 10)}
     deltas: list[str] = []
-    async with asyncio.timeout(100):
-        while len(replicas := ready_replicas(two_replicas)) < 2:
-            await asyncio.sleep(0.05)
+    await until(lambda: len(ready_replicas(two_replicas)) == 2)
+    replicas = ready_replicas(two_replicas)
     async with httpx.AsyncClient(base_url=two_replicas.url, timeout=100) as client:
         undisturbed = (await client.post(PATH, files=upload, data=MODEL)).json()["text"]
         async with client.stream("POST", PATH, files=upload, data=MODEL | {"stream": "true"}) as reply:
@@ -79,9 +79,7 @@ async def test_a_stream_goes_on_when_its_replica_is_killed(two_replicas: Server)
                     for replica in replicas:
                         replica.kill()
                 deltas.append(event["delta"])
-    async with asyncio.timeout(60):
-        while two_replicas.written().count("was killed, probably because memory ran out") < 2:
-            await asyncio.sleep(0.05)
+    await until(lambda: two_replicas.written().count("was killed, probably because memory ran out") == 2)
     assert done == "".join(deltas) == undisturbed
 
 
@@ -206,15 +204,10 @@ def test_without_its_weights_the_server_lives_on_and_says_why_it_is_not_ready(tm
         model.rename(away)
         (replica,) = ready_replicas(server)
         replica.kill()
-        deadline = time.monotonic() + 120
-        while str(model) not in server.written().partition("was killed")[2]:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: str(model) in server.written().partition("was killed")[2])
         assert server.get("/health").status_code == 200
         reply = server.get("/ready")
         assert reply.status_code == 503
         assert reply.json()["error"]["message"] == ENGINE_LOST
         away.rename(model)
-        while server.get("/ready").status_code != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: server.get("/ready").status_code == 200)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 
 import httpx
 import msgspec
@@ -21,7 +20,7 @@ from tests.support.raw_client import RawClient
 from tests.support.speech import say as speak
 from tests.support.speech import silence
 from tests.support.tokens import at, make_tokenizer, words
-from tests.support.until import until
+from tests.support.until import until, wait_until
 from tests.unit.api.figures import Figures, figures_of, growth, read
 from tests.unit.api.running_app import RunningApp, run_app
 
@@ -270,7 +269,4 @@ def test_the_real_server_tells_of_speech_that_the_model_has_passed_over(server: 
     after = figures_of(server.get("/metrics"))
     assert growth(before, after, read_again("speech_passed_over")) == 1
     assert growth(before, after, audio("en")) == pytest.approx(len(sound) / 16_000, abs=0.01)
-    deadline = time.monotonic() + 60
-    while not any("passed-over] " in line and "read again 1" in line for line in server.lines()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: any("passed-over] " in line and "read again 1" in line for line in server.lines()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import httpx
 
 from tests.conftest import STOP_LIMIT_S, WITHOUT_ENGINE, Server, run_server
 from tests.support.speech import VOICES, say
+from tests.support.until import wait_until
 from tests.unit.api.sample_files import sound_file
 
 PATH = "/v1/audio/transcriptions"
@@ -79,13 +79,6 @@ def started_while_asking(url: str, name: str, port: int) -> Iterator[Server]:
             has_started.set()
 
 
-def until_logged(server: Server, text: str) -> None:
-    end = time.monotonic() + STOP_LIMIT_S
-    while text not in server.written():
-        assert time.monotonic() < end, server.written()
-        time.sleep(0.02)
-
-
 class HeldUpload:
     """A request to the server of that name, the last bytes of which are sent by `finish`."""
 
@@ -135,7 +128,7 @@ def test_clients_notice_neither_a_start_nor_a_death_nor_a_stop() -> None:
         with started_while_asking(url, "third", port):
             held = HeldUpload(url, "first")
             first.process.terminate()
-            until_logged(first, "draining: 1 requests in flight")
+            wait_until(lambda: "draining: 1 requests in flight" in first.written())
             assert all_who_answer(url) == {"third"}
             assert held.finish().json()["text"]
             assert first.process.wait(STOP_LIMIT_S) == 0

@@ -31,6 +31,7 @@ from tests.contract.official_client import FORMATS, plain, transcribe
 from tests.support.embedded import embedded
 from tests.support.memory_file import MemoryFile
 from tests.support.speech import VOICES, Spoken, digits_of, errors_in, say
+from tests.support.until import until
 from tests.unit.api.sample_files import mp3, sound_file
 from tests.unit.speakers.people import TALK, join
 
@@ -72,10 +73,8 @@ def decoded(server: Server) -> tuple[int, int]:
 
 async def decoded_up_to(server: Server, num_tokens: int) -> tuple[int, int]:
     """The same, once heartbeats have told of so many tokens."""
-    async with asyncio.timeout(60):
-        while (found := decoded(server))[1] < num_tokens:
-            await asyncio.sleep(0.1)
-    return found
+    await until(lambda: decoded(server)[1] >= num_tokens)
+    return decoded(server)
 
 
 async def test_32_requests_at_once_are_right_batched_and_leave_health_alone(

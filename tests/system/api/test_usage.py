@@ -21,7 +21,6 @@ from tests.support.until import until
 from tests.unit.api.figures import figures_of, growth, read
 from tests.unit.api.named_keys import NEW, SHOP, WEB, bearer, entry, hash_of, rewrite, settings_with, write
 from tests.unit.api.running_app import SECOND, RunningApp, run_app
-from tests.unit.cli.test_options import problems
 from tests.unit.realtime.realtime_client import open_session
 
 REQUESTS = 'asr_key_requests_total{{key="{}",status="{}"}}'
@@ -61,12 +60,6 @@ async def test_each_finished_request_is_a_line_with_key_model_audio_and_status(t
         "r5": {"key": "shop", "model": model, "audio_s": 0, "status": 101, "close_code": 1000},
     }
     assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_a_file_that_cannot_be_written_ends_the_start_with_a_line(tmp_path: Path) -> None:
-    (line,) = problems(usage_log=str(tmp_path))
-    assert line.startswith("--usage-log (ASR_SERVER_USAGE_LOG) is")
-    assert "the file cannot be written: Is a directory" in line
 
 
 async def test_a_rotated_usage_log_goes_on_in_a_new_file_and_its_last_line_is_written(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from click.testing import CliRunner
 from asr_server.annexes.offline.run import INTERRUPTED, TERMINATED
 from asr_server.cli import main
 from tests.contract.test_documented_names import DOCS, rows_of
+from tests.support.until import wait_until
 from tests.system.cli.test_transcribe import COMMAND, record, transcribe
 from tests.unit.checkpoint.fake_hub import running_hub
 
@@ -52,11 +52,7 @@ def test_a_signal_while_the_model_is_fetched_ends_it_without_a_traceback(
             stderr=subprocess.PIPE,
             text=True,
         )
-        deadline = time.monotonic() + LIMIT_S
-        while not hub.requests:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: hub.requests or process.poll() is not None)
         process.send_signal(number)
         _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == status

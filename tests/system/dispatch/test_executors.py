@@ -184,15 +184,12 @@ async def test_after_a_host_is_lost_the_replica_of_another_host_starts_anew(
     """Which takes half a minute of Ray; in the suite replicas start anew while both hosts are there."""
     await asyncio.to_thread(cluster.kill_other_host)
     await until_noticed_by_ray()
-    async with asyncio.timeout(60):
-        while sum(state.ready for state in dispatcher.supervisor.replica_states) > 1:
-            await asyncio.sleep(0.05)
+    await until(lambda: sum(state.ready for state in dispatcher.supervisor.replica_states) == 1)
     (before,) = [state for state in dispatcher.supervisor.replica_states if state.ready]
     (process,) = named_replicas()
     process.kill()
-    async with asyncio.timeout(60):
-        while not any(state.ready for state in dispatcher.supervisor.replica_states if state is not before):
-            await asyncio.sleep(0.05)
+    states = dispatcher.supervisor.replica_states
+    await until(lambda: any(state.ready for state in states if state is not before))
     assert heard(await dispatcher.open("a").submit(chunk(say("314")), OPTIONS)) == "314"
 
 

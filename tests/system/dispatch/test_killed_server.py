@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.conftest import Server, run_server
+from tests.support.until import wait_until
 from tests.unit.dispatch.ray_cluster import RayCluster, ray_cluster
 
 LIMIT_S = 3.0  # of a trial on a machine that does nothing else
@@ -66,10 +67,7 @@ def test_all_workers_are_gone_within_3_s(kind: str, request: pytest.FixtureReque
 
 def until_connected(folder: Path) -> None:
     """Until no replica needs the names of its sockets any more."""
-    deadline = time.monotonic() + 100
-    while list(folder.glob("asr-ipc-*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not list(folder.glob("asr-ipc-*")))
 
 
 def descendants(server: Server) -> list[psutil.Process]:

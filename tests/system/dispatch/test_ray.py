@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from asr_server.checkpoint.cache import name_elsewhere
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.dispatch.dispatcher import Dispatcher
 from tests.support.embedded import embedded
+from tests.support.until import until
 
 
 def test_a_checkpoint_is_named_so_that_another_host_finds_it(tmp_path: Path) -> None:
@@ -38,9 +38,7 @@ async def test_a_cluster_that_is_not_there_is_told_in_a_line_and_given_up() -> N
         settings = embedded(executor="ray", ray_address=address)
         dispatcher = Dispatcher(settings, RayExecutor(settings))
         await dispatcher.start()
-        async with asyncio.timeout(60):
-            while not dispatcher.supervisor.given_up:
-                await asyncio.sleep(0.02)
+        await until(lambda: dispatcher.supervisor.given_up)
     assert dispatcher.supervisor.failed_to_start
     assert dispatcher.supervisor.last_failure.startswith(f"no Ray cluster at {address}: ")
     assert dispatcher.supervisor.last_failure.endswith(f"cannot connect to {address}: Connection refused")

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -43,7 +43,6 @@ ODD: tuple[object, ...] = (
     [[]],
     {"": 0},
 )
-Place = Callable[[Path], tuple[Path, Path]]
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 
 from asr_server.cli.checks import ray_package
 from tests.support.embedded import embedded
+from tests.support.until import wait_until
 from tests.system.cli.test_transcribe import COMMAND, heard, record
 from tests.unit.cli.test_manifest import errors, results, write_manifest
 
@@ -49,13 +48,13 @@ def test_a_job_that_loses_its_driver_and_then_a_node_has_every_line_once(tmp_pat
             return subprocess.Popen(command, stderr=subprocess.PIPE, env=environment)
 
         driver = start()
-        wait_for(lambda: len(results(out)) >= NUM_LINES // 8, driver)
+        wait_until(lambda: len(results(out)) >= NUM_LINES // 8 or driver.poll() is not None)
         driver.kill()
         driver.communicate()
         num_kept = len(results(out))
         assert num_kept < NUM_LINES
         driver = start()
-        wait_for(lambda: len(results(out)) >= num_kept + NUM_LINES // 8, driver)
+        wait_until(lambda: len(results(out)) >= num_kept + NUM_LINES // 8 or driver.poll() is not None)
         cluster.remove_node(other, allow_graceful=False)
         assert len(results(out)) < NUM_LINES
         _, told = driver.communicate(timeout=300)
@@ -68,11 +67,3 @@ def test_a_job_that_loses_its_driver_and_then_a_node_has_every_line_once(tmp_pat
     numbers = told.decode().splitlines()[-1]
     assert "1 failed" in numbers
     assert "not begun" not in numbers
-
-
-def wait_for(condition: Callable[[], bool], driver: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert driver.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

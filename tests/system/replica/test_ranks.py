@@ -13,7 +13,6 @@ import httpx
 import psutil
 import pytest
 
-from asr_server.cli.checks import tensor_parallel
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher
@@ -199,21 +198,6 @@ def ranks_of_server(pid: int) -> list[psutil.Process]:
         for title, process in sorted(named.items())
         if title in ("asr-server replica 0", "asr-server replica 0 rank 1")
     ]
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"executor": "inline"}, "needs --executor multiprocess or ray"),
-        ({"executor": "ray", "replicas_per_device": 2}, "with --executor ray needs --replicas-per-device 1"),
-    ],
-)
-def test_what_does_not_go_with_several_ranks_is_told_in_a_line(
-    settings: dict[str, Any], problem: str
-) -> None:
-    (line,) = tensor_parallel(embedded(tensor_parallel_size=2, **settings))
-    assert line == f"--tensor-parallel-size (ASR_SERVER_TENSOR_PARALLEL_SIZE) is 2: {problem}"
-    assert not list(tensor_parallel(embedded(**settings)))
 
 
 async def test_a_model_that_cannot_be_split_is_told_in_a_line() -> None:

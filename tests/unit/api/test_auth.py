@@ -33,20 +33,6 @@ def test_a_key_is_a_bearers_whatever_case_the_word_has(tmp_path: Path) -> None:
         keys.check(f"Bearer {SHOP}")
 
 
-def test_a_key_without_admin_is_403_for_the_models_and_a_wrong_one_401(tmp_path: Path) -> None:
-    named = [entry("web", WEB, admin=True), entry("shop", SHOP)]
-    keys = ApiKeys(settings_with(tmp_path / "keys", *named, api_key="x" * 20))
-    account = keys.check_admin(f"Bearer {WEB}").account
-    assert account is not None
-    assert account.name == "web"
-    for given in (SHOP, "x" * 20):
-        with pytest.raises(AdminRequired):
-            keys.check_admin(f"Bearer {given}")
-    for given in ("", "wrong"):
-        with pytest.raises(InvalidApiKey):
-            keys.check_admin(f"Bearer {given}")
-
-
 def test_a_signature_is_its_keys_for_its_message_alone_at_every_server_with_that_key(tmp_path: Path) -> None:
     settings = settings_with(tmp_path / "keys", entry("web", WEB), entry("shop", SHOP))
     keys, elsewhere = ApiKeys(settings), ApiKeys(settings)

@@ -23,11 +23,6 @@ def parse(event: bytes) -> dict[str, object]:
     return body
 
 
-def test_a_delta_is_an_event_of_its_type() -> None:
-    writer = EventWriter(FIELDS)
-    assert parse(writer.delta(delta("one"))) == {"type": "transcript.text.delta", "delta": "one"}
-
-
 def test_a_delta_without_text_is_no_event_but_counts() -> None:
     writer = EventWriter(FIELDS)
     assert writer.delta(delta("")) == b""

@@ -103,7 +103,3 @@ SIZES = {
     "large-v3": (1280, 32, 51_866),
     "large-v3-turbo": (1280, 4, 51_866),
 }
-
-
-def config_of(width: int, num_layers: int, vocabulary: int) -> dict[str, int]:
-    return {"d_model": width, "decoder_layers": num_layers, "vocab_size": vocabulary}

@@ -156,17 +156,6 @@ def test_a_certificate_with_its_key_is_taken_and_one_with_a_password_is_not(
         assert "must be a readable certificate in PEM format" in line
 
 
-def test_a_file_of_keys_is_read_and_has_to_have_one(tmp_path: Path) -> None:
-    keys = tmp_path / "keys.yaml"
-    keys.write_text("[]")
-    keys.chmod(0o600)
-    (line,) = checks.keys_file(embedded(keys_file=str(keys)))
-    assert line.startswith("--keys-file ")
-    (missing,) = checks.keys_file(embedded(keys_file=str(tmp_path / "nowhere")))
-    assert missing.endswith("the file cannot be read: No such file or directory")
-    assert not list(checks.keys_file(embedded()))
-
-
 def test_a_usage_log_is_tried_and_not_written_to(tmp_path: Path) -> None:
     log = tmp_path / "usage.jsonl"
     assert not list(checks.usage_log(embedded(usage_log=str(log))))

@@ -70,18 +70,6 @@ def test_what_cannot_be_converted_is_a_line(tmp_path: Path) -> None:
     assert done.stdout == ""
 
 
-def test_what_is_converted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[object, ...]] = []
-    monkeypatch.setattr(
-        "asr_server.annexes.model_sources.convert.convert", lambda *given: calls.append(given)
-    )
-    source, target = tmp_path / "model.pt", tmp_path / "out"
-    done = call("convert", str(source), str(target), "--tokenizer", "base")
-    assert (done.exit_code, done.stdout) == (0, f"{target} is a checkpoint in Hugging Face's layout\n")
-    call("convert", str(source), str(target))
-    assert calls == [(source, target, "base"), (source, target, None)]
-
-
 def test_a_fetch_says_what_it_does_and_a_list_only_lists() -> None:
     logging.root.setLevel(logging.WARNING)
     assert call("models", "fetch", "whisper-digits").stdout == f"{EMBEDDED_MODEL}\n"

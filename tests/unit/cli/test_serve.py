@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.cli.serve import serve
-from asr_server.config import EMBEDDED_MODEL, NO_PORT
+from asr_server.config import EMBEDDED_MODEL
 
 pytestmark = pytest.mark.slow
 
@@ -94,16 +93,6 @@ def test_weights_that_cannot_be_read_end_the_server_with_one_line_and_a_status(t
         f"the engine could not be started: the weights in {tmp_path} are damaged: fetch them again"
     )
     assert not any("exception" in line for line in lines)
-
-
-def test_what_kubernetes_says_of_a_service_of_the_same_name_is_no_setting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("ASR_SERVER_PORT", "ASR_SERVER_WYOMING_PORT", "ASR_SERVER_METRICS_PORT"):
-        monkeypatch.setenv(name, "tcp://10.96.0.12:8000")
-    settings = serve.make_context("serve", []).params
-    assert (settings["port"], settings["wyoming_port"]) == ("8000", str(NO_PORT))
-    assert settings["metrics_port"] == str(NO_PORT)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -162,26 +162,6 @@ def test_flags_become_a_job(asked: Asked, flags: list[str], changes: dict[str, A
     assert asked.job == replace(PLAIN, **changes)
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        *(["--speakers", given] for given in ("0", "33", "2-33", "4-2", "100", "a")),
-        *(["--channels", "split", "--speakers", given] for given in ("a", "a,a", "a,b,c", ",b", "a,\x07")),
-        *(
-            ["--overwrite", "--skip-existing", "-o", "out"],
-            ["--max-line-width", "0"],
-            ["--temperature", "1.01"],
-        ),
-        ["--manifest", "/", "-o", "out"],
-    ],
-)
-def test_what_is_no_value_of_a_flag_is_refused(asked: Asked, flags: list[str]) -> None:
-    inputs = [] if flags[0] == "--manifest" else ["a.wav"]
-    done = asked(*inputs, *flags)
-    assert (done.exit_code, asked.by) == (2, "")
-    assert "Error: " in done.output
-
-
 def test_a_manifest_is_a_run_of_its_own(asked: Asked, tmp_path: Path) -> None:
     manifest = tmp_path / "files.jsonl"
     manifest.touch()

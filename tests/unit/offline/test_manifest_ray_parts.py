@@ -71,28 +71,6 @@ def job_of(folder: Path, num_bytes: int) -> TranscribeJob:
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "replicas", "num_parts"),
-    [
-        (1, 1, 1),
-        (KIB, 1, 1),
-        (KIB + 1, 1, 2),
-        (256 * KIB, 1, 128),
-        (256 * KIB, 2, 256),
-        (256 * KIB, 4, 256),  # of a kibibyte at least
-        (128 * 65 * KIB, 1, 130),  # of 64 kibibytes at most
-    ],
-)
-def test_a_manifest_is_dealt_out_in_parts_for_each_actor(
-    tmp_path: Path, num_bytes: int, replicas: int, num_parts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = Dataset(monkeypatch)
-    manifest_ray._dataset(embedded(replicas=replicas), job_of(tmp_path, num_bytes), {})
-    assert data.num_parts == num_parts
-    part_bytes = data.options["fn_constructor_kwargs"]["part_bytes"]
-    assert part_bytes * (num_parts - 1) < num_bytes <= part_bytes * num_parts
-
-
-@pytest.mark.parametrize(
     ("values", "num_gpus", "nodes", "num_actors", "gpus_each"),
     [
         ({}, 0, (True, False, True), 2, 0),

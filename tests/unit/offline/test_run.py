@@ -8,7 +8,6 @@ import io
 import os
 import re
 import signal
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -170,17 +169,6 @@ async def test_each_recording_has_a_line_with_its_speed_and_the_summary_has_the_
         written = re.escape(f"{tmp_path}/{number}.txt")
         assert re.findall(rf"^{number}\.wav: {SPEED} -> {written}$", line) == [f"{number + 1}.0"]
     assert re.findall(f"^3 transcribed; {SPEED}$", last) == ["6.0"]
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="names there are text")
-def test_the_bars_take_any_name_and_any_length() -> None:
-    bars = ProgressBars(1, quiet=False)
-    with bars.shown():
-        bar = bars.begin("[bold]{task}\x1b[2J\udcff")
-        bars.move(bar, 5.0, None)
-        bars.move(bar, 5.0, 0.0)
-        bars.move(bar, 5.0, 3600.0)
-        bars.finish(bar)
 
 
 def test_what_is_said_of_a_recording_is_one_line_whatever_its_name(

@@ -27,7 +27,6 @@ from asr_server.telemetry import FIGURES
 from tests.support.embedded import embedded
 from tests.support.fake_replica import noise, say
 from tests.support.speech import say as say_digits
-from tests.support.speech import silence
 from tests.support.tokens import words
 from tests.support.until import until
 from tests.unit.api.figures import growth, read
@@ -308,19 +307,6 @@ async def test_an_update_that_is_wrong_changes_nothing_and_names_its_field(app: 
         assert updated["session"]["audio"]["input"]["transcription"]["prompt"] == "digits"
 
 
-async def test_old_clients_update_their_session_in_their_own_words(app: RunningApp) -> None:
-    async with open_session(url(app)) as client:
-        session = {
-            "input_audio_format": "g711_ulaw",
-            "input_audio_transcription": {"model": "whisper-1", "language": "en"},
-            "turn_detection": None,
-        }
-        await client.send({"type": "transcription_session.update", "session": session})
-        event = json.loads(await client.socket.recv())
-        assert event["type"] == "transcription_session.updated"
-        assert {name: event["session"][name] for name in session} == session
-
-
 async def test_the_options_reach_the_engine(app: RunningApp) -> None:
     async with open_session(url(app)) as client:
         await client.send(
@@ -453,18 +439,6 @@ async def test_speech_behind_a_pause_in_which_detection_was_turned_off_is_in_its
         assert longest > len(read_ahead.samples) + len(second.samples) / 2
 
 
-async def test_a_silence_shortened_while_it_lasts_ends_the_turn() -> None:
-    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(url(app)) as client:
-        await client.update(**pausing(silence_duration_ms=5000))
-        await client.append(pcm24(say_digits("12", gap_s=[0.2, 1.0]).samples))
-        await client.until(".speech_started")
-        await client.update(**pausing(silence_duration_ms=300))
-        await client.append(pcm24(silence(0.2)))
-        events = await client.until(".completed")
-        assert len(of_type(events, ".speech_stopped")) == 1
-        assert not of_type(events, ".speech_started")
-
-
 @pytest.mark.parametrize("kind", ["clear", "commit"])
 async def test_speech_that_goes_on_behind_a_clear_or_a_commit_starts_again(kind: str) -> None:
     digits = pcm24(say_digits("12", gap_s=0.1).samples)
@@ -511,15 +485,6 @@ async def test_a_client_that_leaves_while_its_session_is_closed_is_no_fault_of_t
         assert await client.closed() == 1006
         await until(lambda: not app.app.state.server.realtime.num_active)
     assert "has failed" not in caplog.text
-
-
-@pytest.mark.slow
-async def test_an_append_of_3_mib_is_taken(app: RunningApp) -> None:
-    async with open_session(url(app)) as client:
-        await client.update(**MANUAL)
-        await client.append(SECOND * 65, size=len(SECOND) * 65)
-        await client.send({"type": "input_audio_buffer.clear"})
-        await client.until("input_audio_buffer.cleared")
 
 
 @pytest.mark.parametrize("size", [MIB // 4, 4 * MIB - 200])

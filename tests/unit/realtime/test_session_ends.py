@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 
 from websockets.asyncio.client import connect
 
-from asr_server.annexes.realtime import session
 from tests.support.embedded import embedded
 from tests.support.fake_replica import noise
 from tests.support.until import until
-from tests.unit.api.named_keys import WEB, bearer, entry, settings_with
 from tests.unit.api.running_app import RunningApp, run_app
 from tests.unit.realtime.realtime_client import MANUAL, Client, of_type, open_session, pcm24
 
@@ -44,21 +41,6 @@ async def test_events_and_items_are_numbered_under_the_sessions_own_letters() ->
         items = [event["item_id"] for event in of_type(events, ".committed")]
         assert items == [f"item_{tag}000000", f"item_{tag}000001"]
         assert now + 990 < created["session"]["expires_at"] <= now + 1000
-
-
-async def test_a_key_whose_audio_is_used_up_ends_its_session_behind_the_turn(tmp_path: Path) -> None:
-    key = entry("web", WEB, audio_seconds_per_minute=1)
-    async with (
-        run_app(settings_with(tmp_path / "keys", key)) as app,
-        open_session(url(app), additional_headers=bearer(WEB)) as client,
-    ):
-        await client.update(**MANUAL)
-        await client.append(SECOND * 3)
-        await client.commit()
-        *_, error = await client.until("error")
-        assert error["error"]["code"] == "rate_limit_exceeded"
-        assert await client.closed() == session.POLICY
-        assert client.socket.close_reason == "The audio of this key is used up for now."
 
 
 async def test_the_first_end_counts_and_the_committed_turn_is_still_read(app: RunningApp) -> None:

@@ -59,14 +59,6 @@ def test_speech_opens_a_turn_with_its_padding_and_the_end_of_speech_commits_it()
     assert len(state.committed) == 1
 
 
-def test_without_detection_the_first_sample_opens_a_turn_and_the_client_commits() -> None:
-    _, effects = run([t.AudioWritten(500 * MS), t.CommitRequested(), t.AudioWritten(10 * MS)])
-    assert named(effects) == [
-        *("OpenTurn", "FinishTurn", "Committed", "ItemAdded", "ItemDone", "RestartDetection"),
-        "OpenTurn",
-    ]
-
-
 def test_a_commit_under_100_ms_is_an_error_that_names_the_event_and_changes_nothing() -> None:
     before, _ = run([t.AudioWritten(100 * MS - 1)])
     after, effects = run([t.CommitRequested("mine")], before)

@@ -3,7 +3,6 @@ import logging
 import re
 from types import SimpleNamespace
 
-import httpx
 import pytest
 
 from asr_server.api.models.registry import ModelRegistry
@@ -14,7 +13,7 @@ from asr_server.config import MIB
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import StartImpossible
 from asr_server.server import app as module
-from asr_server.server.app import create_app, create_metrics_app
+from asr_server.server.app import create_app
 from asr_server.telemetry import TextFormatter
 from tests.support.clock import loop_clock
 from tests.support.embedded import embedded
@@ -65,11 +64,6 @@ async def test_requests_with_the_same_id_do_not_meet(app: RunningApp) -> None:
     assert all([await app.still_works(), await app.still_works()])
 
 
-async def test_errors_of_the_framework_have_the_same_body(app: RunningApp) -> None:
-    for reply in (await app.client.get("/nowhere"), await app.client.delete("/health")):
-        assert error_of(reply)["type"] == "invalid_request_error"
-
-
 async def test_a_bug_of_ours_shows_nothing_of_itself_and_is_logged_with_the_id(
     app: RunningApp, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -105,12 +99,6 @@ async def test_a_wrong_key_is_refused(header: str) -> None:
     async with run_app(embedded(api_key="s3cret")) as app:
         reply = await app.client.get("/v1/models", headers=[(b"authorization", header.encode("latin-1"))])
         assert reply.status_code == 401
-
-
-async def test_the_right_key_opens() -> None:
-    async with run_app(embedded(api_key="s3cret")) as app:
-        app.client.headers["authorization"] = "Bearer s3cret"
-        assert await app.still_works()
 
 
 async def test_no_engine_is_503_and_not_ready_but_alive() -> None:
@@ -233,34 +221,6 @@ async def test_each_part_answers_and_nothing_else(
     assert (await app.client.request(method, path)).status_code == status
 
 
-async def test_the_figures_have_a_port_of_their_own_where_one_is_set() -> None:
-    async with run_app(embedded(metrics_port=0)) as app:
-        assert (await app.client.get("/metrics")).status_code == 404
-        metrics = create_metrics_app(app.app.state.server, app.app.state.server.settings)
-        transport = httpx.ASGITransport(metrics)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            paths = (
-                "/metrics",
-                "/health",
-                "/ready",
-                "/health/",
-                "/openapi.json",
-                "/docs",
-                "/redoc",
-                "/v1/models",
-            )
-            statuses = {path: (await client.get(path)).status_code for path in paths}
-            assert set((await client.get("/docs")).json()["error"]) == {"message", "type", "param", "code"}
-    assert list(statuses.values()) == [200] * 4 + [404] * 4
-
-
-async def test_names_of_other_machines_are_refused_on_a_server_for_this_one_alone() -> None:
-    for values, status in (({}, 421), ({"api_key": "right"}, 200), ({"host": "0.0.0.0"}, 200)):
-        async with run_app(embedded(**values)) as app:
-            reply = await app.client.get("/health", headers={"host": "evil.example"})
-            assert (reply.status_code == 200) == (status == 200), values
-
-
 async def test_everything_that_was_started_ends_with_the_server() -> None:
     before = asyncio.all_tasks()
     async with run_app(embedded()) as app:
@@ -269,12 +229,6 @@ async def test_everything_that_was_started_ends_with_the_server() -> None:
     await until(lambda: {task for task in asyncio.all_tasks() - before if not task.done()} == set())
     with pytest.raises(RuntimeError):
         await app.pool.run(len, b"")
-
-
-async def test_the_port_of_the_figures_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
-    async with run_app(embedded(metrics_port=0)):
-        line = capsys.readouterr().out
-    assert re.fullmatch(r"metrics on http://127\.0\.0\.1:\d+/metrics\n", line)
 
 
 @pytest.mark.parametrize("shares", [True, False])

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 import pytest
 
-from asr_server.annexes.speakers import segmentation
-from asr_server.annexes.speakers.networks import CONVOLUTIONS, FILTERS
-from asr_server.annexes.speakers.segmentation import CLASSES, STEP, WINDOW, Floats, segment
+from asr_server.annexes.speakers.segmentation import STEP, WINDOW, Floats, segment
 from asr_server.core import Samples
 from tests.unit.speakers.people import TALK, join
 
@@ -30,11 +26,6 @@ def differs(one: Floats, other: Floats) -> float:
     return float(np.mean(one.argmax(axis=-1) != other.argmax(axis=-1)))
 
 
-def test_a_frame_is_nobodys_one_persons_or_two_peoples() -> None:
-    speaking = [who for count in range(3) for who in combinations(range(3), count)]
-    assert CLASSES.tolist() == [[float(person in who) for person in range(3)] for who in speaking]
-
-
 @pytest.mark.parametrize(
     ("num_samples", "num_windows"),
     [*((0, 1), (160_000, 1), (160_001, 2), (239_920, 2), (239_921, 3), (319_840, 3), (319_841, 4))],
@@ -46,37 +37,6 @@ def test_a_window_of_ten_seconds_begins_every_five(num_samples: int, num_windows
     assert not found.argmax(axis=-1).any()
     assert np.isneginf(found[:, :, 1:]).all()
     assert not found[:, :, 0].any()
-
-
-def test_windows_with_sound_share_their_filters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On networks that count: of the second window, by whose last sample it is one."""
-    filtered, convolved = list[Floats](), list[dict[str, Floats]]()
-
-    class Network:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def run(self, _: None, inputs: dict[str, Floats]) -> list[Floats]:
-            if self.name == FILTERS:
-                filtered.append(inputs["samples"])
-                return [np.full((1, 160, 2664), len(filtered), np.float32)]
-            if self.name == CONVOLUTIONS:
-                convolved.append(inputs)
-                return [np.zeros((1, 60, 589), np.float32)]
-            return [np.ones((len(inputs["features"]), 589, 7), np.float32)]
-
-    monkeypatch.setattr(segmentation, "load", Network)
-    samples = np.zeros(160_001, np.float32)
-    samples[-1] = 0.5
-    found = segment(samples)
-    assert [window.all() for window in found] == [False, True]
-    assert [part.shape for part in filtered] == [(1, 80_161)] * 2
-    assert [np.flatnonzero(part).tolist() for part in filtered] == [[80_080], [160_000 - 159_840]]
-    (inputs,) = convolved
-    assert inputs["filtered"].shape == (1, 160, 5325)
-    assert np.array_equal(inputs["filtered"][0, 0], np.repeat([1, 2], [2664, 2661]))
-    assert inputs["mean"].item() == pytest.approx(0.5 / 160_000)
-    assert inputs["variance"].item() == pytest.approx(0.25 / 160_000, rel=1e-3)
 
 
 def test_windows_run_together_are_those_run_alone(talk: Samples) -> None:

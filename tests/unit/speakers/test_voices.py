@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
-from asr_server.annexes.speakers.networks import EMBEDDING, load
 from asr_server.annexes.speakers.segmentation import (
-    CLASSES,
-    FIRST_FRAME,
     FRAME,
     NUM_FRAMES,
     WINDOW,
     Floats,
     segment,
 )
-from asr_server.annexes.speakers.voices import Heard, Stretch, embed, fbank, hear, hear_reference
+from asr_server.annexes.speakers.voices import fbank, hear, hear_reference
 from asr_server.core import SAMPLE_RATE, Samples
 from harness.speech.telephone import by_telephone
 from tests.support.speech import say
@@ -109,7 +105,6 @@ def test_what_the_window_before_has_heard_is_not_heard_again(
 
 HISS = np.asarray(0.1 * np.random.default_rng(0).standard_normal(2 * WINDOW), np.float32)
 FEATURE = 160  # samples between two features
-FRAME_MIDDLES = FIRST_FRAME + FRAME * np.arange(NUM_FRAMES)
 
 
 def kaldi(samples: Samples) -> Floats:
@@ -142,23 +137,6 @@ def test_features_are_kaldis() -> None:
     assert np.abs(fbank(samples, some) - expected[some]).max() < 1e-2
 
 
-@pytest.mark.parametrize("num_features", [30, 199, 203, 402])
-def test_layers_are_gated_by_stretches_of_a_hundred_positions(num_features: int) -> None:
-    """Two features are a position."""
-    features = fbank(HISS, np.arange(num_features))
-    num_positions = -(-num_features // 2)
-    sizes = [min(100, num_positions - first) for first in range(0, num_positions, 100)]
-    spread = np.zeros((num_positions, len(sizes)), np.float32)
-    for number, size in enumerate(sizes):
-        spread[100 * number : 100 * number + size, number] = 1
-    pool = (spread / np.array(sizes)).T + 1 / num_positions
-    inputs = {"features": (features - features.mean(axis=0))[None], "pool": pool.astype(np.float32)}
-    (expected,) = load(EMBEDDING).run(None, inputs | {"spread": spread})
-    found = embed(features + 3.0)
-    assert np.allclose(found, expected[0] / np.linalg.norm(expected[0]), atol=2e-3)
-    assert np.linalg.norm(found) == pytest.approx(1)
-
-
 def saying(*parts: tuple[int, int, int], sure: float = 0.994) -> Floats:
     """Log-probabilities: of each part its first frame, the one behind its last, and its class."""
     likely = np.full((NUM_FRAMES, 7), (1 - sure) / 6, np.float32)
@@ -167,34 +145,6 @@ def saying(*parts: tuple[int, int, int], sure: float = 0.994) -> Floats:
         classes[first:end] = number
     likely[np.arange(NUM_FRAMES), classes] = sure
     return np.log(likely)
-
-
-def features_of(first: int, end: int, num_samples: int = WINDOW) -> npt.NDArray[np.int64]:
-    """The features whose middles lie nearest to these frames."""
-    middles = np.arange((num_samples - 400) // FEATURE + 1) * FEATURE + 200
-    nearest = np.abs(middles[:, None] - FRAME_MIDDLES).argmin(axis=1)
-    return np.flatnonzero((first <= nearest) & (nearest < end))
-
-
-def of_window(*parts: tuple[int, int, int], before: tuple[Stretch, ...] = ()) -> Heard:
-    return hear(HISS[:WINDOW], saying(*parts), before=before)
-
-
-def test_who_says_too_little_alone_is_heard_among_others() -> None:
-    """The first speaker for 0.2 s alone, then for 0.4 s with the second, who goes on."""
-    first, second = of_window((50, 62, 1), (62, 86, 4), (86, 130, 2)).voices
-    assert first.clean_s == len(features_of(50, 86)) / 100
-    assert first.embedding.any()
-    assert second.clean_s == len(features_of(86, 130)) / 100
-    assert np.flatnonzero(first.activity > 0.5).tolist() == list(range(50, 86))
-    assert np.flatnonzero(second.activity > 0.5).tolist() == list(range(62, 130))
-
-
-def test_of_a_stretch_longer_than_two_and_a_half_seconds_the_middle_is_heard() -> None:
-    (stretch,) = of_window((0, 149, 1)).stretches
-    every = features_of(0, 149)
-    assert (stretch.num_features, len(every)) == (250, 253)
-    assert np.allclose(stretch.embedding, embed(fbank(HISS, every[1:251])), atol=1e-6)
 
 
 DIPS_S = 2.3, 5.4, 7.1, 10.2, 12.6, 15.3
@@ -212,80 +162,6 @@ def test_windows_that_overlap_cut_a_long_stretch_at_the_same_quiet_moments() -> 
         assert ends[:-1] == [each.start for each in heard.stretches[1:]]
     assert starts_s[0] == pytest.approx([0, 2.3, 5.4, 7.1], abs=0.03)
     assert starts_s[1] == pytest.approx([5.0, 7.1, 10.2, 12.6], abs=0.03)
-
-
-def test_a_stretch_is_not_heard_again_if_two_seconds_or_four_fifths_of_it_were() -> None:
-    known = np.eye(192, dtype=np.float32)[0]
-    for frames, share in (((20, 110), 0.8), ((0, 149), 0.0)):
-        (stretch,) = of_window((*frames, 1)).stretches
-        length = stretch.end - stretch.start
-        enough = -(-int(10 * share) * length // 10) if share else 32_000
-        for num_shared in (enough - 1, enough):
-            before = Stretch(stretch.end - num_shared, stretch.end + 99, 200, known, True)
-            other = Stretch(0, stretch.start + 10, 200, -known, False)
-            (voice,) = of_window((*frames, 1), before=(other, before)).voices
-            assert np.array_equal(voice.embedding, known) == (num_shared >= enough)
-            assert voice.is_narrow == (num_shared >= enough)
-
-
-def pair(cosine: float) -> tuple[Floats, Floats]:
-    first, second = np.eye(192, dtype=np.float32)[:2]
-    return first, np.asarray(cosine * first + np.sqrt(1 - cosine**2) * second, np.float32)
-
-
-@pytest.mark.parametrize(
-    ("cosine", "is_narrow", "num_voices"),
-    [(0.19, False, 2), (0.21, False, 1), (0.34, True, 2), (0.36, True, 1)],
-)
-def test_without_a_pause_two_people_are_less_alike(cosine: float, is_narrow: bool, num_voices: int) -> None:
-    """The window before has heard each stretch of ten seconds of speech."""
-    stretches = of_window((0, NUM_FRAMES, 1)).stretches
-    assert len(stretches) >= 3
-    first, second = pair(cosine)
-    before = [stretch._replace(embedding=second, is_narrow=is_narrow) for stretch in stretches]
-    before[0] = before[0]._replace(embedding=first)
-    heard = of_window((0, NUM_FRAMES, 1), before=tuple(before))
-    assert len(heard.voices) == num_voices
-    assert [stretch for voice in heard.voices for stretch in voice.stretches] == heard.stretches
-    assert {voice.is_narrow for voice in heard.voices} == {is_narrow}
-    if num_voices == 1:
-        assert heard.alike == [], "one passage"
-        weights = np.array([stretch.num_features for stretch in stretches], np.float32)
-        mean = weights @ np.stack([stretch.embedding for stretch in before])
-        assert np.allclose(heard.voices[0].embedding, mean / np.linalg.norm(mean), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("cosine", "is_narrow", "num_voices"),
-    [(0.34, False, 2), (0.36, False, 1), (0.54, True, 2), (0.56, True, 1)],
-)
-def test_by_telephone_and_with_a_pause_two_people_may_be_more_alike(
-    cosine: float, is_narrow: bool, num_voices: int
-) -> None:
-    """Six seconds of one, and two passages of the other."""
-    passages = (0, 355, 1), (375, 455, 1), (475, 555, 1)
-    first, second = pair(cosine)
-    before = [
-        stretch._replace(embedding=first if stretch.start < 360 * FRAME else second, is_narrow=is_narrow)
-        for stretch in of_window(*passages).stretches
-    ]
-    heard = of_window(*passages, before=tuple(before))
-    assert len(heard.voices) == num_voices
-    assert heard.alike == pytest.approx([cosine] * 2 if num_voices == 1 else [], abs=1e-3)
-
-
-@pytest.mark.parametrize("below_db", [5.0, 20.0, 40.0])
-def test_what_is_much_fainter_than_the_rest_is_doubted_as_an_echo(below_db: float) -> None:
-    tone = 0.3 * np.sin(2 * np.pi * 1000 * np.arange(WINDOW) / SAMPLE_RATE)
-    half = WINDOW // 2
-    tone[half:] *= 10 ** (-below_db / 20)
-    (voice,) = hear(tone.astype(np.float32), saying((0, NUM_FRAMES, 1), sure=0.9)).voices
-    likely = float(np.exp(saying((0, 1, 1), sure=0.9)[0]) @ CLASSES[:, 0])
-    odds = likely / (1 - likely) * np.exp(-0.3 * min(max(below_db - 10, 0), 15))
-    near = 2 * FRAME
-    loud, faint = voice.activity[half - near > FRAME_MIDDLES], voice.activity[half + near < FRAME_MIDDLES]
-    assert np.allclose(loud, likely, atol=3e-3)
-    assert np.allclose(faint[:-2], odds / (1 + odds), atol=1e-2)
 
 
 def test_a_reference_is_who_speaks_most_in_its_first_ten_seconds() -> None:
