@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Path, Request
 
-from asr_server.api.models.registry import ModelRegistry
+from asr_server.api.models import ModelRegistry
 from asr_server.api.openapi import ADMIN_ERRORS, ENGINE_ERRORS, KEY_ERRORS, MODEL_ERRORS, error_responses
 from asr_server.api.routes import describe_model
 from asr_server.api.schemas import Model

@@ -25,13 +25,13 @@ from wyoming.ping import Pong
 
 from asr_server import __version__, metrics
 from asr_server.api.errors import CLIENT_CLOSED_REQUEST, body_of, response_to
-from asr_server.api.intake.disconnect import cancel_on_disconnect
-from asr_server.api.intake.upload import Upload
-from asr_server.api.middleware.request_log import new_request_id, report_request
-from asr_server.api.models.served_model import ServedModel
+from asr_server.api.middleware import new_request_id, report_request
+from asr_server.api.models import ServedModel
 from asr_server.api.state import AppState
+from asr_server.api.transcribe import cancel_on_disconnect
+from asr_server.api.upload import Upload
+from asr_server.audio.native import unsized_header
 from asr_server.audio.recording import Recording
-from asr_server.audio.wav import unsized_header
 from asr_server.config import MIB, naming
 from asr_server.core import DecodingOptions, Transcript
 from asr_server.errors import InvalidValue, RequestError, ServiceUnavailable, ShuttingDown, TooSlow

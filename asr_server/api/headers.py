@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
-from urllib.parse import quote
-
-from asr_server.config import Settings
-from asr_server.core import Transcript
 
 REQUEST_ID: Final = "x-request-id"
 MODEL_LIMIT: Final = "x-model-limit"
@@ -41,27 +36,3 @@ SAFE_HEADERS: Final = {
     "x-content-type-options": "nosniff",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
-_MAX_NAMED: Final = 32  # fields
-_MAX_NAME: Final = 80  # characters of a field's name
-
-
-def answer_headers(settings: Settings, ignored_fields: Sequence[str] = ()) -> dict[str, str]:
-    headers = {}
-    if settings.model_limit:
-        headers[MODEL_LIMIT] = settings.model_limit
-    if ignored_fields:
-        headers[IGNORED_FIELDS] = ", ".join(map(_quoted, ignored_fields[:_MAX_NAMED]))
-    return headers
-
-
-def recording_headers(transcript: Transcript) -> dict[str, str]:
-    headers = {TRUNCATED: "true"} if transcript.is_cut_short else {}
-    if transcript.tracks:
-        headers[TRACKS] = ",".join(str(track.number) for track in transcript.tracks)
-    if transcript.dropped:
-        headers[DROPPED] = str(len(transcript.dropped))
-    return headers
-
-
-def _quoted(name: str) -> str:
-    return quote(name[:_MAX_NAME], safe="[]")

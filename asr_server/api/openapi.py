@@ -23,7 +23,7 @@ from asr_server.api.headers import (
     RETRY_AFTER_MS,
     SHOULD_RETRY,
 )
-from asr_server.api.models.registry import ModelRegistry
+from asr_server.api.models import ModelRegistry
 from asr_server.api.schemas import (
     AudioFields,
     ErrorBody,
@@ -31,7 +31,7 @@ from asr_server.api.schemas import (
     TranscriptionFields,
     TranslationFields,
 )
-from asr_server.audio.limits import FORMATS
+from asr_server.audio.decoder import FORMATS
 from asr_server.config import Settings
 from asr_server.errors import (
     AdminRequired,

@@ -10,10 +10,8 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from asr_server import metrics
-from asr_server.api.hints import MAX_QUOTED, unknown_field
-from asr_server.api.intake.form import VOICE_FIELD
-from asr_server.api.models.registry import Models
-from asr_server.api.models.served_model import ServedModel
+from asr_server.api.errors import MAX_QUOTED, unknown_field
+from asr_server.api.models import Models, ServedModel
 from asr_server.api.schemas import (
     ARRAY_FIELDS,
     COUNT_FIELDS,
@@ -26,7 +24,8 @@ from asr_server.api.schemas import (
     TranslationFields,
     loads,
 )
-from asr_server.audio.tracks import TrackChoice, parse_choice
+from asr_server.api.upload import VOICE_FIELD
+from asr_server.audio.decoder import TrackChoice, parse_choice
 from asr_server.core import Clip, DecodingOptions, SpeakerCount
 from asr_server.errors import InvalidValue
 from asr_server.formats.render import RenderOptions

@@ -15,55 +15,23 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from asr_server import __version__
-from asr_server.api.models.served_model import ServedModel
+from asr_server.api.models import ServedModel
 from asr_server.api.openapi import (
     ENGINE_ERRORS,
     KEY_ERRORS,
     MODEL_ERRORS,
     error_responses,
-    form_of,
-    transcript_responses,
 )
-from asr_server.api.request import parse_transcription_request, parse_translation_request
 from asr_server.api.schemas import (
     Load,
     Model,
     ModelList,
     ReplicaLoad,
     Status,
-    TranscriptionFields,
-    TranslationFields,
     Version,
 )
 from asr_server.api.state import AppState, get_state, models_of, require_key
-from asr_server.api.transcribe import TranscriptionResponse
 from asr_server.dispatch.supervisor import ReplicaState
-from asr_server.formats.bodies import DiarizedJson, Json, VerboseJson
-
-audio = APIRouter(prefix="/v1/audio", dependencies=[Depends(require_key)], tags=["audio"])
-
-
-@audio.post(
-    "/transcriptions",
-    openapi_extra=form_of(TranscriptionFields),
-    responses=transcript_responses(Json, VerboseJson, DiarizedJson),
-    response_model=None,
-)
-async def transcribe(request: Request) -> Response:
-    """Return a recording's text in its own language."""
-    return TranscriptionResponse(get_state(request), parse_transcription_request)
-
-
-@audio.post(
-    "/translations",
-    openapi_extra=form_of(TranslationFields),
-    responses=transcript_responses(Json, VerboseJson),
-    response_model=None,
-)
-async def translate(request: Request) -> Response:
-    """Return a recording's text in English."""
-    return TranscriptionResponse(get_state(request), parse_translation_request)
-
 
 probes = APIRouter(tags=["operations"])
 models = APIRouter(prefix="/v1/models", dependencies=[Depends(require_key)], tags=["models"])

@@ -7,30 +7,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from typing import Final, TypeVar
+from urllib.parse import quote
 
+from fastapi import APIRouter, Depends
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from asr_server import metrics
 from asr_server.api.events import EventStream, EventWriter
-from asr_server.api.headers import answer_headers, recording_headers
-from asr_server.api.intake.disconnect import cancel_on_disconnect
-from asr_server.api.intake.form import FILE, Form, read_form
-from asr_server.api.middleware.request_log import OVER_LIMIT
-from asr_server.api.models.registry import Models
-from asr_server.api.request import TranscriptionRequest
-from asr_server.api.schemas import TranscriptionFields
-from asr_server.api.state import AppState, metered, models_of
+from asr_server.api.headers import DROPPED, IGNORED_FIELDS, MODEL_LIMIT, TRACKS, TRUNCATED
+from asr_server.api.middleware import OVER_LIMIT
+from asr_server.api.models import Models
+from asr_server.api.openapi import form_of, transcript_responses
+from asr_server.api.request import (
+    TranscriptionRequest,
+    parse_transcription_request,
+    parse_translation_request,
+)
+from asr_server.api.schemas import TranscriptionFields, TranslationFields
+from asr_server.api.state import AppState, get_state, metered, models_of, require_key
+from asr_server.api.upload import FILE, Form, read_form
 from asr_server.audio.recording import Recording
-from asr_server.config import naming
+from asr_server.config import Settings, naming
 from asr_server.core import Transcript
 from asr_server.errors import Overloaded, ShuttingDown
+from asr_server.formats.bodies import DiarizedJson, Json, VerboseJson
 from asr_server.formats.render import render
-from asr_server.transcription import Labeller, TranscriptionSession
+from asr_server.transcription import Labeller, TranscriptionSession, task_group
 
 STREAM_END: Final = b"data: [DONE]\n\n"
 
@@ -50,6 +57,8 @@ _MEDIA_TYPES: Final = {
 
 RETRY_CONNECTION_S: Final = 5.0
 
+_MAX_NAMED: Final = 32  # fields
+_MAX_NAME: Final = 80  # characters of a field's name
 # Of a longer transcript the reply is made in a thread: for twelve hours with words it takes a second.
 SEGMENTS_INLINE: Final = 100
 
@@ -186,3 +195,72 @@ async def _stream(
             raise
         stream.fail(error)
     await stream.end()
+
+
+def answer_headers(settings: Settings, ignored_fields: Sequence[str] = ()) -> dict[str, str]:
+    headers = {}
+    if settings.model_limit:
+        headers[MODEL_LIMIT] = settings.model_limit
+    if ignored_fields:
+        headers[IGNORED_FIELDS] = ", ".join(map(_quoted, ignored_fields[:_MAX_NAMED]))
+    return headers
+
+
+def recording_headers(transcript: Transcript) -> dict[str, str]:
+    headers = {TRUNCATED: "true"} if transcript.is_cut_short else {}
+    if transcript.tracks:
+        headers[TRACKS] = ",".join(str(track.number) for track in transcript.tracks)
+    if transcript.dropped:
+        headers[DROPPED] = str(len(transcript.dropped))
+    return headers
+
+
+def _quoted(name: str) -> str:
+    return quote(name[:_MAX_NAME], safe="[]")
+
+
+@asynccontextmanager
+async def cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
+    """Cancel the block when the client leaves; the body must have been read.
+
+    Send the last message behind the block: a server may call a complete reply a disconnect.
+
+    Raises ClientDisconnect.
+    """
+    async with task_group() as group:
+        watch = group.create_task(_wait_for_disconnect(receive))
+        yield
+        watch.cancel()
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise ClientDisconnect
+
+
+# -- Routes --------------------------------------------------------------------------------------------------
+
+router = APIRouter(prefix="/v1/audio", dependencies=[Depends(require_key)], tags=["audio"])
+
+
+@router.post(
+    "/transcriptions",
+    openapi_extra=form_of(TranscriptionFields),
+    responses=transcript_responses(Json, VerboseJson, DiarizedJson),
+    response_model=None,
+)
+async def transcribe(request: Request) -> Response:
+    """Return a recording's text in its own language."""
+    return TranscriptionResponse(get_state(request), parse_transcription_request)
+
+
+@router.post(
+    "/translations",
+    openapi_extra=form_of(TranslationFields),
+    responses=transcript_responses(Json, VerboseJson),
+    response_model=None,
+)
+async def translate(request: Request) -> Response:
+    """Return a recording's text in English."""
+    return TranscriptionResponse(get_state(request), parse_translation_request)

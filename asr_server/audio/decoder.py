@@ -1,16 +1,143 @@
-"""The protocol of an open file that returns blocks of its own rate and layout."""
+"""How a file is decoded: within which limits, which of its tracks, and the protocol of its decoder."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from asr_server.audio.limits import AudioLimits
-from asr_server.audio.tracks import DEFAULT_TRACK, TrackChoice
-from asr_server.core import Track
+from asr_server.checkpoint.files import AudioWindow
+from asr_server.config import Settings, naming, values_for
+from asr_server.core import SAMPLE_RATE, Track
+from asr_server.errors import (
+    AudioTooLong,
+    InvalidAudio,
+    InvalidValue,
+    NoSuchTrack,
+    SampleRateTooHigh,
+    TooManyChannels,
+)
+from asr_server.language_codes import whisper_code
+
+FORMATS = "flac, mp3, mp4, mpeg, mpga, m4a, ogg, oga, opus, wav, webm, aac, aiff, mkv, mov, avi"
+MIN_SAMPLE_RATE = 1000  # a header of 1 Hz would turn one byte into 16,000 samples
+MIN_AUDIO_S = 0.1
+TOO_MANY_FILES = (
+    f"The server has too many files open: its limit (ulimit -n) is small for {naming('max_connections')}."
+)
+
+
+def invalid_audio(reason: str) -> InvalidAudio:
+    return InvalidAudio(f"{reason} Supported formats: {FORMATS}.")
+
+
+@dataclass(frozen=True)
+class AudioLimits:
+    max_audio_s: float = Settings.max_audio_s
+    max_decoded_bytes: int = Settings.max_decoded_bytes
+    max_sample_rate: int = Settings.max_sample_rate
+    max_channels: int = Settings.max_channels
+    max_preprocess_s: float = Settings.max_preprocess_s
+    chunk_s: float = AudioWindow().duration_s
+
+    @classmethod
+    def from_settings(cls, settings: Settings, window: AudioWindow) -> AudioLimits:
+        return cls(**values_for(cls, settings), chunk_s=window.chunk_s(settings.max_chunk_s))
+
+    @property
+    def chunk_samples(self) -> int:
+        return int(self.chunk_s * SAMPLE_RATE)
+
+    def check_layout(self, sample_rate: int, num_channels: int) -> None:
+        if sample_rate < MIN_SAMPLE_RATE or num_channels < 1:
+            raise invalid_audio(f"The file claims {num_channels} channels at {sample_rate} Hz.")
+        if sample_rate > self.max_sample_rate:
+            limit = f"{self.max_sample_rate} Hz"
+            raise _over(f"sample rate of {sample_rate} Hz", limit, "max_sample_rate", SampleRateTooHigh)
+        if num_channels > self.max_channels:
+            what = f"number of channels, {num_channels},"
+            raise _over(what, f"{self.max_channels}", "max_channels", TooManyChannels)
+
+    def check_decoded(self, num_bytes: int, duration_s: float) -> None:
+        """Raises AudioTooLong for the samples decoded so far: headers lie."""
+        if num_bytes > self.max_decoded_bytes:
+            raise _over("decoded size", f"{self.max_decoded_bytes} bytes", "max_decoded_bytes")
+        if duration_s > self.max_audio_s:
+            raise _over("duration", f"{self.max_audio_s:g} s", "max_audio_s")
+
+    def check_work(self, work_s: float) -> None:
+        if work_s > self.max_preprocess_s:
+            raise _over("decoding time", f"{self.max_preprocess_s:g} s", "max_preprocess_s")
+
+
+def _over(what: str, limit: str, setting: str, kind: type[AudioTooLong] = AudioTooLong) -> AudioTooLong:
+    return kind(f"The file's {what} is over the limit of {limit}, set by {naming(setting)}.")
+
+
+# -- Tracks --------------------------------------------------------------------------------------------------
+
+MAX_TRACK = 999
+
+
+class TrackChoice(msgspec.Struct, frozen=True):
+    """The requested tracks; empty uses the file's default."""
+
+    numbers: tuple[int, ...] = ()
+    language: str = ""
+
+
+DEFAULT_TRACK = TrackChoice()
+
+
+def parse_choice(text: str, split_channels: bool) -> TrackChoice:
+    """Read a number, a language code or, for split channels, two numbers (`1,2`). Raises InvalidValue."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        return DEFAULT_TRACK
+    if all(part.isascii() and part.isdigit() and 1 <= int(part[:9]) <= MAX_TRACK for part in parts):
+        numbers = tuple(int(part) for part in parts)
+        if len(numbers) == 1 or (split_channels and len(numbers) == 2 and numbers[0] != numbers[1]):
+            return TrackChoice(numbers)
+        raise InvalidValue(
+            "'track' takes one number; with channels=split it can be two different ones.", "track"
+        )
+    if len(parts) > 1 or not parts[0][0].isalpha():
+        raise InvalidValue(
+            f"'track' is a number from 1 to {MAX_TRACK} or the code of a language, such as 2 or eng.", "track"
+        )
+    return TrackChoice(language=parts[0])
+
+
+def ranked(tracks: Sequence[Track], choice: TrackChoice) -> list[Track]:
+    """Return the tracks to try, the best first. Raises NoSuchTrack."""
+    if choice.numbers:
+        if max(choice.numbers) > len(tracks):
+            raise NoSuchTrack(f"'track' asks for number {max(choice.numbers)}; {_described(tracks)}.")
+        return [tracks[number - 1] for number in choice.numbers]
+    wanted = whisper_code(choice.language)
+    suitable = [track for track in tracks if not wanted or whisper_code(track.language or "") == wanted]
+    if not suitable:
+        raise NoSuchTrack(f"'track' asks for the language '{choice.language[:20]}'; {_described(tracks)}.")
+    return sorted(suitable, key=lambda track: (not track.is_default, track.is_extra))
+
+
+def require_only_track(choice: TrackChoice) -> None:
+    """Check a choice for a format with one track. Raises NoSuchTrack."""
+    if choice != DEFAULT_TRACK:
+        ranked([Track(1)], choice)
+
+
+def _described(tracks: Sequence[Track]) -> str:
+    plural = "" if len(tracks) == 1 else "s"
+    languages = ", ".join(f"{track.number}: {track.language or 'no language'}" for track in tracks[:20])
+    return f"the file has {len(tracks)} audio track{plural} ({languages})"
+
+
+# -- Decoders ------------------------------------------------------------------------------------------------
 
 Block = npt.NDArray[np.float32]  # [frames, channels] at the file's own rate, full scale is 1.0
 

@@ -33,8 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr_server import errors, metrics
-from asr_server.audio.decoder import DecodeTask, FileInfo
-from asr_server.audio.limits import invalid_audio
+from asr_server.audio.decoder import DecodeTask, FileInfo, invalid_audio
 from asr_server.core import Samples
 from asr_server.errors import DecodingUnavailable, RequestError
 from asr_server.process import child_environment

@@ -19,10 +19,17 @@ import av.logging
 import numpy as np
 from av.stream import Disposition
 
-from asr_server.audio.decoder import Block, CannotOpen, id3_size
-from asr_server.audio.ffmpeg_frames import Adapter, TimeLine, to_block
-from asr_server.audio.limits import AudioLimits, invalid_audio
-from asr_server.audio.tracks import DEFAULT_TRACK, TrackChoice, ranked
+from asr_server.audio.decoder import (
+    DEFAULT_TRACK,
+    AudioLimits,
+    Block,
+    CannotOpen,
+    TrackChoice,
+    id3_size,
+    invalid_audio,
+    ranked,
+)
+from asr_server.audio.ffmpeg_decoder import Adapter, TimeLine, to_block
 from asr_server.core import Track
 from asr_server.errors import RequestError
 

@@ -18,14 +18,13 @@ import time
 
 import av
 import msgspec
+import numpy as np
 
-from asr_server.audio.decoder import CannotOpen, DecodeTask
+from asr_server.audio.decoder import CannotOpen, DecodeTask, FileInfo, TrackChoice, invalid_audio
 from asr_server.audio.ffmpeg_client import HEADER, NEXT, NUM_OPENED, STATUS, Answer
 from asr_server.audio.ffmpeg_decoder import FfmpegDecoder
-from asr_server.audio.limits import invalid_audio
-from asr_server.audio.stream import DecodedStream, PairedStream, Stream
-from asr_server.audio.tracks import TrackChoice
-from asr_server.core import SAMPLE_RATE
+from asr_server.audio.stream import DecodedStream, Stream
+from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.errors import RequestError
 from asr_server.process import (
     be_killed_with_the_parent,
@@ -187,6 +186,44 @@ def _open(fds: list[int], task: DecodeTask) -> Stream:
         return DecodedStream(decoder, task)
     except CannotOpen as error:
         raise invalid_audio("The file is not audio, or damaged beyond reading.") from error
+
+
+class PairedStream:
+    def __init__(self, *streams: DecodedStream) -> None:
+        self._streams = streams
+        self._held: list[Samples] = [np.empty(0, np.float32) for _ in streams]
+
+    @property
+    def info(self) -> FileInfo:
+        infos = [stream.info for stream in self._streams]
+        durations = [info.duration_s for info in infos if info.duration_s is not None]
+        tracks = tuple(track for info in infos for track in info.tracks_read)
+        is_truncated = any(info.truncated for info in infos)
+        return FileInfo(max(durations, default=None), len(infos), tracks, is_truncated)
+
+    def read(self) -> Samples | None:
+        waiting = [self._fill(number) for number in range(len(self._streams))]
+        lengths = [len(held) for held in self._held]
+        if not any(lengths) and not any(waiting):
+            return None
+        num_samples = min(
+            (n for n, goes_on in zip(lengths, waiting, strict=True) if goes_on), default=max(lengths)
+        )
+        taken = [np.pad(held[:num_samples], (0, max(0, num_samples - len(held)))) for held in self._held]
+        self._held = [held[num_samples:] for held in self._held]
+        return np.ascontiguousarray(np.stack(taken, axis=1))
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+
+    def _fill(self, number: int) -> bool:
+        if len(self._held[number]):
+            return True
+        samples = self._streams[number].read()
+        if samples is not None:
+            self._held[number] = samples.copy()
+        return samples is not None
 
 
 def _one_track(fd: int, task: DecodeTask, number: int) -> DecodedStream:

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from asr_server import metrics
 from asr_server.api.errors import response_to
 from asr_server.api.headers import REQUEST_ID, SAFE_HEADERS
-from asr_server.api.middleware.request_log import OVER_LIMIT, REFUSED, UNKNOWN_ROUTE, new_request_id
+from asr_server.api.middleware import OVER_LIMIT, REFUSED, UNKNOWN_ROUTE, new_request_id
 from asr_server.config import Settings, naming
 from asr_server.errors import HeadersTooLarge, InvalidValue, RequestError, TooManyHeaders, TooSlow
 from asr_server.protocols.old_clients import ParserIgnoringUpgrades, UntilClose

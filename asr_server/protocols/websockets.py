@@ -11,7 +11,7 @@ from websockets.frames import Frame
 
 from asr_server import metrics
 from asr_server.api.errors import response_to
-from asr_server.api.middleware.request_log import BROKEN, CLOSED_BY_SERVER, UNKNOWN_ROUTE, new_request_id
+from asr_server.api.middleware import BROKEN, CLOSED_BY_SERVER, UNKNOWN_ROUTE, new_request_id
 from asr_server.errors import HeadersTooLarge, InvalidValue
 from asr_server.protocols.http import raw_reply
 

@@ -32,23 +32,24 @@ from asr_server.annexes.monitoring.process_usage import STATM, resident_bytes
 from asr_server.annexes.realtime import openapi as realtime_openapi
 from asr_server.annexes.realtime.route import router as realtime_router
 from asr_server.annexes.speakers.references import follow_speakers
-from asr_server.api import errors, openapi, routes
+from asr_server.api import errors, openapi, routes, transcribe
 from asr_server.api.docs_page import install_docs_page
 from asr_server.api.headers import HEADERS
-from asr_server.api.intake.admission import AdmissionLimiter
-from asr_server.api.intake.form import ReadingTurns
-from asr_server.api.intake.upload import UploadStore
-from asr_server.api.middleware.hosts import LocalHosts, checks_hosts
-from asr_server.api.middleware.plain_routes import PlainRoutes, TrailingSlashes, refusing_unknown_websockets
-from asr_server.api.middleware.request_log import (
+from asr_server.api.middleware import (
     LastErrorMiddleware,
+    LocalHosts,
     Observer,
+    PlainRoutes,
     RequestLogMiddleware,
+    TrailingSlashes,
     UnreadBodyMiddleware,
+    checks_hosts,
+    refusing_unknown_websockets,
 )
-from asr_server.api.models.registry import ModelRegistry
-from asr_server.api.state import AppState, RealtimeSessions
-from asr_server.audio.pool import PreprocessPool
+from asr_server.api.models import ModelRegistry
+from asr_server.api.state import AdmissionLimiter, AppState, RealtimeSessions
+from asr_server.api.upload import ReadingTurns, UploadStore
+from asr_server.audio.recording import PreprocessPool
 from asr_server.config import MIB, Settings
 from asr_server.telemetry import announce
 
@@ -111,7 +112,7 @@ def create_app(
         started_at=int(time.time()),
     )
     errors.install(app)
-    app.include_router(routes.audio)  # routes are tried in this order
+    app.include_router(transcribe.router)  # routes are tried in this order
     app.include_router(routes.probes)
     app.include_router(model_loading_router)
     app.include_router(routes.models)
@@ -125,7 +126,7 @@ def create_app(
     install_docs_page(app)
     app.router.default = refusing_unknown_websockets(app.router.default)
     openapi.install(app, settings, models, realtime_openapi.schemas)
-    app.add_middleware(PlainRoutes, routes=routes.audio.routes)
+    app.add_middleware(PlainRoutes, routes=transcribe.router.routes)
     _wrap(app, settings, app.state.server.observers)
     return app
 

@@ -17,10 +17,9 @@ import uvicorn
 
 from asr_server.annexes.model_sources.names import repositories
 from asr_server.annexes.realtime.client_events import MAX_MESSAGE_BYTES
-from asr_server.api.models.registry import ModelRegistry
-from asr_server.api.models.served_model import ServedModel
+from asr_server.api.models import ModelRegistry, ServedModel
 from asr_server.api.state import AppState
-from asr_server.audio.pool import PreprocessPool
+from asr_server.audio.recording import PreprocessPool
 from asr_server.checkpoint.cache import name_elsewhere
 from asr_server.config import NO_PORT, Settings, in_mebibytes, naming
 from asr_server.dispatch.dispatcher import create_local_executor

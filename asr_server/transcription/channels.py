@@ -14,8 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from asr_server.audio.pool import PreprocessPool
-from asr_server.audio.recording import ChunkSource, Recording
+from asr_server.audio.recording import ChunkSource, PreprocessPool, Recording
 from asr_server.core import SAMPLE_RATE, Chunk, Samples
 from asr_server.levels import Stretch, runs
 from asr_server.transcription.heard import SURELY_S, Heard, hear

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from asr_server.audio.pool import PreprocessPool
+from asr_server.audio.recording import PreprocessPool
 from asr_server.audio.voice import LIKELY, SPELLED, holds_speech
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions

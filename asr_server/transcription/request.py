@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from asr_server.audio.pool import PreprocessPool
-from asr_server.audio.recording import ChunkSource, DecodeSlice, Recording
+from asr_server.audio.recording import ChunkSource, DecodeSlice, PreprocessPool, Recording
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import (
     TEMPERATURE_LADDER,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asr_server import metrics
-from asr_server.audio.pool import PreprocessPool
+from asr_server.audio.recording import PreprocessPool
 from asr_server.config import Settings
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.errors import RequestStalled

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from asr_server import errors
 from asr_server.annexes.compat import whisper_asr, whisper_cpp
 from asr_server.annexes.model_sources.names import repositories
-from asr_server.api.hints import FOREIGN_FIELDS
-from asr_server.api.models.registry import ModelRegistry
+from asr_server.api.errors import FOREIGN_FIELDS
+from asr_server.api.models import ModelRegistry
 from asr_server.api.schemas import TranscriptionFields, TranslationFields
 from asr_server.config import MIB, Settings
 from asr_server.errors import ModelNotFound

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.http11 import MAX_LINE_LENGTH
 
-from asr_server.api.intake.form import MAX_DELIMITERS
-from asr_server.api.middleware.request_log import MAX_DISCARDED_BYTES
+from asr_server.api.middleware import MAX_DISCARDED_BYTES
+from asr_server.api.upload import MAX_DELIMITERS
 from asr_server.cli import main
 from asr_server.config import (
     DEFAULT_MODEL,

@@ -93,7 +93,7 @@ def test_no_log_has_the_key_of_a_live_session(server: Server) -> None:
     address = server.url.replace("http", "ws") + "/v1/realtime"
     with connect(address, additional_headers={"Authorization": "Bearer a-secret", "x-request-id": "live"}):
         pass
-    wait_until(lambda: "live] asr_server.api.middleware.request_log: WebSocket" in server.written())
+    wait_until(lambda: "live] asr_server.api.middleware: WebSocket" in server.written())
     assert "a-secret" not in server.written()
 
 

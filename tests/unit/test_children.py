@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from asr_server.annexes.ray.cluster import LocalCluster
+from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.ffmpeg_client import decode_processes
-from asr_server.audio.limits import AudioLimits
 from asr_server.audio.recording import Recording
 from asr_server.channel.messages import Heartbeat
 from asr_server.dispatch.processes import MultiprocessExecutor

@@ -7,7 +7,7 @@ from functools import partial
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from asr_server.api.models.registry import Models
+from asr_server.api.models import Models
 from asr_server.api.request import (
     TranscriptionRequest,
     parse_transcription_request,

@@ -17,8 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive
 
-from asr_server.api.intake.form import Form
-from asr_server.api.models.registry import Models
+from asr_server.api.models import Models
 from asr_server.api.request import (
     TranscriptionRequest,
     parse_transcription_request,
@@ -27,7 +26,8 @@ from asr_server.api.request import (
 )
 from asr_server.api.state import get_state, require_key
 from asr_server.api.transcribe import TranscriptionResponse, body_response, transcribing
-from asr_server.audio.wav import unsized_header
+from asr_server.api.upload import Form
+from asr_server.audio.native import unsized_header
 from asr_server.core import SAMPLE_RATE, Clip, Segment, Transcript
 from asr_server.errors import InvalidValue
 from asr_server.formats.render import word_body

@@ -17,7 +17,7 @@ from typing import Any, Final
 from starlette.types import Scope
 
 from asr_server import metrics
-from asr_server.api.middleware.request_log import SWITCHED
+from asr_server.api.middleware import SWITCHED
 from asr_server.machine import in_daemon_thread
 from asr_server.telemetry import current_request_id
 

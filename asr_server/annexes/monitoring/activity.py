@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from starlette.types import Scope
 
-from asr_server.api.middleware.request_log import SAFE_METHODS
+from asr_server.api.middleware import SAFE_METHODS
 from asr_server.metrics import RequestStats
 from asr_server.telemetry import current_request_id
 

@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from asr_server import metrics as counted
 from asr_server.annexes.monitoring.process_usage import DECODING, Labels, Usage, child_pids, usage_of_each
-from asr_server.api.models.served_model import ServedModel
+from asr_server.api.models import ServedModel
 from asr_server.api.openapi import metrics_responses
 from asr_server.api.state import AppState, get_state
 from asr_server.channel.messages import STEP_TIME_BOUNDS_S, StepTimes

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from asr_server import __version__
-from asr_server.api.middleware.request_log import SAFE_METHODS
+from asr_server.api.middleware import SAFE_METHODS
 from asr_server.machine import in_daemon_thread
 from asr_server.metrics import RequestStats
 from asr_server.telemetry import current_request_id

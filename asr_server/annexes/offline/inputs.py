@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import BinaryIO, Final
 
-from asr_server.audio.limits import FORMATS
+from asr_server.audio.decoder import FORMATS
 
 STANDARD_INPUT: Final = "-"
 MAX_NAME_BYTES: Final = 255  # of a file's name, on the usual file systems

@@ -15,10 +15,8 @@ from typing import Literal, Protocol
 import msgspec
 
 from asr_server.annexes.speakers.track import SpeakerTrack
-from asr_server.audio.limits import AudioLimits
-from asr_server.audio.pool import PreprocessPool
-from asr_server.audio.recording import Recording, Source
-from asr_server.audio.tracks import parse_choice
+from asr_server.audio.decoder import AudioLimits, parse_choice
+from asr_server.audio.recording import PreprocessPool, Recording, Source
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, Settings

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr_server.annexes.realtime.client_events import AlawFormat, AudioFormat, PcmFormat
-from asr_server.audio.mono import Mono16k
+from asr_server.audio.stream import Mono16k
 from asr_server.core import Samples
 
 _CODES: Final = np.arange(256)

@@ -31,7 +31,7 @@ from asr_server.annexes.realtime.server_events import (
     SessionTranscription,
     SessionVad,
 )
-from asr_server.api.models.registry import Models
+from asr_server.api.models import Models
 from asr_server.api.schemas import check_keyword
 from asr_server.api.state import Caller, Keys
 from asr_server.core import DecodingOptions

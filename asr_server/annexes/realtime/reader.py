@@ -23,7 +23,7 @@ from asr_server.annexes.realtime.turn_types import (
 )
 from asr_server.annexes.speakers.labels import UNKNOWN
 from asr_server.api.errors import body_of
-from asr_server.api.models.served_model import ServedModel
+from asr_server.api.models import ServedModel
 from asr_server.audio.split import Splitter
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Piece, Samples, TokenLogprob, TranscriptDelta
 

@@ -36,10 +36,10 @@ from asr_server.annexes.realtime.server_events import (
 )
 from asr_server.annexes.realtime.session import INTERNAL_ERROR, RealtimeSession
 from asr_server.api.errors import HANDLED, body_of, response_to
-from asr_server.api.headers import answer_headers
-from asr_server.api.middleware.hosts import check_origin
-from asr_server.api.models.served_model import ServedModel
+from asr_server.api.middleware import check_origin
+from asr_server.api.models import ServedModel
 from asr_server.api.state import AppState, caller_of, get_state, metered, models_of, require_key, set_caller
+from asr_server.api.transcribe import answer_headers
 from asr_server.errors import InvalidValue, ShuttingDown
 
 KEY_PROTOCOL: Final = "openai-insecure-api-key."

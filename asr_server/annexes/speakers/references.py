@@ -15,9 +15,8 @@ from typing import Final
 import numpy as np
 
 from asr_server.annexes.speakers.track import SpeakerTrack, reference_embeddings
-from asr_server.audio.limits import AudioLimits
-from asr_server.audio.pool import PreprocessPool
-from asr_server.audio.recording import Recording, memory_file
+from asr_server.audio.decoder import AudioLimits
+from asr_server.audio.recording import PreprocessPool, Recording, memory_file
 from asr_server.core import SAMPLE_RATE, Samples, SpeakerCount
 from asr_server.errors import InvalidValue, RequestError
 

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from asr_server.api.models.served_model import ENGINE_LOST
+from asr_server.api.models import ENGINE_LOST
 from asr_server.config import EMBEDDED_MODEL
 from tests.conftest import Server, run_server
 from tests.support.speech import VOICES, say

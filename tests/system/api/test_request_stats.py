@@ -26,7 +26,7 @@ from tests.unit.api.running_app import RunningApp, run_app
 
 TOKENIZER = make_tokenizer()
 ROUTE = "/v1/audio/transcriptions"
-REQUEST_LOG = "asr_server.api.middleware.request_log"
+REQUEST_LOG = "asr_server.api.middleware"
 
 
 def t(time_s: float) -> int:

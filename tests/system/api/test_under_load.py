@@ -16,7 +16,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.audio import TranscriptionVerbose
 
-from asr_server.audio.limits import AudioLimits
+from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.recording import Recording
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import EMBEDDED_MODEL

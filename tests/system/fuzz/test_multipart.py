@@ -10,11 +10,10 @@ import psutil
 import pytest
 from hypothesis.strategies import integers, one_of, sampled_from, tuples
 
-from asr_server.api.intake.form import Form, ReadingTurns, read_form
-from asr_server.api.intake.upload import UploadStore
+from asr_server.api.upload import Form, ReadingTurns, UploadStore, read_form
 from asr_server.errors import RequestError
 from tests.system.fuzz.fuzzing import damaged, fuzz, fuzzing, pieces_of
-from tests.unit.api.test_form import BOUNDARY, FILE, Client, body, part
+from tests.unit.api.test_upload_form import BOUNDARY, FILE, Client, body, part
 
 WHOLE = body(part("model", b"m"), FILE, part("a[]", "é".encode()))
 PIECES = (

@@ -27,9 +27,8 @@ import pytest
 import uvicorn
 
 import tests.unit.wyoming.wyoming_client  # noqa: F401  before a test imports the package, which warns
-from asr_server.api.models.registry import ModelRegistry
-from asr_server.api.models.served_model import ServedModel
-from asr_server.audio.pool import PreprocessPool
+from asr_server.api.models import ModelRegistry, ServedModel
+from asr_server.audio.recording import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import EMBEDDED_MODEL, Settings
 from asr_server.dispatch.dispatcher import Dispatcher

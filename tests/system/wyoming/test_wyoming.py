@@ -304,7 +304,7 @@ async def test_a_drain_waits_for_what_was_said_and_refuses_what_comes() -> None:
 
 
 async def test_each_utterance_is_counted_and_logged_as_a_request(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="asr_server.api.middleware.request_log")
+    caplog.set_level("INFO", logger="asr_server.api.middleware")
     async with door(max_concurrent_requests=1) as (app, port):
         before = await read(app)
         async with client_at(port) as client:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asr_server.audio.mono import Mono16k
-from asr_server.audio.sndfile import FLAC_LAYOUTS
+from asr_server.audio.native import FLAC_LAYOUTS
+from asr_server.audio.stream import Mono16k
 from asr_server.core import SAMPLE_RATE
 from benchmarks.batch_reader import Reading
 from benchmarks.lost_words import change

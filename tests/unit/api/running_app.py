@@ -14,9 +14,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from asr_server.annexes.realtime.client_events import MAX_MESSAGE_BYTES
-from asr_server.api.models.registry import ModelRegistry
-from asr_server.api.models.served_model import ServedModel
-from asr_server.audio.pool import PreprocessPool
+from asr_server.api.models import ModelRegistry, ServedModel
+from asr_server.audio.recording import PreprocessPool
 from asr_server.channel.messages import Submit
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import Settings

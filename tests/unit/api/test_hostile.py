@@ -14,7 +14,7 @@ from tests.support.embedded import embedded
 from tests.unit.api.running_app import RunningApp, run_app
 from tests.unit.audio.hostile import mutated
 from tests.unit.audio.test_hostile import MIB, flac_header, originals, silent_opus
-from tests.unit.audio.test_wav import raw_wav
+from tests.unit.audio.test_native_wav import raw_wav
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from tests.support.fake_replica import noise
 from tests.support.until import until
 from tests.unit.api.named_keys import SHOP, WEB, bearer, entry, hash_of, official, settings_with
 from tests.unit.api.running_app import SECOND, THREE_CHUNKS, RunningApp, run_app
-from tests.unit.api.test_admission import Clock
+from tests.unit.api.test_state_admission import Clock
 from tests.unit.realtime.realtime_client import MANUAL, open_session, pcm24, refused
 
 

@@ -15,9 +15,9 @@ from starlette.datastructures import Headers
 from starlette.responses import StreamingResponse
 
 import asr_server
+from asr_server.api import middleware as middleware
 from asr_server.api.headers import SAFE_HEADERS
-from asr_server.api.middleware import request_log as middleware
-from asr_server.api.middleware.request_log import request_id_of
+from asr_server.api.middleware import request_id_of
 from asr_server.config import MIB
 from asr_server.telemetry import JsonFormatter
 from tests.contract.official_client import transcribe
@@ -41,7 +41,7 @@ def test_an_id_of_sane_characters_is_kept(given: str, is_kept: bool) -> None:
 async def test_a_failed_requests_line_and_metric_have_the_code_of_its_error(
     app: RunningApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger="asr_server.api.middleware.request_log")
+    caplog.set_level(logging.INFO, logger="asr_server.api.middleware")
     before = await read(app)
     await app.post(b"no audio")
     after = await read(app)

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from asr_server.annexes import model_loading as module
-from asr_server.api.models.registry import AllowedModels, ModelRegistry
-from asr_server.api.models.served_model import ServedModel
-from asr_server.audio.pool import PreprocessPool
+from asr_server.api.models import AllowedModels, ModelRegistry, ServedModel
+from asr_server.audio.recording import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import ReplicaLimits, StartImpossible

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr_server.api.hints import FOREIGN_FIELDS
-from asr_server.api.models.registry import ModelRegistry
+from asr_server.api.errors import FOREIGN_FIELDS
+from asr_server.api.models import ModelRegistry
 from asr_server.api.request import (
     TranscriptionRequest,
     parse_fields,

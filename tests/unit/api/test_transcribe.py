@@ -15,13 +15,12 @@ import soundfile
 
 from asr_server.api import transcribe
 from asr_server.api.events import EventWriter
-from asr_server.api.headers import answer_headers
 from asr_server.api.request import (
     TranscriptionRequest,
     parse_fields,
 )
 from asr_server.api.schemas import TranscriptionFields
-from asr_server.api.transcribe import body_response
+from asr_server.api.transcribe import answer_headers, body_response
 from asr_server.channel.messages import Submit
 from asr_server.config import MIB, Settings
 from asr_server.core import ChunkResult, DecodingOptions, Samples

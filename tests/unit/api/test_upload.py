@@ -19,8 +19,8 @@ import numpy as np
 import psutil
 import pytest
 
-from asr_server.api.intake import upload as upload_module
-from asr_server.api.intake.upload import Upload, UploadStore
+from asr_server.api import upload as upload_module
+from asr_server.api.upload import Upload, UploadStore
 from asr_server.audio.recording import open_source
 from asr_server.config import MIB
 from asr_server.errors import StorageUnavailable, UploadTooLarge

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 
-from asr_server.audio.limits import AudioLimits
+from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.recording import Recording
 from asr_server.audio.split import Splitter
 from asr_server.core import Chunk, Piece, Samples

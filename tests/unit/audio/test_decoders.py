@@ -12,9 +12,8 @@ import pytest
 
 from asr_server.audio.decoder import CannotOpen, Decoder
 from asr_server.audio.ffmpeg_decoder import FfmpegDecoder
+from asr_server.audio.native import SndfileDecoder, WavDecoder
 from asr_server.audio.recording import open_native
-from asr_server.audio.sndfile import SndfileDecoder
-from asr_server.audio.wav import WavDecoder
 from asr_server.errors import InvalidAudio
 from tests.unit.audio.audio_files import (
     FORMATS,

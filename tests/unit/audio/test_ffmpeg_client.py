@@ -19,8 +19,8 @@ import pytest
 
 from asr_server import metrics
 from asr_server.audio import ffmpeg_client
+from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.ffmpeg_client import HEADER, MAX_IDLE, DecodeProcess, RemoteStream, decode_processes
-from asr_server.audio.limits import AudioLimits
 from asr_server.audio.recording import Recording
 from asr_server.core import Chunk
 from asr_server.errors import DecodingUnavailable, InvalidAudio
@@ -267,7 +267,7 @@ def test_shutdown_leaves_nothing_behind(path: Path) -> None:
 def test_nothing_outlives_a_server_that_is_killed(path: Path, frozen: str) -> None:
     script = (
         "import sys, pathlib\n"
-        "from asr_server.audio.limits import AudioLimits\n"
+        "from asr_server.audio.decoder import AudioLimits\n"
         "from asr_server.audio.recording import Recording\n"
         "recording = Recording(pathlib.Path(sys.argv[1]), AudioLimits())\n"
         "recording.next_slice(); print('ready', flush=True); sys.stdin.read()"

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from av.stream import Disposition
 
+from asr_server.audio.decoder import AudioLimits, TrackChoice
 from asr_server.audio.ffmpeg_decoder import FfmpegDecoder
-from asr_server.audio.limits import AudioLimits
-from asr_server.audio.tracks import TrackChoice
 from asr_server.errors import AudioTooLong, NoSuchTrack
 from tests.unit.audio.audio_files import Frames, Sound, opened, voice, write_ffmpeg, write_film
 from tests.unit.audio.test_decoders import all_of

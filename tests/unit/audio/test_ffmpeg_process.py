@@ -19,11 +19,9 @@ import pytest
 from av.stream import Disposition
 
 from asr_server import errors
-from asr_server.audio.decoder import DecodeTask, FileInfo
+from asr_server.audio.decoder import AudioLimits, DecodeTask, FileInfo, TrackChoice
 from asr_server.audio.ffmpeg_client import HEADER, NEXT, Answer, RemoteStream, decode_processes
 from asr_server.audio.ffmpeg_process import decode
-from asr_server.audio.limits import AudioLimits
-from asr_server.audio.tracks import TrackChoice
 from asr_server.core import SAMPLE_RATE
 from tests.unit.audio.audio_files import Frames, Sound, make, voice, write_film
 

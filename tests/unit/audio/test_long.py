@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from tests.unit.audio.audio_files import make, spoken
-from tests.unit.audio.test_pool import hours_of_mp3
+from tests.unit.audio.test_recording_pool import hours_of_mp3
 
 pytestmark = pytest.mark.slow
 
 READ = """
 import pathlib, sys, time, psutil
-from asr_server.audio.limits import AudioLimits
+from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.recording import Recording
 
 def peak_mb():

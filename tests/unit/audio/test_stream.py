@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from asr_server.audio.decoder import Block, DecodeTask
-from asr_server.audio.limits import AudioLimits, invalid_audio
-from asr_server.audio.stream import DecodedStream, FallbackStream, PairedStream, Stream
+from asr_server.audio.decoder import AudioLimits, Block, DecodeTask, invalid_audio
+from asr_server.audio.ffmpeg_process import PairedStream
+from asr_server.audio.stream import DecodedStream, FallbackStream, Stream
 from asr_server.core import SAMPLE_RATE, Samples, Track
 from asr_server.errors import AudioTooLong, NotStereo
 

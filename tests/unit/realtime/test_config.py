@@ -25,7 +25,7 @@ from asr_server.annexes.realtime.config import (
     update_config,
 )
 from asr_server.annexes.realtime.server_events import DEFAULT_VAD, SessionTranscription
-from asr_server.api.models.registry import ModelRegistry
+from asr_server.api.models import ModelRegistry
 from asr_server.config import Settings
 from asr_server.errors import InvalidApiKey, InvalidValue, ModelNotFound
 from tests.unit.api.running_app import RunningApp, served

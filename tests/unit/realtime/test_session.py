@@ -131,7 +131,7 @@ async def test_what_two_readings_agree_on_is_sent_while_one_speaks() -> None:
 
 
 async def test_a_turn_counts_once_however_often_it_is_read(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="asr_server.api.middleware.request_log")
+    caplog.set_level("INFO", logger="asr_server.api.middleware")
     async with run_app(embedded(realtime_interim_s=0.2), one) as app:
         before = await read(app)
         async with open_session(url(app)) as client:
@@ -157,7 +157,7 @@ async def test_a_turn_counts_once_however_often_it_is_read(caplog: pytest.LogCap
 async def test_each_session_is_a_line_and_a_count_by_its_close_code_or_status(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO", logger="asr_server.api.middleware.request_log")
+    caplog.set_level("INFO", logger="asr_server.api.middleware")
     async with run_app(embedded(api_key="s3cret")) as app:
         before = await read(app)
         await refused(url(app))
@@ -182,7 +182,7 @@ async def test_each_session_is_a_line_and_a_count_by_its_close_code_or_status(
 async def test_a_frame_that_may_not_come_is_counted_as_a_close_by_the_server(
     app: RunningApp, caplog: pytest.LogCaptureFixture, frame: bytes, code: int
 ) -> None:
-    caplog.set_level("INFO", logger="asr_server.api.middleware.request_log")
+    caplog.set_level("INFO", logger="asr_server.api.middleware")
     async with open_session(url(app)) as client:
         client.socket.transport.write(frame)
         await until(lambda: len(sessions_in(caplog)) == 1)

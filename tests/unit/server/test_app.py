@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from asr_server.api.models.registry import ModelRegistry
-from asr_server.api.models.served_model import ServedModel
-from asr_server.audio.pool import PreprocessPool
+from asr_server.api.models import ModelRegistry, ServedModel
+from asr_server.audio.recording import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import MIB
 from asr_server.dispatch.dispatcher import Dispatcher

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from asr_server.annexes.speakers.references import decode_reference
-from asr_server.audio.pool import PreprocessPool
+from asr_server.audio.recording import PreprocessPool
 from asr_server.core import SAMPLE_RATE
 from asr_server.errors import InvalidValue
 from tests.support.fake_replica import noise, wav

@@ -11,9 +11,8 @@ from typing import Any
 
 import soundfile
 
-from asr_server.audio.limits import AudioLimits
-from asr_server.audio.pool import PreprocessPool
-from asr_server.audio.recording import Recording
+from asr_server.audio.decoder import AudioLimits
+from asr_server.audio.recording import PreprocessPool, Recording
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings

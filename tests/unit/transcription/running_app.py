@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from asr_server.audio.pool import PreprocessPool
-from asr_server.audio.recording import Recording
+from asr_server.audio.recording import PreprocessPool, Recording
 from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult, DecodingOptions, Transcript, TranscriptDelta
 from asr_server.dispatch.dispatcher import Dispatcher

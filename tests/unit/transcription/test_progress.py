@@ -11,9 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from asr_server.audio.limits import AudioLimits
-from asr_server.audio.pool import PreprocessPool
-from asr_server.audio.recording import Recording
+from asr_server.audio.decoder import AudioLimits
+from asr_server.audio.recording import PreprocessPool, Recording
 from asr_server.channel.messages import EarlyResult, Submit
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer

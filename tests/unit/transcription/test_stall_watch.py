@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from asr_server.api.errors import response_to
-from asr_server.audio.pool import PreprocessPool
-from asr_server.audio.recording import Recording
+from asr_server.audio.recording import PreprocessPool, Recording
 from asr_server.channel.messages import Command, Event, Heartbeat
 from asr_server.core import DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher

@@ -8,7 +8,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from asr_server.api.intake.disconnect import cancel_on_disconnect
+from asr_server.api.transcribe import cancel_on_disconnect
 
 
 class Client:

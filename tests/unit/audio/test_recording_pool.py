@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.ffmpeg_client import decode_processes
-from asr_server.audio.limits import AudioLimits
-from asr_server.audio.pool import PreprocessPool
-from asr_server.audio.recording import Cancelled, Recording
+from asr_server.audio.recording import Cancelled, PreprocessPool, Recording
 from asr_server.core import Piece
 from asr_server.errors import InvalidAudio
 from tests.support.until import until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asr_server.audio.tracks import DEFAULT_TRACK, TrackChoice, parse_choice, ranked, require_only_track
+from asr_server.audio.decoder import DEFAULT_TRACK, TrackChoice, parse_choice, ranked, require_only_track
 from asr_server.core import Track
 from asr_server.errors import InvalidValue, NoSuchTrack
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.signal
 
-from asr_server.audio.mono import FloatScale, Mono16k, Stereo16k
+from asr_server.audio.stream import FloatScale, Mono16k, Stereo16k
 from asr_server.core import Samples
 from tests.unit.audio.audio_files import Frames, voice
 

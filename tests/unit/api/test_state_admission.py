@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from asr_server.api.intake.admission import AdmissionLimiter, Places
+from asr_server.api.state import AdmissionLimiter, Places
 from asr_server.errors import Overloaded
 from tests.support.until import until
 

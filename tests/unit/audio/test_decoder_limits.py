@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asr_server.audio.limits import AudioLimits
+from asr_server.audio.decoder import AudioLimits
 from asr_server.errors import (
     AudioTooLong,
     InvalidAudio,

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import Message
 
-from asr_server.api.intake import form as form_module
-from asr_server.api.intake.form import Form, ReadingTurns, read_form
-from asr_server.api.intake.upload import MEMORY_BYTES, WRITE_BYTES, UploadStore
+from asr_server.api import upload as form_module
+from asr_server.api.upload import MEMORY_BYTES, WRITE_BYTES, Form, ReadingTurns, UploadStore, read_form
 from asr_server.errors import InvalidAudio, InvalidValue, RequestError, UploadTooLarge
 
 BOUNDARY = "limit"

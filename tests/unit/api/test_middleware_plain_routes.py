@@ -9,7 +9,7 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-from asr_server.api.middleware.plain_routes import PlainRoutes
+from asr_server.api.middleware import PlainRoutes
 from asr_server.metrics import REGISTRY
 from tests.support.embedded import embedded
 from tests.unit.api.running_app import MODEL, SECOND, RunningApp, run_app

@@ -13,9 +13,9 @@ import av
 import numpy as np
 import pytest
 
-from asr_server.audio.limits import AudioLimits
+from asr_server.audio.decoder import AudioLimits
+from asr_server.audio.native import SndfileDecoder
 from asr_server.audio.recording import Recording
-from asr_server.audio.sndfile import SndfileDecoder
 from asr_server.errors import AudioTooLong
 from tests.unit.audio.audio_files import (
     Frames,

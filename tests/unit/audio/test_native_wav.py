@@ -11,7 +11,7 @@ import pytest
 import soundfile
 
 from asr_server.audio.decoder import CannotOpen
-from asr_server.audio.wav import WavDecoder, unsized_header
+from asr_server.audio.native import WavDecoder, unsized_header
 from tests.unit.audio.audio_files import Frames, streamed, voice, write_ffmpeg, write_sndfile
 from tests.unit.audio.test_decoders import all_of
 

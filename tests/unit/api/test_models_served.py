@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from asr_server.annexes import model_loading as models_module
-from asr_server.api.models.served_model import ServedModel
+from asr_server.api.models import ServedModel
 from asr_server.dispatch.supervisor import StartImpossible
 from asr_server.errors import EngineUnavailable
 from tests.support.embedded import embedded

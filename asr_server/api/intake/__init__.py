@@ -1,1 +1,0 @@
-"""A request until its audio is here: its form, its upload, its place."""

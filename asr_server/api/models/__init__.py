@@ -1,1 +1,0 @@
-"""The models that are served."""
