@@ -1,20 +1,16 @@
 """Both ends of a connection on one host: ZeroMQ over Unix sockets in a private folder.
 
-Samples cross in shared memory (`shared_memory.py`), or in frames when it is full. The folder carries its
-owner's lock, which the system releases. `tcp.py` adds encryption. `ChildSpec` and `ReplicaSpec` are a new
-process's settings.
+Samples cross in shared memory (`shared_memory.py`), or in frames when it is full. `tcp.py` adds encryption.
+`ChildSpec` and `ReplicaSpec` are a new process's settings.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
-import shutil
 import tempfile
 import threading
-from pathlib import Path
 from typing import Final, Self
 
 import msgspec
@@ -27,55 +23,6 @@ from asr_server.channel.shared_memory import SharedMemoryReader, SharedMemoryWri
 from asr_server.config import Settings
 
 PREFIX: Final = "asr-ipc-"
-
-
-class SocketFolder:
-    def __init__(self) -> None:
-        lock = None
-        while lock is None:
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
-            lock = _lock(self.path)  # None: another server has just taken it for abandoned
-        self._lock = lock
-
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
-
-
-def remove_abandoned_folders() -> None:
-    """Remove the folders of this user's killed servers.
-
-    Folders made by others stay: they are neither entered nor locked.
-    """
-    for path in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
-        with contextlib.suppress(OSError):  # it is no folder, or it is removed meanwhile
-            if path.lstat().st_uid == os.geteuid() and (lock := _lock(path)) is not None:
-                try:
-                    _remove_flat(path)
-                finally:
-                    os.close(lock)
-
-
-def _remove_flat(path: Path) -> None:
-    """Raise OSError if there is a folder in it: no server makes one."""
-    for entry in path.iterdir():
-        entry.unlink()
-    path.rmdir()
-
-
-def _lock(path: Path) -> int | None:
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if path.exists():
-            return handle
-    except BlockingIOError:
-        pass
-    os.close(handle)
-    return None
 
 
 class CurveKeys(msgspec.Struct, frozen=True):
@@ -117,7 +64,7 @@ class ZmqEngineClient:
         self._events.setsockopt(zmq.RCVHWM, 0)
         self._commands.setsockopt(zmq.SNDHWM, 0)
         self._is_connected = False
-        self._folder: SocketFolder | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         try:
             self._listen()
         except zmq.ZMQError as error:
@@ -128,9 +75,9 @@ class ZmqEngineClient:
             raise
 
     def _listen(self) -> None:
-        self._folder = SocketFolder()
+        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
         self.shared = create_shared_memory()
-        prefix = f"ipc://{self._folder.path}/"
+        prefix = f"ipc://{self._folder.name}/"
         shared_fd = self.shared.fd if self.shared is not None else None
         self.address = Address(prefix + "events", prefix + "commands", shared_fd)
         self._events.bind(self.address.events)
@@ -175,7 +122,7 @@ class ZmqEngineClient:
 
     def _remove_folder(self) -> None:
         if self._folder is not None:
-            self._folder.remove()
+            self._folder.cleanup()
             self._folder = None
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 
 from asr_server.channel.messages import Command, Drain, Event
-from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineClient, remove_abandoned_folders
+from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineClient
 from asr_server.config import Settings
 from asr_server.dispatch.supervisor import ReplicaGone
 from asr_server.machine import exit_reason, visible_gpus
@@ -84,7 +84,6 @@ class MultiprocessExecutor:
         )
         gpus, size = visible_gpus() if settings.device != "cpu" else [], settings.tensor_parallel_size
         self._devices = [gpus[first : first + size] for first in range(0, len(gpus) - size + 1, size)]
-        remove_abandoned_folders()
 
     async def start(self) -> int:
         return self._settings.replicas
