@@ -1,4 +1,4 @@
-"""What wraps every route: ids, log, metrics, uncaught exceptions, unread bodies, hosts, short ways.
+"""What wraps every route: ids, log, metrics, uncaught exceptions, hosts, short ways.
 
 An id is in the reply and in all its log lines.
 """
@@ -27,7 +27,7 @@ from starlette.websockets import WebSocket
 from asr_server import metrics
 from asr_server.api.errors import CLIENT_CLOSED_REQUEST, HANDLED, reply_to, response_to
 from asr_server.api.headers import REQUEST_ID, SAFE_HEADERS
-from asr_server.config import MIB, Settings, naming
+from asr_server.config import Settings, naming
 from asr_server.errors import HostNotAllowed, OriginNotAllowed, ShuttingDown
 from asr_server.machine import is_loopback
 from asr_server.telemetry import FIGURES, current_request_id
@@ -48,8 +48,6 @@ BROKEN: Final = 1006  # and for a connection that ended without a close
 MAX_STANDARD_CODE: Final = 1015  # clients may choose larger ones
 SWITCHED: Final = 101  # HTTP's status of a handshake that opened a session
 LAST_MESSAGES_S: Final = 1.0
-MAX_DISCARDED_BYTES: Final = 1024 * MIB  # at a second or so of work
-MAX_DISCARD_S: Final = 30.0
 _FIRST_OF_A_REPLY: Final = frozenset(
     {"http.response.start", "websocket.accept", "websocket.http.response.start"}
 )
@@ -101,44 +99,6 @@ class LastErrorMiddleware:
             if has_started:
                 raise  # the connection is closed: half a reply must not look like a whole one
             await response_to(error)(scope, receive, send)
-
-
-class UnreadBodyMiddleware:
-    """Reply, discard a bounded rest of the body, then close.
-
-    An immediate close would reset the connection and hide the reply from clients that send everything first.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope) if scope["type"] == "http" else {}
-        is_read = "transfer-encoding" not in headers and headers.get("content-length", "0") == "0"
-
-        async def receive_and_note() -> Message:
-            nonlocal is_read
-            message = await receive()
-            is_read = message["type"] == "http.disconnect" or not message.get("more_body", False)
-            return message
-
-        async def discard() -> None:
-            num_bytes = 0
-            while not is_read and num_bytes < MAX_DISCARDED_BYTES:
-                num_bytes += len((await receive_and_note()).get("body", b""))
-
-        async def send_and_discard(message: Message) -> None:
-            if not is_read and message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["connection"] = "close"
-            if is_read or message["type"] == "http.response.start" or message.get("more_body", False):
-                await send(message)
-                return
-            await send({**message, "more_body": True})  # the client has all of the reply now
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(discard(), MAX_DISCARD_S)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-        await self._app(scope, receive_and_note, send_and_discard)
 
 
 class RequestLogMiddleware:

@@ -1,9 +1,8 @@
 """Decode WAV, FLAC, MP3 and AIFF in this process, by libsndfile.
 
 It reads by descriptor: callbacks would need the interpreter lock. Of WAV it converts the samples alone:
-people have files with extensible headers, unset sizes, several data chunks, or joined (Multimedia Programming
-Interface and Data Specifications 1.0; EBU Tech 3306). Of the others it trusts the header's count, but joined
-files hold more: what follows is found by frame marks (RFC 9639; ID3 and APE tags).
+people have files with extensible headers and unset sizes (Multimedia Programming Interface and Data
+Specifications 1.0; EBU Tech 3306). Of the others it trusts the header's count, but joined files hold more.
 """
 
 from __future__ import annotations
@@ -94,16 +93,16 @@ class SndfileDecoder:
         if self.truncated:
             self.has_more = damaged or num_left > 0
         elif self._file.format == "MP3":
-            self.has_more = mp3_follows(self._fd, position)
+            self.has_more = sound_follows(self._fd, position)
         elif self._file.format == "FLAC":
-            self.has_more = flac_follows(self._fd, position, self._num_read)
+            self.has_more = flac_follows(self._fd, position)
 
 
 _MP3_HEAD: Final = 200  # bytes of the first frame
 _MP3_COUNT: Final = re.compile(rb"Xing|Info|VBRI")  # without it, libsndfile guesses by the file's size
 
 
-def mp3_follows(fd: int, position: int) -> bool:
+def sound_follows(fd: int, position: int) -> bool:
     """Return whether anything but tags follows."""
     for _ in range(MAX_TAGS):
         size = _tag_size(os.pread(fd, 32, position))
@@ -123,44 +122,13 @@ def _tag_size(data: bytes) -> int:
 
 
 _FLAC_BUFFER: Final = 1 << 15  # libFLAC reads ahead by less
-_FLAC_SCANNED: Final = 1 << 20
-_FLAC_FRAME: Final = re.compile(rb"\xff[\xf8\xf9][\x10-\xff]..", re.DOTALL)
 _FLAC_JOINED: Final = re.compile(rb"fLaC[\x00\x80]\x00\x00\x22")
 
 
-def flac_follows(fd: int, position: int, num_read: int) -> bool:
-    """Return whether another FLAC, or a frame behind the `num_read` samples, is near `position`."""
-    data = os.pread(fd, _FLAC_SCANNED, max(4, position - _FLAC_BUFFER))
-    if _FLAC_JOINED.search(data):
-        return True
-    max_block = int.from_bytes(os.pread(fd, 2, 10), "big")  # the largest, which STREAMINFO states
-    headers = (data[match.start() : match.start() + 16] for match in _FLAC_FRAME.finditer(data))
-    return any(_flac_end(header, max_block) > num_read for header in headers)
-
-
-def _flac_end(header: bytes, max_block: int) -> int:
-    """Return the place behind a frame's last sample, -1 if the checksum says that it is no frame."""
-    num_bytes = max(1, 8 - (header[4] ^ 0xFF).bit_length())  # of a number in UTF-8's way
-    size_code, rate_code = header[2] >> 4, header[2] & 15
-    size_end = 4 + num_bytes + {6: 1, 7: 2}.get(size_code, 0)
-    end = size_end + {12: 1, 13: 2, 14: 2}.get(rate_code, 0)
-    if _crc8(header[:end]) != header[end : end + 1]:
-        return -1
-    number = header[4] & (0xFF >> num_bytes + (num_bytes > 1))
-    for byte in header[5 : 4 + num_bytes]:
-        number = number << 6 | byte & 0x3F
-    stated = int.from_bytes(header[4 + num_bytes : size_end], "big") + 1
-    sizes = (0, 192, 576, 1152, 2304, 4608, stated, stated, *(256 << shift for shift in range(8)))
-    return (number if header[1] & 1 else number * max_block) + sizes[size_code]
-
-
-def _crc8(data: bytes) -> bytes:
-    crc = 0
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc << 1 ^ (0x107 if crc & 0x80 else 0)) & 0x1FF
-    return bytes([crc])
+def flac_follows(fd: int, position: int) -> bool:
+    """Return whether another FLAC begins before `position`, or anything but tags follows it."""
+    read_ahead = os.pread(fd, _FLAC_BUFFER, max(4, position - _FLAC_BUFFER))
+    return _FLAC_JOINED.search(read_ahead) is not None or sound_follows(fd, position)
 
 
 @cache
@@ -176,7 +144,7 @@ def silence_libraries() -> None:
         ctypes.c_void_p.in_dll(libc, "stderr").value = libc.fopen(os.devnull.encode(), b"w")
 
 
-MAX_CHUNKS = 256  # before the samples, and behind them; a file may claim millions of empty ones
+MAX_CHUNKS = 256  # before the samples; a file may claim millions of empty ones
 MIN_REST_BYTES = 4096  # less behind the samples is no sound that its size forgot
 JUDGED_BYTES = 1 << 16
 _PCM, _FLOAT, _ALAW, _MULAW, _EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
@@ -195,6 +163,7 @@ _SUBTYPES: Final = {
 _UNKNOWN_SIZES = (0, 0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000, 0xFFFFFFFF - 36, 0x80000000)
 _NO_END = 1 << 62
 _RIFFS: Final = (b"RIFF", b"RF64", b"BW64")
+_SOUND: Final = (b"data", *_RIFFS)
 # Microsoft's order of the bits in a channel mask, by FFmpeg's names.
 _SPEAKERS: Final = (
     *("FL", "FR", "FC", "LFE", "BL", "BR", "FLC", "FRC", "BC", "SL", "SR"),
@@ -246,27 +215,23 @@ class WavDecoder:
     def __init__(self, fd: int, start: int = 0) -> None:
         self.fd = fd
         self.truncated = self.has_more = False
-        self._format, first = _read_header(fd, start)
+        self._format, samples = _read_header(fd, start)
         self.sample_rate, self.num_channels = self._format.sample_rate, self._format.num_channels
         self.layout = self._format.layout
         self.is_float = self._format.tag == _FLOAT
         self._gain = self._format.gain
         self._file_end = os.fstat(fd).st_size
-        lengths = [(start, self._num_frames(start, end)) for start, end in self._spans(first)]
-        self.duration_s: float | None = sum(num for _, num in lengths) / max(1, self.sample_rate)
-        self._spans_left = iter(lengths)
-        self._num_left = 0  # frames of the span
+        end = self._end(*samples)
+        self.truncated = self.truncated or self._file_end < end < _NO_END
+        self._num_left = max(0, min(end, self._file_end) - samples[0]) // self._format.frame_bytes
+        self.duration_s: float | None = self._num_left / max(1, self.sample_rate)
         self._block: Block = np.empty((BLOCK_FRAMES, self.num_channels), np.float32)
         self._file = self._open()
+        os.lseek(fd, samples[0], os.SEEK_SET)
 
     def read(self) -> Block:
-        while not self._num_left:
-            start, self._num_left = next(self._spans_left, (-1, 0))
-            if start < 0:
-                return self._block[:0]
-            os.lseek(self.fd, start, os.SEEK_SET)
         block = read_frames(self._file, self._block[: self._num_left])
-        self._num_left = self._num_left - len(block) if len(block) else 0
+        self._num_left -= len(block)
         return np.multiply(block, self._gain, out=block) if self._gain != 1 else block
 
     def close(self) -> None:
@@ -281,54 +246,28 @@ class WavDecoder:
         except (soundfile.LibsndfileError, RuntimeError) as error:
             raise CannotOpen(str(error)) from error
 
-    def _num_frames(self, start: int, end: int) -> int:
-        self.truncated = self.truncated or self._file_end < end < _NO_END
-        return max(0, min(end, self._file_end) - start) // self._format.frame_bytes
+    def _end(self, start: int, counted_end: int) -> int:
+        """Return where the samples end: where the header says, or with the file if it forgot some.
 
-    def _spans(self, first: Span) -> Iterator[Span]:
-        yield first
-        start, end = first
-        for _ in range(MAX_CHUNKS):
-            if end >= self._file_end:
-                return
-            at = next((at for at in (end + (end - start) % 2, end) if self._is_chunk(at)), None)
-            if at is None:
-                end -= (end - start) % self._format.frame_bytes
-                if self._file_end - end >= MIN_REST_BYTES and any(os.pread(self.fd, JUDGED_BYTES, end)):
-                    yield end, self._file_end
-                return
-            name, size = struct.unpack("<4sI", os.pread(self.fd, 8, at))
-            if name in _RIFFS:
-                joined = self._joined(at)
-                if joined is None:
-                    return
-                start, end = joined
-                yield joined
-            elif name == b"data":
-                start, end = at + 8, _data_end(at + 8, size, None)
-                yield start, end
-            else:
-                start, end = at + 8, at + 8 + size
+        Of joined files, and of several data chunks, only the first is read.
+        """
+        padded_end = counted_end + (counted_end - start) % 2
+        if name := self._chunk_at(padded_end) or self._chunk_at(counted_end):
+            self.truncated = name in _SOUND
+            return counted_end
+        has_more = any(os.pread(self.fd, JUDGED_BYTES, counted_end))
+        is_long = self._file_end - counted_end >= MIN_REST_BYTES
+        return self._file_end if has_more and is_long else counted_end
 
-    def _is_chunk(self, at: int) -> bool:
-        head = os.pread(self.fd, 12, at)
+    def _chunk_at(self, at: int) -> bytes:
+        """Return the name of the chunk that begins there; empty if none does."""
+        head = os.pread(self.fd, 8, at)
         if len(head) < 8:
-            return False
-        name, size = struct.unpack("<4sI", head[:8])
-        if name in _RIFFS:
-            return head[8:] == b"WAVE"
+            return b""
+        name: bytes
+        name, size = struct.unpack("<4sI", head)
         is_name = all(chr(byte).isalnum() or byte in b" _-" for byte in name) and name.isascii()
-        return name == b"data" or (is_name and at + 8 + size <= self._file_end)
-
-    def _joined(self, at: int) -> Span | None:
-        try:
-            wav_format, span = _read_header(self.fd, at)
-        except CannotOpen:
-            wav_format, span = None, None
-        if wav_format is None or wav_format[:5] != self._format[:5]:
-            self.truncated = True
-            return None
-        return span
+        return name if name in _SOUND or (is_name and at + 8 + size <= self._file_end) else b""
 
 
 def _read_header(fd: int, start: int) -> tuple[_Format, Span]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import itertools
 import logging
 from typing import Any, Final
 
@@ -43,16 +44,14 @@ class _Phase(enum.Enum):
 
 
 class Waiting:
-    """The connections of one port that make room for a new one, each group in the order of its waiting."""
+    """The connections of one port that make room for a new one, in the order of their waiting."""
 
     def __init__(self) -> None:
         self.idle: dict[BoundedHttpProtocol, None] = {}  # between two requests
         self.silent: dict[BoundedHttpProtocol, None] = {}  # a tick passed without whole headers
-        self.stalled: dict[BoundedHttpProtocol, None] = {}  # below the least rate of late
 
     def next(self) -> BoundedHttpProtocol | None:
-        groups = (self.idle, self.silent, self.stalled)
-        return next((connection for group in groups for connection in group), None)
+        return next(itertools.chain(self.idle, self.silent), None)
 
 
 class _Grace:
@@ -61,11 +60,6 @@ class _Grace:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.left_s = settings.client_grace_s
-
-    @property
-    def is_used(self) -> bool:
-        """Return whether the client was below the least rate for more than the last tick."""
-        return self.left_s < self._settings.client_grace_s - TICK_S
 
     def restart(self) -> None:
         self.left_s = self._settings.client_grace_s
@@ -109,6 +103,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _is_replying(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
+    @property
+    def _is_answered_early(self) -> bool:
+        """Return whether the reply has gone before its request has come whole; the rest is thrown away."""
+        return self._phase is _Phase.BODY and self.cycle.response_complete
+
     # -- The connection's course --
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -137,21 +136,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if num_over <= 0:
             return
         if (leaving := self._waiting.next()) is not None:
-            leaving._make_room()
+            leaving._wait_among(None)
+            leaving.transport.close()
         elif num_over > RESERVED_CONNECTIONS:
             self.transport.abort()
         else:
             self.app_state = self.app_state | {OVER_LIMIT: True}
-
-    def _make_room(self) -> None:
-        self._wait_among(None)
-        if self._num_unsent:
-            self.transport.abort()
-        elif self._phase is _Phase.BODY:
-            full = f"All connections are taken: {naming('max_connections')}"
-            self._refuse(TooSlow(f"{full}, and this connection's body arrives slowly."))
-        else:
-            self.transport.close()
 
     def _wait_among(self, group: dict[BoundedHttpProtocol, None] | None) -> None:
         if self._group is not group:
@@ -166,7 +156,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._wait_among(None)
         if self._phase is _Phase.BODY:
-            self._sender.on_moved(len(data))
+            if not self._is_answered_early:
+                self._sender.on_moved(len(data))
             self._parse(data)
             return
         self._phase = _Phase.HEADERS
@@ -269,14 +260,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._wait_among(self._waiting.silent)
             self._wait_for_headers()
         else:
-            self._wait_among(self._group_of_state())
+            self._wait_for_next_request()
 
-    def _group_of_state(self) -> dict[BoundedHttpProtocol, None] | None:
+    def _wait_for_next_request(self) -> None:
         is_answered = self._phase is _Phase.COMPLETE and not self._is_replying
-        if is_answered and not self.transport.get_write_buffer_size():
-            return self._waiting.idle
-        is_stalled = self._reader.is_used or (self._phase is _Phase.BODY and self._sender.is_used)
-        return self._waiting.stalled if is_stalled else None
+        is_idle = is_answered and not self.transport.get_write_buffer_size()
+        self._wait_among(self._waiting.idle if is_idle else None)
 
     def _wait_for_headers(self) -> None:
         self._waited_for_headers_s += TICK_S
@@ -321,7 +310,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._last_reply is None:
-            self._wait_among(self._group_of_state())
+            self._wait_for_next_request()
         elif self._is_replying:
             self.flow.pause_reading()
         else:
@@ -336,8 +325,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Reply with the error behind the replies that are owed, and close."""
         if self.transport.is_closing():
             return
-        if self._is_shaking_hands:
-            self.transport.abort()
+        if self._is_shaking_hands or self._is_answered_early:
+            self.transport.close()
             return
         if self._phase is _Phase.BODY and self.pipeline:
             self._forget_last_request()

@@ -42,7 +42,6 @@ from asr_server.api.middleware import (
     PlainRoutes,
     RequestLogMiddleware,
     TrailingSlashes,
-    UnreadBodyMiddleware,
     checks_hosts,
     refusing_unknown_websockets,
 )
@@ -144,7 +143,6 @@ def create_metrics_app(state: AppState, settings: Settings) -> FastAPI:
 
 def _wrap(app: FastAPI, settings: Settings, observers: Sequence[Observer] = ()) -> None:
     app.add_middleware(LastErrorMiddleware)
-    app.add_middleware(UnreadBodyMiddleware)
     app.add_middleware(TrailingSlashes)
     if checks_hosts(settings):
         app.add_middleware(LocalHosts, settings=settings)

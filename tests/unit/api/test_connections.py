@@ -404,31 +404,6 @@ async def test_a_connection_that_sends_nothing_makes_room(connect: Connect) -> N
         assert (await newest.reply()).status == 200
 
 
-async def test_a_body_that_stalls_makes_room_and_one_that_arrives_does_not(connect: Connect) -> None:
-    async with strict_app(max_connections=3, client_grace_s=100.0) as app:
-        stalled = [await connect(app) for _ in range(2)]
-        for client in stalled:
-            client.begin_upload(UPLOAD_BYTES)
-        await until(lambda: len(waiting(app).stalled) == 2)
-        arriving = await connect(app)
-        arriving.begin_upload(UPLOAD_BYTES)
-        arriving.send(b"x" * (UPLOAD_BYTES - len(FILE_PART) - 1))
-        assert (await app.post()).status_code == 200
-        reply = await stalled[0].reply()
-        assert (reply.status, "--max-connections" in reply.error["message"]) == (408, True)
-        for client in (arriving, stalled[1]):
-            client.send(b"x" * (UPLOAD_BYTES if client is stalled[1] else 1))
-        assert (await arriving.reply()).status == 400  # no audio: but it was read to its end
-
-
-async def test_a_reply_that_nobody_reads_makes_room(connect: Connect) -> None:
-    async with strict_app(max_connections=2, client_grace_s=100.0) as app:
-        for client in [await connect(app, receive_buffer=4096) for _ in range(2)]:
-            client.ask("/big")
-        await until(lambda: len(waiting(app).stalled) == 2)
-        assert (await app.post()).status_code == 200
-
-
 def waiting(app: RunningApp) -> Waiting:
     protocol = app.server.config.http
     assert isinstance(protocol, partial)

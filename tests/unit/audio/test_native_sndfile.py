@@ -59,7 +59,7 @@ def more_follows(path: Path) -> bool:
         os.close(fd)
 
 
-@pytest.mark.parametrize("share", [0.02, 1 / 3, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("share", [0.02, 1 / 3, 0.5])
 def test_a_flac_whose_header_counts_too_few_samples_is_read_to_its_end(tmp_path: Path, share: float) -> None:
     path = flac_with_count(make(tmp_path, "a.flac", OTHER, 16_000), share)
     pieces, recording = pieces_of(path)
@@ -82,13 +82,15 @@ def test_files_joined_together_are_read_to_the_last(tmp_path: Path, name: str) -
 @pytest.mark.parametrize("name", ["a.mp3", "a.flac"])
 def test_tags_behind_the_sound_are_no_more_of_it(tmp_path: Path, name: str) -> None:
     path = make(tmp_path, name, ONE, 16_000)
-    plain = path.read_bytes()
+    plain, alone = path.read_bytes(), audio_of(pieces_of(path)[0])
     rng = np.random.default_rng(8)
     picture = rng.integers(0, 255, 40_000, np.uint8).tobytes()
     ape = b"APETAGEX" + struct.pack("<IIII8x", 2000, len(picture), 1, 0) + picture
     for tags in (b"", b"TAG".ljust(128), ape, ape + b"TAG".ljust(128), bytes(3000)):
         path.write_bytes(plain + tags)
-        assert not more_follows(path)
+        pieces, recording = pieces_of(path)
+        assert len(audio_of(pieces)) == len(alone)
+        assert not recording.truncated
 
 
 def test_an_mp3_behind_a_short_one_is_found_behind_its_tags(tmp_path: Path) -> None:
