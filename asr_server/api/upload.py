@@ -13,9 +13,8 @@ import logging
 import shutil
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import BinaryIO, Final
 
 from python_multipart import MultipartParser
@@ -86,7 +85,7 @@ class Upload:
             with _storing():
                 largest_bytes = self._store.largest_bytes
             if num_bytes > largest_bytes:
-                raise _too_large_for_disk(largest_bytes)
+                raise too_large(largest_bytes, _OF_DISK)
 
     def add(self, data: bytes | memoryview) -> None:
         """Raises UploadTooLarge at the limit."""
@@ -160,34 +159,29 @@ class Upload:
         self._store.disk_bytes -= self._num_on_disk
         self._num_on_disk = 0
         if self._file is not None:
-            with _storing(quietly=True):  # closing writes what is still in its buffer
+            with suppress(OSError):  # closing writes what is still in its buffer
                 self._file.close()
 
 
 @contextmanager
-def _storing(quietly: bool = False) -> Iterator[None]:
+def _storing() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if quietly:
-            return
         logger.error("an upload cannot be stored: %s", error)
         is_out_of_files = error.errno in (errno.EMFILE, errno.ENFILE)
         reason = TOO_MANY_FILES if is_out_of_files else "The server has no room for the upload."
         raise StorageUnavailable(reason) from error
 
 
-def too_large(max_bytes: int) -> UploadTooLarge:
-    return UploadTooLarge(
-        f"The file is larger than {in_mebibytes(max_bytes)}, the most that this server takes "
-        f"({naming('max_upload_bytes')}). A compressed format, such as mp3 or opus, is smaller."
-    )
+_OF_SERVER: Final = f"this server takes ({naming('max_upload_bytes')})"
+_OF_DISK: Final = "the server's temporary folder (TMPDIR) has room for"
 
 
-def _too_large_for_disk(largest_bytes: int) -> UploadTooLarge:
+def too_large(max_bytes: int, whose: str = _OF_SERVER) -> UploadTooLarge:
     return UploadTooLarge(
-        f"The file is larger than {in_mebibytes(largest_bytes)}, the most that the server's temporary folder "
-        f"(TMPDIR) has room for. A compressed format, such as mp3 or opus, is smaller."
+        f"The file is larger than {in_mebibytes(max_bytes)}, the most that {whose}. "
+        "A compressed format, such as mp3 or opus, is smaller."
     )
 
 
@@ -227,22 +221,11 @@ class ReadingTurns:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._lock = asyncio.Lock()
 
     async def next(self) -> None:
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
-        if not self._waiting:
-            loop.call_soon(self._give, loop)
-        self._waiting.append(turn)
-        await turn
-
-    def _give(self, loop: asyncio.AbstractEventLoop) -> None:
-        turn = self._waiting.popleft()
-        if not turn.done():  # the request may have been cancelled
-            turn.set_result(None)
-        if self._waiting:
-            loop.call_soon(self._give, loop)
+        async with self._lock:
+            await asyncio.sleep(0)
 
 
 async def read_form(request: Request, form: Form, max_upload_bytes: int, turns: ReadingTurns) -> None:
@@ -343,16 +326,7 @@ class _PartReader:
         self._is_complete = False
 
     def callbacks(self) -> dict[str, object]:
-        return {
-            "on_part_begin": self._on_part_begin,
-            "on_header_field": self._on_header_field,
-            "on_header_value": self._on_header_value,
-            "on_header_end": self._on_header_end,
-            "on_headers_finished": self._on_headers_finished,
-            "on_part_data": self._on_part_data,
-            "on_part_end": self._on_part_end,
-            "on_end": self._on_end,
-        }
+        return {name: getattr(self, name) for name in dir(self) if name.startswith("on_")}
 
     def check_complete(self) -> None:
         if not self._is_complete:
@@ -362,15 +336,15 @@ class _PartReader:
         if not self._form.upload.num_bytes:
             raise InvalidAudio("The file is empty.")
 
-    def _on_part_begin(self) -> None:
+    def on_part_begin(self) -> None:
         self._disposition = b""
         self._value = bytearray()
 
-    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
         self._header_name += data[start:end]
         self._check_header()
 
-    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
         self._header_value += data[start:end]
         self._check_header()
 
@@ -378,13 +352,13 @@ class _PartReader:
         if len(self._header_name) + len(self._header_value) > MAX_HEADER_BYTES:
             raise _malformed()
 
-    def _on_header_end(self) -> None:
+    def on_header_end(self) -> None:
         if self._header_name.lower() == b"content-disposition":
             self._disposition = bytes(self._header_value)
         self._header_name = bytearray()
         self._header_value = bytearray()
 
-    def _on_headers_finished(self) -> None:
+    def on_headers_finished(self) -> None:
         options = parse_options_header(self._disposition)[1]
         name = options.get(b"name", b"")
         self._is_sent_as_file = b"filename" in options
@@ -397,7 +371,7 @@ class _PartReader:
             raise InvalidValue(f"More than {MAX_FIELDS} fields.", self._name)
         self._form.has_file |= self._name == self._form.file_name
 
-    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._name == self._form.file_name:
             self._form.upload.add(memoryview(data)[start:end])
             self._value += data[start : min(end, start + MAX_PATH_BYTES - len(self._value) + 1)]
@@ -407,7 +381,7 @@ class _PartReader:
         if len(self._value) > limit:
             raise self._invalid_text(f"is longer than {limit} bytes")
 
-    def _on_part_end(self) -> None:
+    def on_part_end(self) -> None:
         if self._name == self._form.file_name:
             self._refuse_path()
             return
@@ -434,5 +408,5 @@ class _PartReader:
             return InvalidValue(f"'{file_name}' is missing: a file was sent as '{self._name}'.", file_name)
         return InvalidValue(f"'{self._name}' {what}.", self._name)
 
-    def _on_end(self) -> None:
+    def on_end(self) -> None:
         self._is_complete = True
