@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.http11 import MAX_LINE_LENGTH
 
-from asr_server.api.middleware import MAX_DISCARDED_BYTES
 from asr_server.api.upload import MAX_DELIMITERS
 from asr_server.cli import main
 from asr_server.config import (
@@ -151,7 +150,6 @@ def test_the_fixed_bounds_of_clients_are_those_of_the_code() -> None:
         f"WebSocket frames under {BYTES_PER_FRAME} bytes": FRAMES_PER_S,
         "requests sent ahead of replies": MAX_PIPELINED,
         "boundaries in a multipart body": MAX_DELIMITERS,
-        "what is still read after an early refusal": MAX_DISCARDED_BYTES,
     }
     rows = rows_of(LIMITS, "bound")
     assert {what: number_of(default) for what, setting, default, *_ in rows if setting == "fixed"} == bounds
