@@ -13,10 +13,13 @@ from asr_server.api.errors import body_of
 from asr_server.api.schemas import AudioFields, TextDelta
 from asr_server.core import Segment, Transcript, TranscriptDelta
 from asr_server.errors import ChunkFailed, RequestError, ServiceUnavailable
-from asr_server.formats.bodies import DiarizedSegment, TextDone, TokensUsage, VerboseJson
 from asr_server.formats.render import (
     DEFAULTS,
+    DiarizedSegment,
     RenderOptions,
+    TextDone,
+    TokensUsage,
+    VerboseJson,
     diarized_segment,
     dropped_body,
     languages_body,

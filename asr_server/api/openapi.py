@@ -57,7 +57,7 @@ from asr_server.errors import (
     TooSlow,
     UploadTooLarge,
 )
-from asr_server.formats.bodies import DiarizedJson, DiarizedSegment, Json, TextDone, VerboseJson
+from asr_server.formats.render import DiarizedJson, DiarizedSegment, Json, TextDone, VerboseJson
 
 Responses = dict[int | str, dict[str, Any]]
 

@@ -1,6 +1,7 @@
-"""HTTP routes: transcriptions, translations, probes, version, load, models, page.
+"""HTTP routes beside those of recordings: probes, version, load, models, the page, the API's description.
 
-The page is static files of this package.
+The page is static files of this package. `/docs` is Swagger's page from local files, under a policy that
+loads nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi import Path as PathParameter
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -125,6 +128,8 @@ def describe_model(name: str, model: ServedModel, state: AppState) -> Model:
     )
 
 
+# -- Pages ---------------------------------------------------------------------------------------------------
+
 WEB: Final = Path(__file__).parent / "web"
 HEADERS: Final = {
     "cache-control": "no-cache",  # asked again each time, and answered 304
@@ -158,3 +163,26 @@ class _WebFiles(StaticFiles):
 def install_page(app: FastAPI) -> None:
     app.include_router(page_routes)
     app.mount("/web", _WebFiles(directory=WEB))
+
+
+FILES: Final = "/static-offline-docs"  # where FastAPIOffline has put them
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def install_docs_page(app: FastAPI) -> None:
+    @app.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> HTMLResponse:
+        root = request.scope.get("root_path", "")
+        page = get_swagger_ui_html(
+            openapi_url=f"{root}{app.openapi_url}",
+            title=f"{app.title} - Swagger UI",
+            swagger_js_url=f"{root}{FILES}/swagger-ui-bundle.js",
+            swagger_css_url=f"{root}{FILES}/swagger-ui.css",
+            swagger_favicon_url=f"{root}{FILES}/favicon.png",
+            swagger_ui_parameters=app.swagger_ui_parameters,
+        )
+        page.headers["content-security-policy"] = _POLICY
+        return page

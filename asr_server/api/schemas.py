@@ -10,12 +10,12 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from asr_server.formats.bodies import (
+from asr_server.formats.render import (
     Body,
     Logprob,
+    ResponseFormat,
     TokensUsage,
 )
-from asr_server.formats.render import ResponseFormat
 
 # -- In. What is not a field of these models is refused by name. ---------------------------------------------
 

@@ -296,7 +296,9 @@ def get_state(connection: HTTPConnection) -> AppState:
 
 async def require_key(request: Request) -> None:
     """Raises InvalidApiKey."""
-    set_caller(request, get_state(request).api_keys.check(request.headers.get("authorization", "")))
+    state = get_state(request)
+    if state.settings.asks_for_key:
+        set_caller(request, state.api_keys.check(request.headers.get("authorization", "")))
 
 
 async def require_admin_key(request: Request) -> None:

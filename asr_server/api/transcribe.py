@@ -35,8 +35,7 @@ from asr_server.audio.recording import Recording
 from asr_server.config import Settings, naming
 from asr_server.core import Transcript
 from asr_server.errors import Overloaded, ShuttingDown
-from asr_server.formats.bodies import DiarizedJson, Json, VerboseJson
-from asr_server.formats.render import render
+from asr_server.formats.render import DiarizedJson, Json, VerboseJson, render
 from asr_server.transcription import Labeller, TranscriptionSession, task_group
 
 STREAM_END: Final = b"data: [DONE]\n\n"

@@ -1,29 +1,218 @@
-"""Render a transcript in OpenAI's response formats: JSON bodies, text and subtitles."""
+"""Render a transcript in OpenAI's response formats: JSON bodies with its names, text and subtitles."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
-from asr_server.core import Segment, TokenLogprob, Transcript, Word
-from asr_server.formats.bodies import (
-    AudioTrack,
-    DiarizedJson,
-    DiarizedSegment,
-    DroppedSegment,
-    DurationUsage,
-    Json,
-    Language,
-    Logprob,
-    VerboseJson,
-    VerboseSegment,
-    VerboseWord,
-)
+from asr_server.core import DroppedReason, Segment, TokenLogprob, Transcript, Word
 from asr_server.formats.subtitles import READABLE_LAYOUT, SubtitleLayout, srt, tsv, vtt
+
+# -- Bodies --------------------------------------------------------------------------------------------------
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+Time = Annotated[float, Field(description="In seconds from the start of the recording.")]
+Duration = Annotated[float, Field(description="The recording's length in seconds.")]
+WholeText = Annotated[str, Field(description="What was said; empty where nothing was.")]
+Speaker = Annotated[
+    str | None, Field(description="Not OpenAI's: who speaks, where each channel is a speaker.")
+]
+_DAMAGED = "true where the recording is damaged or cut short; the text is of what could be read"
+Truncated = Annotated[bool | None, Field(description=f"Not OpenAI's: {_DAMAGED}.")]
+
+
+class DurationUsage(Body):
+    type: Literal["duration"] = "duration"
+    """The kind of usage."""
+    seconds: int
+    """The recording's length, rounded up."""
+
+
+RecordingUsage = Annotated[DurationUsage, Field(description="The recording's length.")]
+
+
+class TokensUsage(Body):
+    type: Literal["tokens"] = "tokens"
+    """The kind of usage."""
+    input_tokens: int
+    """Positions of the encoder, 50 for each second."""
+    output_tokens: int
+    """Tokens of the text, times included."""
+    total_tokens: int
+    """Both together."""
+
+
+class Logprob(Body):
+    token: str
+    """The token's text; a token may be a part of a character."""
+    logprob: float
+    """Its log-probability, before temperature."""
+    bytes: list[int]
+    """Its bytes: joined over the tokens they are the text in UTF-8."""
+
+
+class Language(Body):
+    code: str
+    """ISO 639-1, or 639-3 where there is none."""
+
+
+class AudioTrack(Body):
+    number: int
+    """From 1, among the audio tracks of the file."""
+    language: str | None = None
+    """Its language, as the file states it."""
+    title: str | None = None
+    """Its title, as the file states it."""
+
+
+_READ = "the audio tracks that were read, of a file that has several"
+Tracks = Annotated[list[AudioTrack] | None, Field(description=f"Not OpenAI's: {_READ}.")]
+
+
+class VerboseSegment(Body):
+    id: int
+    """0, 1, 2 ... through the whole recording."""
+    seek: int
+    """Start of the decoded window, in hundredths of a second."""
+    start: Time
+    end: Time
+    text: str
+    """As the model wrote it, with the space before it."""
+    tokens: list[int]
+    """Tokens of the text, timestamps included."""
+    temperature: float
+    """Temperature the segment was decoded at."""
+    avg_logprob: float
+    """The mean log-probability of the tokens; below -1 it is improbable."""
+    compression_ratio: float
+    """How much the text can be compressed; above 2.4 it repeats itself."""
+    no_speech_prob: float
+    """The probability that nobody speaks."""
+    speaker: Speaker = None
+
+
+class VerboseWord(Body):
+    word: str
+    """The word, punctuation included."""
+    start: Time
+    end: Time
+    probability: float | None = None
+    """Not OpenAI's: the mean probability of its tokens, as faster-whisper has it."""
+    speaker: Speaker = None
+
+
+class DiarizedSegment(Body):
+    type: Literal["transcript.text.segment"] = "transcript.text.segment"
+    """The kind of event."""
+    id: str
+    """Of the segment, within the recording."""
+    start: Time
+    end: Time
+    speaker: str
+    """Who speaks."""
+    text: str
+    """What was said."""
+    usage: TokensUsage | None = None
+    """So far, in a stream with `stream_continuous_usage_stats`."""
+
+
+class Json(Body):
+    text: WholeText
+    languages: list[Language]
+    """What was spoken; empty where nothing was said."""
+    logprobs: list[Logprob] | None = None
+    """Of each token, with `include[]=logprobs`."""
+    usage: RecordingUsage
+    truncated: Truncated = None
+    tracks: Tracks = None
+
+
+class DroppedSegment(Body):
+    start: Time
+    end: Time
+    text: str
+    """As the model wrote it."""
+    reason: DroppedReason
+    """`judged_silence` by the model itself; `no_voice` to the detector; `echo` of the sentence before;
+    `same_channel`: both channels are equal, so the second one is not read."""
+
+
+_LEFT_OUT = "text that the model wrote where nobody seems to speak, and that is left out"
+Dropped = Annotated[list[DroppedSegment] | None, Field(description=f"Not OpenAI's: {_LEFT_OUT}.")]
+
+
+LanguageProbability = Annotated[
+    float | None,
+    Field(description="Not OpenAI's: that `language` is right, from 0 to 1, where it was detected."),
+]
+
+
+class DiarizedJson(Body):
+    task: Literal["transcribe"] = "transcribe"
+    """What was done."""
+    duration: Duration
+    text: WholeText
+    segments: list[DiarizedSegment]
+    """The text in segments with their speakers."""
+    usage: RecordingUsage
+    truncated: Truncated = None
+    tracks: Tracks = None
+
+
+class VerboseJson(Body):
+    task: Literal["transcribe", "translate"]
+    """What was done."""
+    language: str
+    """The lower-case English name of the text's language; `unknown` where nothing tells."""
+    duration: Duration
+    text: WholeText
+    segments: list[VerboseSegment] | None = None
+    """The text in segments with times; left out where only words were asked for."""
+    words: list[VerboseWord] | None = None
+    """The words with times, where they were asked for."""
+    usage: RecordingUsage
+    truncated: Truncated = None
+    tracks: Tracks = None
+    dropped: Dropped = None
+    language_probability: LanguageProbability = None
+    languages: list[Language] | None = None
+    """Not OpenAI's: all languages of a recording that has several."""
+
+
+class TextDone(Body):
+    type: Literal["transcript.text.done"] = "transcript.text.done"
+    """The kind of event."""
+    text: str
+    """The whole text: all deltas joined."""
+    languages: list[Language] = []
+    """What was spoken; empty where nothing was said."""
+    logprobs: list[Logprob] | None = None
+    """Of all tokens, where they were asked for."""
+    usage: TokensUsage | None = None
+    """In tokens; left out with `stream_include_usage` false."""
+    language: str | None = None
+    """The lower-case English name, with `stream_include_segments` as all that follows."""
+    duration: float | None = None
+    """Of the recording, in seconds."""
+    segments: list[VerboseSegment] | None = None
+    """The text in segments with times."""
+    words: list[VerboseWord] | None = None
+    """The words with times, where they were asked for."""
+    language_probability: LanguageProbability = None
+    truncated: Truncated = None
+    tracks: Tracks = None
+    dropped: Dropped = None
+
+
+# -- Formats -------------------------------------------------------------------------------------------------
 
 ResponseFormat = Literal["json", "text", "srt", "vtt", "verbose_json", "diarized_json"]
 FileFormat = ResponseFormat | Literal["tsv"]  # that of files besides, as whisper's command writes it

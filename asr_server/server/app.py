@@ -33,7 +33,6 @@ from asr_server.annexes.realtime import openapi as realtime_openapi
 from asr_server.annexes.realtime.route import router as realtime_router
 from asr_server.annexes.speakers.references import follow_speakers
 from asr_server.api import errors, openapi, routes, transcribe
-from asr_server.api.docs_page import install_docs_page
 from asr_server.api.headers import HEADERS
 from asr_server.api.middleware import (
     LastErrorMiddleware,
@@ -122,7 +121,7 @@ def create_app(
     for compatible in (azure, whisper_asr, whisper_cpp):
         app.include_router(compatible.router)
     routes.install_page(app)
-    install_docs_page(app)
+    routes.install_docs_page(app)
     app.router.default = refusing_unknown_websockets(app.router.default)
     openapi.install(app, settings, models, realtime_openapi.schemas)
     app.add_middleware(PlainRoutes, routes=transcribe.router.routes)
@@ -162,7 +161,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         helpers.append(asyncio.create_task(file.watch(), name="watch the keys"))
     try:
         await state.models.start()
-        helpers.append(asyncio.create_task(unload_idle_models(state.models), name="unload idle models"))
+        if any(model.settings.idle_unload_s for model in state.models):
+            helpers.append(asyncio.create_task(unload_idle_models(state.models), name="unload idle models"))
         async with _metrics_port(state):
             helpers.append(asyncio.create_task(activity_report.keep_sampling(state, app.state.activity)))
             if state.settings.reuse_port:  # it listens after this: connections go to others until then

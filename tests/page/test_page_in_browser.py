@@ -29,7 +29,7 @@ from scipy.signal import resample_poly
 from asr_server import __version__
 from asr_server.api.schemas import TranslationFields
 from asr_server.core import SAMPLE_RATE
-from asr_server.formats.bodies import VerboseJson
+from asr_server.formats.render import VerboseJson
 from tests.conftest import Server, run_server
 from tests.page.browsing import (
     LIMIT_MS,

@@ -26,7 +26,7 @@ from asr_server.annexes.monitoring.process_usage import (
 from asr_server.api.models import ServedModel, State
 from asr_server.api.openapi import KEY_ERRORS, error_responses
 from asr_server.api.state import AppState, caller_of, get_state, require_key
-from asr_server.formats.bodies import Body
+from asr_server.formats.render import Body
 
 MAX_LISTED: Final = 20
 

@@ -36,7 +36,7 @@ from asr_server.errors import (
     RequestError,
     UploadTooLarge,
 )
-from asr_server.formats.bodies import TextDone, VerboseSegment, VerboseWord
+from asr_server.formats.render import TextDone, VerboseSegment, VerboseWord
 from asr_server.machine import is_loopback
 
 _TIMES: Final = {"start": "start_s", "end": "end_s", "duration": "duration_s", "truncated": "is_cut_short"}

@@ -25,8 +25,7 @@ from asr_server.api.events import EventWriter
 from asr_server.api.schemas import TranscriptionFields
 from asr_server.core import DroppedSegment, Segment, Track, Transcript, Word
 from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidAudio, InvalidValue, UploadTooLarge
-from asr_server.formats.bodies import TextDone, VerboseJson
-from asr_server.formats.render import RenderOptions
+from asr_server.formats.render import RenderOptions, TextDone, VerboseJson
 from tests.unit.api.running_app import QuickServer
 
 DONE = {

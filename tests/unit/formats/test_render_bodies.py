@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
-from asr_server.formats.bodies import DiarizedJson, Json, TokensUsage, VerboseJson
+from asr_server.formats.render import DiarizedJson, Json, TokensUsage, VerboseJson
 
 
 @pytest.mark.parametrize("body", [Json, VerboseJson, DiarizedJson, TokensUsage])
