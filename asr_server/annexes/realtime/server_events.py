@@ -13,7 +13,7 @@ from asr_server.core import TokenLogprob
 
 
 class DurationUsage(msgspec.Struct, frozen=True, tag_field="type", tag="duration"):
-    """The turn's length to the millisecond, unlike `formats.bodies.DurationUsage`."""
+    """The turn's length to the millisecond, unlike `formats.render.DurationUsage`."""
 
     seconds: float
 
