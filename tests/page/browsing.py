@@ -21,6 +21,11 @@ NEEDS_CHROMIUM = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium here: tests/install-browser.sh fetches it"
 )
 LIMIT_MS = 60_000
+# Drawn by the processor, which would imitate a GPU at a high price; and a microphone that plays a file.
+MICROPHONE = (
+    *("--no-sandbox", "--disable-gpu"),
+    *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
+)
 SPOKEN = say("314159", gap_s=[0.2, 0.2, 1.2, 0.2, 0.2, 0.5])
 OpenPage = Callable[..., Page]
 

@@ -1,4 +1,5 @@
-"""Every example does what it says, on a real server. LiveKit's and pipecat's run in tests/contract/clients."""  # noqa: E501
+"""Every example does what it says, on a real server. Those of LiveKit, pipecat and the browser run in
+tests/contract/clients and tests/page."""
 
 from __future__ import annotations
 
@@ -9,21 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
-import soundfile
-from playwright.sync_api import expect, sync_playwright
 
-from asr_server.core import SAMPLE_RATE
 from tests.conftest import Server
 from tests.contract.clients.recordings import write_wav
-from tests.page.browsing import CHROMIUM, NEEDS_CHROMIUM
 from tests.support.speech import say
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
 NODE_MODULES = ROOT / "tests/contract/node/node_modules"
-LIMIT_MS = 60_000
 SPOKEN = say("314", gap_s=0.3)
-DIGITS = re.compile("(two|seven|one)( (two|seven|one)){2}")
 
 
 @pytest.fixture
@@ -77,27 +72,3 @@ def test_the_microphone_client_takes_the_recording_that_ships(real_server: Serve
     lines = output_of(sys.executable, EXAMPLES / "microphone.py", *command).splitlines()
     text = " ".join(line for line in lines if line.startswith("> "))
     assert re.findall(r"\w+", text) == re.findall(r"\w+", (EXAMPLES / "speech.txt").read_text())
-
-
-@NEEDS_CHROMIUM
-def test_the_browser_recorder(server: Server, tmp_path: Path) -> None:
-    """Served as if from the server's own address; its microphone plays digits again and again."""
-    speech = tmp_path / "microphone.wav"
-    soundfile.write(speech, say("271", gap_s=[0.2, 0.2, 0.8]).samples, SAMPLE_RATE)
-    arguments = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
-    arguments.append(f"--use-file-for-fake-audio-capture={speech}")
-    page_html = (EXAMPLES / "browser_recorder.html").read_text()
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        page = browser.new_page()
-        page.set_default_timeout(LIMIT_MS)
-        page.route(
-            re.compile("/recorder"), lambda route: route.fulfill(body=page_html, content_type="text/html")
-        )
-        page.goto(f"{server.url}/recorder?server={server.url}")
-        page.get_by_role("button", name="Record").click()
-        expect(page.get_by_role("button", name="Stop")).to_be_visible(timeout=LIMIT_MS)
-        page.wait_for_timeout(4500)  # the digits once, wherever it began
-        page.get_by_role("button", name="Stop").click()
-        expect(page.get_by_role("status")).to_contain_text(DIGITS, timeout=LIMIT_MS)
-        browser.close()
