@@ -9,9 +9,9 @@ import pytest
 from rich.progress import Progress
 
 from benchmarks import accuracy
-from benchmarks.accuracy import answers_of, groups_of, read_manifest, score
+from benchmarks.accuracy import answers_of, read_manifest, score
 from benchmarks.transcribers import SYSTEMS, Heard, Task
-from harness.speech.corpora import Clip, known_clips
+from harness.speech.corpora import Clip
 from harness.speech.error_rates import TimedWord
 
 
@@ -60,21 +60,3 @@ def test_what_a_system_has_answered_is_not_asked_again(
         assert {name: heard.text for name, heard in found.items()} == {"a": "one", "b": "two"}
         answers_of("parrot", task, [first], True, progress)
     assert asked == ["a", "b", "a"]
-
-
-def test_languages_are_summed_apart() -> None:
-    clips = [clip("a", "one"), clip("b", "een", "nl"), clip("c", "un", "fr"), clip("d", "二", "zh")]
-    assert {name: len(own) for name, own in groups_of(clips).items()} == {
-        "some": 4,
-        "all English": 1,
-        "all Dutch": 1,
-        "all other languages": 2,
-    }
-
-
-def test_a_recording_in_several_formats_counts_once() -> None:
-    clips = known_clips(["recordings"], 100)
-    if not clips:
-        pytest.skip("the recordings beside the repository are not here")
-    texts = [each.text for each in clips if each.text]
-    assert len(texts) == len(set(texts))

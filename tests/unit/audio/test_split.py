@@ -97,18 +97,14 @@ def test_windows_are_filled_as_far_as_the_long_pauses_allow(seed: int) -> None:
         assert end_s > last_long_s - 0.1
 
 
-def test_the_later_of_two_pauses_is_passed_over_where_it_is_much_shorter() -> None:
+@pytest.mark.parametrize(("first_s", "cut_s"), [(1.0, (24.0, 25.0)), (0.3, (28.0, 28.3))])
+def test_the_later_of_two_pauses_is_taken_unless_it_is_much_shorter(
+    first_s: float, cut_s: tuple[float, float]
+) -> None:
     samples = noise(MAX_CHUNK, 0.1)
-    for pause_s, duration_s in ((24.0, 1.0), (28.0, 0.3)):
+    for pause_s, duration_s in ((24.0, first_s), (28.0, 0.3)):
         samples[int(pause_s * SAMPLE_RATE) : int((pause_s + duration_s) * SAMPLE_RATE)] = 0
-    assert 24.0 <= quietest_cut(powers(samples)) / SAMPLE_RATE <= 25.0
-
-
-def test_the_later_of_two_equal_pauses_is_taken() -> None:
-    samples = noise(MAX_CHUNK, 0.1)
-    for pause_s in (24.0, 28.0):
-        samples[int(pause_s * SAMPLE_RATE) : int((pause_s + 0.3) * SAMPLE_RATE)] = 0
-    assert 28.0 <= quietest_cut(powers(samples)) / SAMPLE_RATE <= 28.3
+    assert cut_s[0] <= quietest_cut(powers(samples)) / SAMPLE_RATE <= cut_s[1]
 
 
 def test_a_pause_between_words_is_preferred_to_a_stop_consonant() -> None:

@@ -80,9 +80,14 @@ JSON_FILES = ("config.json", "tokenizer.json", "generation_config.json", "prepro
 
 
 @pytest.mark.parametrize("name", [*JSON_FILES, "model.safetensors"])
-def test_a_pipe_is_not_waited_for(refusal: Refuse, directory: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"]
+)
+def test_a_pipe_is_not_waited_for_and_a_device_not_read(
+    refusal: Refuse, directory: Path, name: str, make: Callable[[Path], None]
+) -> None:
     (directory / name).unlink(missing_ok=True)
-    os.mkfifo(directory / name)
+    make(directory / name)
     assert refusal(directory) == f"{directory / name} is no regular file"
 
 
@@ -91,13 +96,6 @@ def test_a_pipe_as_merges_is_not_waited_for(refusal: Refuse, directory: Path) ->
     (directory / "merges.txt").unlink()
     os.mkfifo(directory / "merges.txt")
     assert "merges.txt is no regular file" in refusal(directory)
-
-
-@pytest.mark.parametrize("name", [*JSON_FILES, "model.safetensors"])
-def test_a_device_is_not_read(refusal: Refuse, directory: Path, name: str) -> None:
-    (directory / name).unlink(missing_ok=True)
-    (directory / name).symlink_to("/dev/zero")
-    assert refusal(directory) == f"{directory / name} is no regular file"
 
 
 @pytest.mark.parametrize(

@@ -142,15 +142,11 @@ def without_a_layer() -> Reference:
     return reference
 
 
-def test_a_file_of_openai_whisper_without_a_layer_is_refused(
-    without_a_layer: Reference, tmp_path: Path
+@pytest.mark.parametrize(("write", "name"), [(write_openai, "mine.pt"), (write_ggml, "ggml-mine.bin")])
+def test_a_file_without_a_layer_is_refused(
+    without_a_layer: Reference, tmp_path: Path, write: Callable[[Reference, Path], Path], name: str
 ) -> None:
-    message = refusal(write_openai(without_a_layer, tmp_path / "mine.pt"))
-    assert "they have 1 decoder layers, decoder_layers is 2" in message
-
-
-def test_a_file_of_whisper_cpp_without_a_layer_is_refused(without_a_layer: Reference, tmp_path: Path) -> None:
-    message = refusal(write_ggml(without_a_layer, tmp_path / "ggml-mine.bin"))
+    message = refusal(write(without_a_layer, tmp_path / name))
     assert "they have 1 decoder layers, decoder_layers is 2" in message
 
 

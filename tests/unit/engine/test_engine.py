@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from asr_server.channel.messages import (
     Cancel,
@@ -269,30 +270,21 @@ def test_the_ladder_is_climbed_while_results_are_unlikely_and_the_likeliest_is_k
 
 
 @pytest.mark.parametrize(
-    "lenient",
+    ("thresholds", "num_fallbacks"),
     [
-        {"logprob_threshold": -100.0},
-        {"logprob_threshold": 0.0, "no_speech_threshold": -1.0},  # unlikely, but silence anyway
+        ((99.0, -100.0, 0.6), 0),
+        ((99.0, 0.0, -1.0), 0),  # unlikely, but silence anyway
+        ((0.0, -100.0, 0.6), 1),  # repetitive
     ],
 )
-def test_the_first_step_that_passes_is_kept(pocket: Checkpoint, lenient: dict[str, Any]) -> None:
-    options = DecodingOptions(
-        language="de", max_new_tokens=6, temperatures=(0.0, 1.0), compression_ratio_threshold=99.0, **lenient
-    )
+def test_the_first_step_that_passes_is_kept(
+    pocket: Checkpoint, thresholds: tuple[float, float, float], num_fallbacks: int
+) -> None:
+    names = ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold")
+    options = DecodingOptions(language="de", max_new_tokens=6, temperatures=(0.0, 1.0))
+    options = replace(options, **dict(zip(names, thresholds, strict=True)))
     (found,) = transcribe(pocket.engine(), CLIPS[:1], options)
-    assert (found.temperature, found.num_fallbacks) == (0.0, 0)
-
-
-def test_repetitive_text_climbs_the_ladder(pocket: Checkpoint) -> None:
-    options = DecodingOptions(
-        language="de",
-        max_new_tokens=6,
-        temperatures=(0.0, 1.0),
-        compression_ratio_threshold=0.0,
-        logprob_threshold=-100.0,
-    )
-    (found,) = transcribe(pocket.engine(), CLIPS[:1], options)
-    assert found.num_fallbacks == 1
+    assert (found.temperature, found.num_fallbacks) == (float(num_fallbacks), num_fallbacks)
 
 
 def test_seeds_repeat_and_differ(pocket: Checkpoint) -> None:

@@ -46,17 +46,11 @@ def test_verbose_json_has_every_field_and_no_null() -> None:
     assert body["segments"][1]["start"] == 3661.234
 
 
-def test_text_is_the_text() -> None:
+def test_text_srt_and_vtt_are_as_they_are_known() -> None:
     assert render(ONE, "text") == "one two"
-
-
-def test_srt_is_numbered_from_one() -> None:
     assert render(ONE, "srt") == (
         "1\n00:00:00,500 --> 00:00:02,000\none\n\n2\n01:01:01,234 --> 01:01:02,000\ntwo\n\n"
     )
-
-
-def test_vtt_has_its_header_and_points() -> None:
     assert render(ONE, "vtt") == (
         "WEBVTT\n\n00:00:00.500 --> 00:00:02.000\none\n\n01:01:01.234 --> 01:01:02.000\ntwo\n\n"
     )

@@ -59,16 +59,6 @@ def test_speech_opens_a_turn_with_its_padding_and_the_end_of_speech_commits_it()
     assert len(state.committed) == 1
 
 
-def test_a_commit_under_100_ms_is_an_error_that_names_the_event_and_changes_nothing() -> None:
-    before, _ = run([t.AudioWritten(100 * MS - 1)])
-    after, effects = run([t.CommitRequested("mine")], before)
-    (error,) = sent(effects)
-    assert isinstance(error, out.Error)
-    assert (error.error.code, error.error.event_id) == ("input_audio_buffer_commit_empty", "mine")
-    assert after == before
-    assert "Committed" in named(run([t.AudioWritten(1), t.CommitRequested()], before)[1])
-
-
 def test_at_the_end_of_the_input_a_turn_of_100_ms_is_committed_and_a_sliver_is_dropped() -> None:
     for num_samples, last in (
         (100 * MS - 1, ["DropTurn"]),
@@ -279,13 +269,6 @@ SPEECH_THAT_PAUSES: list[t.Event] = [
     t.AudioWritten(1000 * MS),
     t.VoicePaused(),
 ]
-
-
-def test_a_turn_read_ahead_in_a_pause_is_read_again_when_detection_is_turned_off() -> None:
-    state, effects = run([*SPEECH_THAT_PAUSES, t.DetectionSet(False), t.AudioWritten(1000 * MS)])
-    assert named(effects)[-1] == "DiscardAhead"
-    assert state.open is not None
-    assert not state.open.is_paused
 
 
 def test_detection_turned_on_again_within_a_turn_announces_no_second_start() -> None:

@@ -24,24 +24,6 @@ def test_every_clip_of_a_corpus_can_be_read_and_is_named_once(name: str) -> None
         assert 0.01 < abs(samples).max() <= 1.5 or clip.text == ""
 
 
-def test_dutch_dialogues_have_text_translation_and_speaker() -> None:
-    installed("fillets")
-    by_name = {clip.name: clip for clip in corpus("fillets")}
-    clip = by_name["fillets/airplane/let-m-sedadlo"]
-    assert (clip.text, clip.translation, clip.speaker, clip.language) == (
-        "Stoelen. Waarom zijn hier zoveel stoelen?",
-        "Seats. Why are there so many seats here?",
-        "small fish",
-        "nl",
-    )
-
-
-def test_audioeval_has_nine_languages() -> None:
-    installed("audioeval")
-    languages = {clip.language for clip in corpus("audioeval")}
-    assert {"en", "es", "fr", "hi", "it", "ja", "pl", "pt", "zh"} <= languages
-
-
 def test_a_sample_is_the_same_every_time_and_keeps_the_order() -> None:
     clips = corpora()
     drawn = sample(clips, 5)

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
-from pathlib import Path
-
 import numpy as np
 import pytest
-import soundfile
 from scipy.signal import fftconvolve
 
 from asr_server.core import SAMPLE_RATE, Samples
-from harness.speech.speech_times import speech_of, without_pauses
-from harness.speech.synthesis import sentences
+from harness.speech.speech_times import speech_of
 
 BURSTS_S = [(0.5, 1.5), (2.2, 3.0), (3.5, 5.0)]
 DURATION_S = 8.0
@@ -58,49 +51,3 @@ def test_short_pauses_are_speech_and_clicks_are_not() -> None:
     samples[int(1.0 * SAMPLE_RATE) : int(1.2 * SAMPLE_RATE)] = 0
     samples[int(6.0 * SAMPLE_RATE) : int(6.05 * SAMPLE_RATE)] = 0.1
     assert worst_s(speech_of(samples)) < 0.02
-
-
-def flites_phones(voice: str, text: str, folder: Path) -> tuple[Samples, list[tuple[float, float]]]:
-    """What a voice of flite says, with a second of silence behind it, and where it does."""
-    file = folder / "said.wav"
-    command = ["flite", "-voice", voice, "-psdur", "-t", text, "-o", str(file)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    samples, sample_rate = soundfile.read(file, dtype="float32")
-    assert sample_rate == SAMPLE_RATE
-    phones, start_s = [], 0.0
-    for name, end in re.findall(r"(\S+?):([0-9.]+)", ran.stdout):
-        if name != "pau":
-            phones.append((start_s, float(end)))
-        start_s = float(end)
-    end = round(phones[-1][1] * SAMPLE_RATE)
-    return np.pad(samples[:end], (0, SAMPLE_RATE)), without_pauses(phones)
-
-
-def flags(stretches: list[tuple[float, float]], duration_s: float) -> np.ndarray:
-    """One for each 5 ms."""
-    found = np.zeros(round(duration_s * 200), bool)
-    for start_s, end_s in stretches:
-        found[round(start_s * 200) : round(end_s * 200)] = True
-    return found
-
-
-@pytest.mark.trial
-@pytest.mark.skipif(not shutil.which("flite"), reason="harness/speech/install.sh installs flite")
-@pytest.mark.parametrize(
-    ("falls_db_s", "below_db", "most_wrong"),
-    [(None, 0.0, 0.015), (100.0, 8.0, 0.03), (60.0, 8.0, 0.03), (33.0, 8.0, 0.04), (33.0, 15.0, 0.03)],
-)
-def test_speech_is_where_flites_own_phones_are(
-    falls_db_s: float | None, below_db: float, most_wrong: float, tmp_path: Path
-) -> None:
-    num_wrong = num_spoken = 0
-    for voice in ("awb", "rms", "slt"):
-        for text in sentences()[60:90]:
-            samples, phones = flites_phones(voice, text, tmp_path)
-            if falls_db_s is not None:
-                samples = in_a_hall(samples, falls_db_s, below_db)
-            spoken = flags(phones, len(samples) / SAMPLE_RATE)
-            num_spoken += int(spoken.sum())
-            num_wrong += int((flags(speech_of(samples), len(samples) / SAMPLE_RATE) != spoken).sum())
-    print(f"{num_wrong / num_spoken:.1%} of the time spoken is judged otherwise")
-    assert num_wrong < most_wrong * num_spoken
