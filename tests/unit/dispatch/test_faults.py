@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -65,19 +64,6 @@ async def test_a_step_that_is_slow_layer_by_layer_ends_no_replica(faulty: Dispat
 
 
 @IN_MODULE
-async def test_a_pause_of_the_api_process_ends_no_healthy_replica(faulty: Dispatcher) -> None:
-    await until_ready(faulty)
-    (before,) = faulty.supervisor.replica_states
-    before.limits = ReplicaLimits(frozen_after_s=1.5)
-    for _ in range(2):
-        time.sleep(2.5)  # noqa: ASYNC251  as a busy connection, or a paused container
-        await asyncio.sleep(0.1)
-    before.limits = PATIENT
-    assert heard(await faulty.open("a").submit(chunk(say("2718")), OPTIONS)) == "2718"
-    assert faulty.supervisor.replica_states == [before]
-
-
-@IN_MODULE
 async def test_a_poisonous_chunk_takes_no_neighbour_with_it(faulty: Dispatcher) -> None:
     await until_ready(faulty)
     said = [say(digits) for digits in ("407", "12", "98653", "5", "60", "31")]
@@ -119,18 +105,6 @@ async def test_a_start_that_stalls_is_ended_and_tried_again(tmp_path: Path) -> N
             await asyncio.sleep(0.02)
     assert "was not ready" in dispatcher.supervisor.last_failure
     await until_ready(dispatcher)
-    await dispatcher.stop()
-
-
-async def test_without_a_folder_for_sockets_the_launch_fails_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    dispatcher = Dispatcher(SETTINGS, limits=WITHOUT_PAUSE)
-    await dispatcher.start()
-    await until_given_up(dispatcher)
-    assert dispatcher.supervisor.failed_to_start
-    assert "No such file or directory" in dispatcher.supervisor.last_failure
     await dispatcher.stop()
 
 

@@ -163,18 +163,6 @@ async def test_the_log_says_when_a_lost_replica_is_back(
     assert caplog.messages == ["replica 0", "replica 0 is back"]  # why it was lost, and then
 
 
-async def test_a_start_that_stalls_is_given_up_although_its_heart_beats(start: Start) -> None:
-    executor = ScriptedExecutor(credit=0)
-    keeper = start(executor, limits=replace(FAST, startup_s=0.2))
-    async with asyncio.timeout(60):
-        while not keeper.given_up:
-            if executor.launched:
-                executor.launched[-1].say(Heartbeat(0))
-            await asyncio.sleep(0.01)
-    assert len(executor.launched) == MAX_FAILED_STARTS
-    assert not keeper.was_ready
-
-
 async def test_a_pause_of_this_process_ends_no_replica(start: Start) -> None:
     executor = ScriptedExecutor()
     keeper = start(executor, limits=replace(FAST, frozen_after_s=0.2))

@@ -13,8 +13,6 @@ from asr_server.model.layers import (
     Linear,
     attend_audio,
     attend_cached,
-    attend_cached_audio,
-    linear_gelu,
     sums_text_rows,
 )
 
@@ -48,13 +46,6 @@ def test_a_product_has_a_bias_and_where_asked_a_gelu(shape: tuple[int, ...], gel
         product.pack()
         assert product.weight.numel() == (0 if product.is_packed else 30)
     torch.testing.assert_close(product(x), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_a_gpus_gelu_is_nearly_the_exact_one() -> None:
-    product, x = linear(6, 5, gelu=True), random(2, 3, 6, seed=2)
-    found = linear_gelu(x, product.weight, product.bias)
-    assert found.shape == (2, 3, 5)
-    torch.testing.assert_close(found, product(x), atol=1e-3, rtol=0)
 
 
 # -- Attention ------------------------------------------------------------------------------------------
@@ -99,21 +90,6 @@ def test_audio_attends_to_all_of_itself_and_to_what_is_behind_it(
         expected = expected_attention(query, keys, values, bias)
         atol = 1e-5 if dtype == torch.float32 else 0.03
         torch.testing.assert_close(found[row].float(), expected, atol=atol, rtol=0)
-
-
-@pytest.mark.parametrize("weighted_rows", [False, True])
-@pytest.mark.parametrize("num_queries", [1, 3])
-def test_queries_attend_to_cached_audio(
-    num_queries: int, weighted_rows: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layers, "WEIGHTED_ROWS", weighted_rows)
-    query = random(2, num_queries, HEADS, DEPTH)
-    keys, values = random(2, HEADS, DEPTH, 9, seed=1), random(2, HEADS, 9, DEPTH, seed=2)
-    rows = torch.arange(2 * HEADS * 20, dtype=torch.int32)
-    found = attend_cached_audio(query, keys, values, rows)
-    for row in range(2):
-        expected = expected_attention(query[row], keys[row].permute(2, 0, 1), values[row].transpose(0, 1))
-        torch.testing.assert_close(found[row], expected)
 
 
 @pytest.mark.parametrize("by_rows", [False, True])

@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asr_server.model import layers
 from asr_server.model.layers import (
-    Behind,
     attend_audio,
     attend_cached,
     attend_cached_audio,
@@ -36,26 +35,6 @@ def test_a_gpus_attention_scores_are_never_rounded_to_a_half_precision(dtype: to
     assert attended.dtype == dtype
     assert "aten.bmm.dtype" in made.names
     assert made.bytes[torch.float32] >= 4 * 2 * 2 * 3 * 1500, "the scores"
-
-
-@pytest.mark.parametrize("has_amx", [False, True])
-@pytest.mark.parametrize("num_silent", [0, 30])
-@pytest.mark.parametrize("num_positions", [40, 1100])  # more than are computed at once
-def test_in_bfloat16_a_cpus_encoder_attends_nearly_as_in_float32(
-    num_positions: int, num_silent: int, has_amx: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layers, "HAS_AMX", has_amx)
-    torch.manual_seed(0)
-    qkv = torch.randn(2, num_positions, 3 * 128, dtype=torch.bfloat16) / 4
-    behind = expected_behind = None
-    if num_silent:
-        keys_values = torch.randn(num_silent, 2 * 128, dtype=torch.bfloat16) / 4
-        biases = torch.randn(2, num_silent, dtype=torch.bfloat16)
-        behind, expected_behind = Behind(keys_values, biases), Behind(keys_values.float(), biases.float())
-    expected = attend_audio(qkv.float(), 2, expected_behind)
-    found = attend_audio(qkv, 2, behind)
-    assert found.shape == (2, num_positions, 128)
-    assert (found - expected).norm() / expected.norm() < (0.01 if has_amx else 0.05)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -120,25 +99,6 @@ def test_a_cpus_bfloat16_attends_nearly_as_float32_does(
     assert found.shape == (3, num_queries, 128)
     assert found.dtype == torch.bfloat16
     assert (found - expected).norm() / expected.norm() < (0.005 if has_amx else 0.05)
-
-
-def test_values_read_by_their_rows_give_the_same_context_as_values_side_by_side(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(layers, "HAS_AMX", False)  # with it they are not read so
-    torch.manual_seed(0)
-    query = torch.randn(3, 1, 2, 64, dtype=torch.bfloat16)
-    keys, values = torch.randn(2, 5, 2, 50, 64, dtype=torch.bfloat16)
-    mask = torch.zeros(3, 1, 1, 40, dtype=torch.bfloat16)
-    mask[1, :, :, 10:] = float("-inf")
-    slot_heads = torch.arange(2, 8)[:, None]  # of slots 1 to 3
-    rows = (slot_heads * 50 + torch.arange(40)).int()
-    seen = keys[1:4, :, :40]
-    expected = attend_cached(query.float(), seen.float(), values[1:4, :, :40].float(), mask.float())
-    found = attend_cached(query, seen, values.view(-1, 64), mask, rows)
-    assert found.shape == (3, 1, 128)
-    assert found.dtype == torch.bfloat16
-    assert (found - expected).norm() / expected.norm() < 0.01
 
 
 _MANY_SHAPES = """
