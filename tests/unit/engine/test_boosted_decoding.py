@@ -9,7 +9,7 @@ import pytest
 
 from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.engine import boost
-from harness.engine_helpers import Checkpoint, results, submit, transcribe
+from harness.engine_helpers import Checkpoint, transcribe
 from tests.support.real_weights import hugging_face_checkpoint
 from tests.unit.engine.device_stand_ins import imitate_late_device
 from tests.unit.engine.test_beam import WIDTH, results_of_mixed
@@ -62,27 +62,6 @@ def test_keywords_change_their_own_text_alone_and_the_same_in_any_company(
         assert tokens_of(found) == tokens_of(alone), lookahead
         averages = [result.avg_logprob for result in alone]
         assert [result.avg_logprob for result in found] == pytest.approx(averages, abs=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("strong")
-def test_with_lookahead_the_bonus_is_that_of_the_text_so_far(pocket: Checkpoint) -> None:
-    options = msgspec.structs.replace(MIXED[1], keywords=KEYWORDS)
-    found, plain = (
-        tokens_of(transcribe(pocket.engine(lookahead=lookahead), CLIPS[:4], options))
-        for lookahead in (True, False)
-    )
-    assert found == plain
-
-
-@pytest.mark.usefixtures("strong")
-def test_keywords_leave_lookahead_to_all(pocket: Checkpoint) -> None:
-    engine, plain = pocket.engine(lookahead=True), MIXED[1]
-    submit(engine, "plain", CLIPS[0], plain)
-    submit(engine, "boosted", CLIPS[1], msgspec.structs.replace(plain, keywords=KEYWORDS))
-    while not results(engine.step()):
-        if engine.num_decode_steps > 1:
-            assert engine._loop._in_flight is not None
 
 
 @pytest.mark.slow
