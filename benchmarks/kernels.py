@@ -34,6 +34,7 @@ from triton.runtime.cache import get_cache_manager
 
 from asr_server.engine.beam import num_candidates, num_named
 from asr_server.engine.cuda import sizes_up_to
+from asr_server.engine.slots import SlotState
 from asr_server.model.kernels.choose_token import advance, choose_token
 from asr_server.model.kernels.elementwise import add_norm, store_audio
 from asr_server.model.kernels.flash_decode import flash_decode, row_lengths
@@ -141,23 +142,25 @@ def attention(dtype: torch.dtype, rows: int, of_audio: bool, is_prompt: bool = F
     flash_decode(query, keys, values, slots, lengths, 3 if is_prompt else keys.shape[2], *new)
 
 
+def slot_integers(rows: int) -> Tensor:
+    """Return the state of so many slots of a server's."""
+    return SlotState.empty(SLOTS, CONTEXT, torch.device("cpu"))[slice(rows)].integers
+
+
 def token_choice(lines: int = LINES, rows: int = 128) -> None:
     """The end of a step over large-v3's vocabulary."""
-    integers, flags = torch.zeros(2, SLOTS, dtype=torch.long)[:, :rows]
+    tokens, integers = torch.zeros(rows, dtype=torch.long), slot_integers(rows)
     suppressed = torch.zeros(PADDED_VOCABULARY, dtype=torch.int8)
     scores, logprobs = torch.zeros(rows, PADDED_VOCABULARY)[:, :VOCABULARY], torch.zeros(rows)
-    columns = (flags, integers, integers, integers, integers)
-    chosen = (integers, logprobs, torch.zeros(REPORTED_LINES, SLOTS)[:lines, :rows])
-    choose_token(scores, suppressed, *columns, 50257, 50365, 50415, *chosen)
+    chosen = (tokens, logprobs, torch.zeros(REPORTED_LINES, SLOTS)[:lines, :rows])
+    choose_token(scores, suppressed, integers, 50257, 50365, 50415, *chosen)
 
 
 def state_change(rows: int = 128, lines: int = REPORTED_LINES) -> None:
-    integers, flags = torch.zeros(2, SLOTS, dtype=torch.long)[:, :rows]
-    numbers, generated = torch.zeros(rows), torch.zeros(CONTEXT, SLOTS, dtype=torch.long)[:, :rows]
-    columns = (flags, integers, integers, integers, integers, integers, generated)
+    tokens, numbers = torch.zeros(rows, dtype=torch.long), torch.zeros(rows)
     candidates = torch.zeros(lines, SLOTS)[:, :rows]
     report = torch.zeros(3 + lines, rows, dtype=torch.double)
-    advance(integers, numbers, numbers, *columns, candidates, 50365, 50257, report)
+    advance(tokens, numbers, numbers, slot_integers(rows), candidates, 50365, 50257, report)
 
 
 def addition_and_norm(dtype: torch.dtype, batch: int = 1) -> None:

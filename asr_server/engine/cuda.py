@@ -21,12 +21,11 @@ from torch import Tensor
 
 from asr_server.machine import gc_paused
 
-DEFAULT_PRIORITY = 0
 # The lower goes first: a step's small kernels do not queue behind an encode's large ones.
 DECODE_PRIORITY = -1
 
 
-def new_stream(priority: int = DEFAULT_PRIORITY) -> torch.cuda.Stream:
+def new_stream(priority: int = 0) -> torch.cuda.Stream:
     return torch.cuda.Stream(priority=priority)  # type: ignore[no-untyped-call]
 
 
@@ -43,10 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def record_graphs(
-    compute: Callable[..., Tensor],
-    shapes: Collection[Shape],
-    device: torch.device,
-    priority: int = DEFAULT_PRIORITY,
+    compute: Callable[..., Tensor], shapes: Collection[Shape], device: torch.device, priority: int = 0
 ) -> Graphs | None:
     """Record a computation that always reads the same tensors.
 
@@ -79,9 +75,8 @@ class Graphs:
     def __init__(self, compute: Callable[..., Tensor], shapes: Collection[Shape], priority: int) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = new_stream(priority)
-        self._graphs = {
-            shape: self._capture(compute, shape) for shape in sorted(shapes, key=math.prod, reverse=True)
-        }
+        largest_first = sorted(shapes, key=math.prod, reverse=True)
+        self._graphs = {shape: self._capture(compute, shape) for shape in largest_first}
 
     def _capture(self, compute: Callable[..., Tensor], shape: Shape) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -127,23 +122,24 @@ class Transfers:
     """
 
     def __init__(self, device: torch.device, overlap: bool) -> None:
-        self._device = device
-        self._h2d: torch.cuda.Stream | None = None
-        self._d2h: torch.cuda.Stream | None = None
-        if overlap and device.type == "cuda":
-            self._h2d, self._d2h = new_stream(), new_stream()
+        self._device, overlaps = device, overlap and device.type == "cuda"
+        self._h2d = new_stream() if overlaps else None
+        self._d2h = new_stream() if overlaps else None
 
     def to_device(self, tensor: Tensor) -> Tensor:
         if self._device.type == "cuda":
             tensor = tensor.pin_memory()
         if self._h2d is None:
-            return copy_to(self._device, tensor)
+            return self._copied(tensor)
         computing = torch.cuda.current_stream()
         with torch.cuda.stream(self._h2d):
-            copied = copy_to(self._device, tensor)
+            copied = self._copied(tensor)
         computing.wait_stream(self._h2d)
         copied.record_stream(computing)
         return copied
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, non_blocking=True)
 
     def to_host(self, tensor: Tensor) -> HostCopy:
         """Copy the current stream's result; a GPU's `tensor` may then be overwritten."""
@@ -157,38 +153,31 @@ class Transfers:
         return copy
 
 
-class HostCopy:
-    def __init__(self, tensor: Tensor) -> None:
-        self._arrived: torch.cuda.Event | None = None
-        self._host = tensor
-        if is_on_gpu(tensor):
-            self._host = pinned_like(tensor)
-            self._host.copy_(tensor, non_blocking=True)
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record()
+class Pending:
+    """What the current stream has launched so far; on CPU, all of it is done."""
+
+    def __init__(self, is_on_gpu: bool) -> None:
+        self._event: torch.cuda.Event | None = None
+        if is_on_gpu:
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
 
     def is_ready(self) -> bool:
-        return self._arrived is None or bool(self._arrived.query())  # type: ignore[no-untyped-call]
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
-    def read(self) -> list[list[float]]:
-        values: list[list[float]] = self.array().tolist()
-        return values
+    def join(self) -> None:
+        """Let the current stream wait for it."""
+        if self._event is not None:
+            torch.cuda.current_stream().wait_event(self._event)
+
+
+class HostCopy(Pending):
+    def __init__(self, tensor: Tensor) -> None:
+        self._host = tensor.to("cpu", non_blocking=True)  # from a GPU into pinned memory, which torch reuses
+        super().__init__(tensor.is_cuda)
 
     def array(self) -> npt.NDArray[Any]:
         """Wait for the values; return an array on the same memory."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
+        if self._event is not None:
+            self._event.synchronize()
         return self._host.numpy()
-
-
-def copy_to(device: torch.device, tensor: Tensor) -> Tensor:
-    return tensor.to(device, non_blocking=True)
-
-
-def is_on_gpu(tensor: Tensor) -> bool:
-    return tensor.is_cuda
-
-
-def pinned_like(tensor: Tensor) -> Tensor:
-    """Return host memory that a GPU can write to; torch reuses it."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

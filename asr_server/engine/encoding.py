@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
 from torch import Tensor
 
-from asr_server.checkpoint.files import AudioWindow
 from asr_server.core import Samples
 from asr_server.engine.config import EngineConfig
-from asr_server.engine.cuda import Transfers, new_stream, record_graphs, size_for, sizes_up_to
+from asr_server.engine.cuda import Pending, Transfers, new_stream, record_graphs, size_for, sizes_up_to
 from asr_server.model import DecoderCache, Whisper
 from asr_server.model.silence import Silence
 
 FRAMES_PER_POSITION = 2  # the encoder's second convolution halves their number
 _CUDA_LENGTHS = (500, 1000)  # positions: few, because the encoder is recorded anew for each
 _COPY_THREADS = 4  # that gather a batch's samples: 20 MB, for which a step waits
-
-
-class PendingEncode:
-    """Chunks being encoded into slots; on CPU, already encoded."""
-
-    def __init__(self, encoded: torch.cuda.Event | None = None) -> None:
-        self._encoded = encoded
-
-    def is_done(self) -> bool:
-        return self._encoded is None or bool(self._encoded.query())  # type: ignore[no-untyped-call]
-
-    def join(self) -> None:
-        if self._encoded is not None:
-            torch.cuda.current_stream().wait_event(self._encoded)
 
 
 def make_encoder(
@@ -45,12 +29,8 @@ def make_encoder(
 
 
 @torch.inference_mode()
-def _write_silence(
-    model: Whisper, cache: DecoderCache, config: EngineConfig, is_shared: bool
-) -> Silence | None:
-    """Encode silence into the cache, if short audio continues with it."""
-    if config.short_audio != "tail":
-        return None
+def _write_silence(model: Whisper, cache: DecoderCache, is_shared: bool) -> Silence:
+    """Encode silence into the cache, with which short audio continues."""
     silence = model.encode_silence(cache.kernels)
     cache.write_silence(model.decoder.cross_keys_values(silence.audio), is_shared)
     return silence
@@ -68,11 +48,13 @@ class CpuEncoder:
     def __init__(self, model: Whisper, cache: DecoderCache, config: EngineConfig) -> None:
         self._model, self._cache = model, cache
         self.window = model.sizes.window.for_short_audio(config.short_audio)
-        self._silence = _write_silence(model, cache, config, self.shares_silence)
+        self._silence = (
+            _write_silence(model, cache, self.shares_silence) if config.short_audio == "tail" else None
+        )
         self._num_threads, self._num_workers = torch.get_num_threads(), config.compute_workers
         self._workers = ThreadPoolExecutor(config.compute_workers, thread_name_prefix="encode")
 
-    def start(self, slots: Sequence[int], chunks: Sequence[Samples]) -> PendingEncode:
+    def start(self, slots: Sequence[int], chunks: Sequence[Samples]) -> Pending:
         """Fill the audio part of these slots."""
         num_at_once = min(len(chunks), self._num_workers)
         share = max(1, self._num_threads // num_at_once)
@@ -85,7 +67,7 @@ class CpuEncoder:
             wait(tasks)
             for task in tasks:
                 task.result()
-        return PendingEncode()
+        return Pending(is_on_gpu=False)
 
     def close(self) -> None:
         self._workers.shutdown()
@@ -107,14 +89,14 @@ class CudaEncoder:
     def __init__(
         self, model: Whisper, cache: DecoderCache, config: EngineConfig, transfers: Transfers
     ) -> None:
-        self.window = model.sizes.window.for_short_audio(config.short_audio, _CUDA_LENGTHS)
-        silence = _write_silence(model, cache, config, is_shared=False)
-        parts = model, cache, config, transfers, self.window, silence
-        self._workers = itertools.cycle([_CudaWorker(*parts) for _ in range(config.compute_workers)])
+        silence = _write_silence(model, cache, is_shared=False) if config.short_audio == "tail" else None
+        parts = model, cache, config, transfers, silence
+        workers = [_CudaWorker(*parts) for _ in range(config.compute_workers)]
+        self.window, self._workers = workers[0].window, itertools.cycle(workers)
         self._copying = ThreadPoolExecutor(_COPY_THREADS, thread_name_prefix="gather")
 
     @torch.inference_mode()
-    def start(self, slots: Sequence[int], chunks: Sequence[Samples]) -> PendingEncode:
+    def start(self, slots: Sequence[int], chunks: Sequence[Samples]) -> Pending:
         """Launch what fills the audio part of these slots."""
         worker, decoding = next(self._workers), torch.cuda.current_stream()
         worker.stream.wait_stream(decoding)  # which may still move a chunk out of one of the slots
@@ -125,9 +107,7 @@ class CudaEncoder:
             with torch.cuda.stream(worker.stream):
                 for num_positions, batch in batches.items():
                     worker.encode(num_positions, batch, self._copying)
-                encoded = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                encoded.record()
-                return PendingEncode(encoded)
+                return Pending(is_on_gpu=True)
         except BaseException:  # the slots are given to other chunks; what is launched must write first
             decoding.wait_stream(worker.stream)
             raise
@@ -146,21 +126,20 @@ class _CudaWorker:
         cache: DecoderCache,
         config: EngineConfig,
         transfers: Transfers,
-        window: AudioWindow,
         silence: Silence | None,
     ) -> None:
         self.stream = new_stream()
         self._model, self._cache, self._transfers, self._silence = model, cache, transfers, silence
+        self.window = window = model.sizes.window.for_short_audio(config.short_audio, _CUDA_LENGTHS)
         most = config.encode_batch * window.num_positions
         self._sizes = {
             length: sizes_up_to(min(most // length, config.chunks_per_encode), most)
             for length in (*window.short_lengths, window.num_positions)
         }
         shapes = [(rows, length) for length, sizes in self._sizes.items() for rows in sizes]
-        num_samples = max(math.prod(self._shape(*shape)) for shape in shapes)
+        num_samples = max(rows * self._num_samples(length) for rows, length in shapes)
         self._samples = torch.zeros(num_samples, device=model.device)
-        num_chunks = max(rows for rows, _ in shapes)
-        self._numbers = torch.zeros(2, num_chunks, dtype=torch.long, device=model.device)
+        self._numbers = torch.zeros(2, config.chunks_per_encode, dtype=torch.long, device=model.device)
         self._graphs = record_graphs(self._compute, shapes, model.device) if config.cuda_graphs else None
 
     def encode(self, length: int, batch: list[tuple[int, Samples]], copying: ThreadPoolExecutor) -> None:
@@ -173,12 +152,11 @@ class _CudaWorker:
         numbers.copy_(self._transfers.to_device(torch.stack([torch.tensor(slots), log_mel.lengths(chunks)])))
         (self._compute if self._graphs is None else self._graphs.replay)(num_rows, length)
 
-    def _shape(self, num_rows: int, length: int) -> tuple[int, int]:
-        return num_rows, self._model.log_mel.num_gathered(FRAMES_PER_POSITION * length)
+    def _num_samples(self, length: int) -> int:
+        return self._model.log_mel.num_gathered(FRAMES_PER_POSITION * length)
 
     def _input(self, num_rows: int, length: int) -> Tensor:
-        shape = self._shape(num_rows, length)
-        return self._samples[: math.prod(shape)].view(shape)
+        return self._samples[: num_rows * self._num_samples(length)].view(num_rows, -1)
 
     def _compute(self, num_rows: int, length: int) -> Tensor:
         slots, lengths = self._numbers[:, :num_rows].unbind()

@@ -37,8 +37,7 @@ from asr_server.core import ChunkResult
 from asr_server.engine.active_chunk import ActiveChunk, Stage, Stages
 from asr_server.engine.alignment import ALIGN_BATCH, NAN, PendingAlignment, TokenTimesThread
 from asr_server.engine.config import EngineConfig, engine_info, load
-from asr_server.engine.cuda import HostCopy
-from asr_server.engine.encoding import PendingEncode
+from asr_server.engine.cuda import HostCopy, Pending
 from asr_server.engine.ladder import is_broken
 from asr_server.engine.loop import DecodeLoop
 from asr_server.engine.prompt import candidates, checked_language
@@ -97,7 +96,7 @@ class Engine:
         self._stages = Stages()
         parts = self._runner, tokenizer, self._slots, self._stages
         self._loop = DecodeLoop(*parts, bool(config.lookahead), self._report)
-        self._encoding: list[tuple[PendingEncode, list[ActiveChunk]]] = []
+        self._encoding: list[tuple[Pending, list[ActiveChunk]]] = []
         self._detecting: list[tuple[HostCopy, list[ActiveChunk]]] = []
         self._aligning: list[PendingAlignment] = []  # ended, but for the times of their tokens
         self._token_times = TokenTimesThread()  # then these
@@ -290,7 +289,7 @@ class Engine:
 
     def _take_encoded(self) -> None:
         idle = not self._loop.has_work
-        while self._encoding and (idle or self._encoding[0][0].is_done()):  # in the order they began
+        while self._encoding and (idle or self._encoding[0][0].is_ready()):  # in the order they began
             pending, run = self._encoding.pop(0)
             with self._failing(run):
                 pending.join()
@@ -333,7 +332,7 @@ class Engine:
         idle = not self._loop.has_work
         while self._detecting and (idle or self._detecting[0][0].is_ready()):
             rows, run = self._detecting.pop(0)
-            for chunk, row in zip(run, rows.read(), strict=True):
+            for chunk, row in zip(run, rows.array().tolist(), strict=True):
                 if chunk.stage is Stage.ASKED:
                     self._events.append(LanguageDetected(chunk.id, self._candidates(chunk, row)))
 

@@ -25,8 +25,7 @@ from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.engine.alignment import PendingAlignment
 from asr_server.engine.config import EngineConfig, Loaded, choose_device
-from asr_server.engine.cuda import HostCopy
-from asr_server.engine.encoding import PendingEncode
+from asr_server.engine.cuda import HostCopy, Pending
 from asr_server.engine.runner import Runner, StepPlan
 from asr_server.engine.slots import SlotStart
 from asr_server.model import Shard, WhisperSizes
@@ -142,9 +141,7 @@ class LeadingRunner:
     def launching(self) -> AbstractContextManager[object]:
         return self._runner.launching()
 
-    def encode(
-        self, slots: Sequence[int], audio_slots: Sequence[int], chunks: Sequence[Samples]
-    ) -> PendingEncode:
+    def encode(self, slots: Sequence[int], audio_slots: Sequence[int], chunks: Sequence[Samples]) -> Pending:
         operation = Encode(tuple(slots), tuple(audio_slots), tuple(chunk.tobytes() for chunk in chunks))
         return self._together(operation, lambda: self._runner.encode(slots, audio_slots, chunks))
 

@@ -23,19 +23,20 @@ from asr_server.engine.cuda import (
     DECODE_PRIORITY,
     Graphs,
     HostCopy,
+    Pending,
     Transfers,
     decode_stream,
     record_graphs,
     size_for,
     sizes_up_to,
 )
-from asr_server.engine.encoding import PendingEncode, make_encoder
+from asr_server.engine.encoding import make_encoder
+from asr_server.engine.kernel_check import compute_step, tolerance
 from asr_server.engine.slots import SlotStart, SlotState
 from asr_server.engine.tokens import (
     GenerationRules,
     Named,
     TokenRules,
-    choice_error,
     choose_boosted,
     choose_likeliest,
     draw,
@@ -69,8 +70,9 @@ class Runner:
         num_texts, device, specials = config.num_texts, model.device, tokenizer.specials
         self.model = model
         self._rules = TokenRules(rules, specials, model.sizes.vocabulary, device)
+        setting = config.kernels if model.shard.count == 1 else "torch"
         self._kernels, self.kernels_report = choose_kernels(
-            config.kernels, model, lambda kernels: choice_error(kernels, self._rules, device)
+            setting, device, lambda each: compute_step(each, model, self._rules), tolerance(model.dtype)
         )
         self.cache = model.new_cache(config.num_slots, self._kernels, config.audio_dtype, num_texts)
         self.state = SlotState.empty(num_texts, model.sizes.text_positions, device)
@@ -122,9 +124,7 @@ class Runner:
 
     # -- Encode -------------------------------------------------------------------------------------------
 
-    def encode(
-        self, slots: Sequence[int], audio_slots: Sequence[int], chunks: Sequence[Samples]
-    ) -> PendingEncode:
+    def encode(self, slots: Sequence[int], audio_slots: Sequence[int], chunks: Sequence[Samples]) -> Pending:
         """Fill these audio slots, or begin to; the slots attend to them."""
         on_device = self._transfers.to_device(torch.tensor([slots, audio_slots]))
         self.cache.attend_to(slots, audio_slots, on_device)

@@ -44,7 +44,7 @@ class SlotState:
         fractions: float32 [7, slots].
         """
         self.integers, self.fractions = integers, fractions
-        (
+        (  # the kernels know this order
             self.active,  # 1: begun, and not yet at the end of the text; kernels pass over the others
             self.token,  # the last token, whose successor the next step computes
             self.previous,  # the token before it
@@ -100,9 +100,8 @@ class SlotState:
             self.advance(tokens, first_time, end_of_text)
             return torch.cat([torch.stack([tokens, logprobs, self.no_speech]), candidates]).double()
         report = torch.empty(3 + len(candidates), len(tokens), dtype=torch.double, device=tokens.device)
-        history = (self.token, self.previous, self.position, self.num_generated, self.last_time)
-        columns = (tokens, logprobs, self.no_speech, self.active, *history, self.generated, candidates)
-        kernels.advance(*columns, first_time, end_of_text, report)
+        chosen = (tokens, logprobs, self.no_speech, self.integers, candidates)
+        kernels.advance(*chosen, first_time, end_of_text, report)
         return report
 
     def advance(self, tokens: Tensor, first_time: int, end_of_text: int) -> None:

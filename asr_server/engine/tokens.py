@@ -7,7 +7,6 @@ its temperature, top-k, top-p, min-p and penalties. Knows no requests.
 from __future__ import annotations
 
 import hashlib
-import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,8 +23,7 @@ from asr_server.checkpoint.tokenizer import SpecialTokens
 from asr_server.core import ChunkId
 from asr_server.engine.boost import Row
 from asr_server.engine.slots import SlotState
-from asr_server.model.kernels import TORCH, Kernels
-from asr_server.model.kernels.choice import NUM_ROWS, relative_error
+from asr_server.model.kernels import Kernels
 from asr_server.model.whisper import padded_vocabulary
 
 _NEVER = float("-inf")
@@ -306,34 +304,5 @@ def choose_likeliest(
             candidates[:count] = likeliest.t()
             candidates[count:] = (largest - largest[:, :1] + logprobs[:, None]).t()
         return
-    history = (state.num_generated, state.token, state.previous, state.last_time)
     choice = (tokens, logprobs, candidates)
-    kernels.choose_token(scores, rules.suppressed, state.active, *history, *rules.limits, *choice)
-
-
-def choice_error(kernels: Kernels, rules: TokenRules, device: torch.device, num_candidates: int = 6) -> float:
-    """Return the relative error of a step's end on random rows; infinite where a token differs."""
-    end_of_text, first_time, _ = rules.limits
-    generator = torch.Generator(device).manual_seed(0)
-    scores = torch.randn(
-        NUM_ROWS, padded_vocabulary(rules.vocabulary, device), generator=generator, device=device
-    )
-    rows, given = torch.arange(NUM_ROWS, device=device), SlotState.empty(NUM_ROWS, 8, device)
-    given.active.fill_(1)
-    given.num_generated.copy_(rows % 3)
-    given.token.copy_(torch.where(rows % 5 > 2, first_time + rows % 7, rows))
-    given.previous.copy_(torch.where(rows % 2 > 0, first_time, rows))
-    given.last_time.copy_(torch.maximum(given.token, rows.new_tensor(first_time - 1)))
-
-    def compute(chosen: Kernels) -> tuple[Tensor, Tensor]:
-        """Return what must be equal, and log-probabilities."""
-        state, own = given[rows], 4 * scores[:, : rules.vocabulary]
-        tokens, logprobs = torch.zeros_like(rows), torch.zeros(NUM_ROWS, device=device)
-        likeliest = torch.zeros(2 * num_candidates, NUM_ROWS, device=device)
-        choose_likeliest(chosen, rules, own, state, tokens, logprobs, likeliest)
-        report = state.end_step(tokens, logprobs, likeliest, first_time, end_of_text, chosen)
-        likeliest_tokens, likeliest_logprobs = report[3:].chunk(2)
-        return torch.cat([state.integers, report[:1], likeliest_tokens]), likeliest_logprobs
-
-    (found, logprobs), (expected, expected_logprobs) = compute(kernels), compute(TORCH)
-    return relative_error(logprobs, expected_logprobs) if torch.equal(found, expected) else math.inf
+    kernels.choose_token(scores, rules.suppressed, state.integers, *rules.limits, *choice)

@@ -27,7 +27,7 @@ def warm_up(runner: Runner | LeadingRunner, tokenizer: Tokenizer, num_slots: int
     with runner.launching():
         runner.encode([0], [0], [chunk.samples]).join()
         if tokenizer.specials.languages:
-            runner.language_probabilities([0]).read()
+            runner.language_probabilities([0]).array()
         for count in (min(_NUM_PROMPTS, num_slots), 1):  # many rows and few have kernels of their own
             prompts = [chunk.prompt[: chunk.sot_index + 2]] * count
             runner.prefill(range(count), prompts, chunk.sot_index)
@@ -48,7 +48,7 @@ def _chunk(runner: Runner | LeadingRunner, tokenizer: Tokenizer) -> ActiveChunk:
 
 def _decode(runner: Runner | LeadingRunner, chunk: ActiveChunk) -> list[float]:
     contexts = [len(chunk.prompt) + step for step in range(_NUM_STEPS)]
-    return [runner.decode(StepPlan(1, context)).read()[1][0] for context in contexts]
+    return [float(runner.decode(StepPlan(1, context)).array()[1, 0]) for context in contexts]
 
 
 def _check(logprobs: list[float]) -> None:

@@ -11,16 +11,16 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 4096  # scores that are read at once
+# Rows of `SlotState.integers`; the tokens after the prompt begin with the last one.
+_ACTIVE, _TOKEN, _PREVIOUS, _POSITION, _NUM_GENERATED, _LAST_TIME, _GENERATED = map(
+    tl.constexpr, (0, 1, 2, 3, 4, 5, 8)
+)
 
 
 def choose_token(
     scores: Tensor,
     suppressed: Tensor,
-    active: Tensor,
-    num_generated: Tensor,
-    token: Tensor,
-    previous: Tensor,
-    last_time: Tensor,
+    integers: Tensor,
     end_of_text: int,
     first_time: int,
     last_initial_time: int,
@@ -33,8 +33,7 @@ def choose_token(
     Args:
         scores: float32 [B, vocabulary]; rows may be padded. Aligned to 16, loads are wide.
         suppressed: int8 [vocabulary or more]: 1 always, 2 as the first token.
-        active: [B], 0 for rows that are neither read nor written.
-        num_generated, token, previous, last_time: [B], columns of the slots.
+        integers: [any, B], of `SlotState`. Rows that are not active are neither read nor written.
         end_of_text, first_time, last_initial_time: tokens.
         candidates: float32 [2 * count, B], or empty: a line for each likely token, the first of equals first,
             then a line for each log-probability.
@@ -42,8 +41,8 @@ def choose_token(
     assert scores.stride(1) == 1
     assert not len(candidates) or candidates.stride(1) == 1
     _choose[len(scores),](
-        scores, suppressed, active, num_generated, token, previous, last_time, tokens, logprobs, candidates,
-        scores.stride(0), len(suppressed), scores.shape[1], candidates.stride(0),
+        scores, suppressed, integers, tokens, logprobs, candidates,
+        scores.stride(0), len(suppressed), scores.shape[1], integers.stride(0), candidates.stride(0),
         end_of_text, first_time, last_initial_time,
         COUNT=len(candidates) // 2, BLOCK=_BLOCK,
         NUM_BLOCKS=triton.next_power_of_2(triton.cdiv(scores.shape[1], _BLOCK)), num_warps=16,
@@ -52,18 +51,19 @@ def choose_token(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _choose(  # type: ignore[no-untyped-def]
-    scores, suppressed, active, num_generated, token, previous, last_time, tokens, logprobs, candidates,
-    row_stride, num_suppressed, vocabulary, line_stride, end_of_text, first_time, last_initial_time,
+    scores, suppressed, integers, tokens, logprobs, candidates,
+    row_stride, num_suppressed, vocabulary, stride, line_stride, end_of_text, first_time, last_initial_time,
     COUNT: tl.constexpr, BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    is_active = tl.load(active + row) != 0
-    generated = tl.load(num_generated + row)
+    slot = integers + row
+    is_active = tl.load(slot + stride * _ACTIVE) != 0
+    generated = tl.load(slot + stride * _NUM_GENERATED)
     begin = generated == 0
-    after_time = (generated > 0) & (tl.load(token + row) >= first_time)
-    after_two = after_time & ((generated < 2) | (tl.load(previous + row) >= first_time))
+    after_time = (generated > 0) & (tl.load(slot + stride * _TOKEN) >= first_time)
+    after_two = after_time & ((generated < 2) | (tl.load(slot + stride * _PREVIOUS) >= first_time))
     after_one = after_time & (after_two == 0)
-    earliest = tl.load(last_time + row).to(tl.int32) + tl.where(after_one, 0, 1)
+    earliest = tl.load(slot + stride * _LAST_TIME).to(tl.int32) + tl.where(after_one, 0, 1)
     cases = 1 + tl.where(begin, 2, 0)  # bits of `suppressed` that count here
     # Other tokens are allowed from `first` to `end`, times from `first_allowed` to `time_end`.
     first = tl.where(after_one, end_of_text, 0)
@@ -170,13 +170,7 @@ def advance(
     tokens: Tensor,
     logprobs: Tensor,
     no_speech: Tensor,
-    active: Tensor,
-    token: Tensor,
-    previous: Tensor,
-    position: Tensor,
-    num_generated: Tensor,
-    last_time: Tensor,
-    generated: Tensor,
+    integers: Tensor,
     candidates: Tensor,
     first_time: int,
     end_of_text: int,
@@ -186,16 +180,15 @@ def advance(
 
     Args:
         tokens, logprobs, no_speech: [B].
-        active, token, previous, position, num_generated, last_time: [B], columns of the slots.
-        generated: [positions, B].
+        integers: [rows, B], of `SlotState`.
         candidates: [lines, B].
         report: float64 [3 + lines, B].
     """
     assert report.is_contiguous()
+    last_position = len(integers) - _GENERATED.value - 1
     _advance[triton.cdiv(len(tokens), _ROWS),](
-        tokens, logprobs, no_speech, active, token, previous, position, num_generated, last_time, generated,
-        candidates, report, len(tokens), len(generated) - 1, generated.stride(0), candidates.stride(0),
-        first_time, end_of_text,
+        tokens, logprobs, no_speech, integers, candidates, report,
+        len(tokens), last_position, integers.stride(0), candidates.stride(0), first_time, end_of_text,
         LINES=len(candidates), ROWS=_ROWS, num_warps=2,
     )  # fmt: skip
 
@@ -203,8 +196,8 @@ def advance(
 # Compiled once, whatever the number of rows.
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _advance(  # type: ignore[no-untyped-def]
-    tokens, logprobs, no_speech, active, token, previous, position, num_generated, last_time, generated,
-    candidates, report, num_rows, last_position, row_stride, line_stride, first_time, end_of_text,
+    tokens, logprobs, no_speech, integers, candidates, report,
+    num_rows, last_position, stride, line_stride, first_time, end_of_text,
     LINES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -219,15 +212,16 @@ def _advance(  # type: ignore[no-untyped-def]
         candidate = tl.load(candidates + line * line_stride + row, inside, other=0.0)
         tl.store(report + (3 + line) * num_rows + row, candidate.to(tl.float64), inside)
 
-    is_active = (tl.load(active + row, inside, other=0) != 0) & (chosen != end_of_text)
-    tl.store(active + row, is_active.to(active.dtype.element_ty), inside)
-    tl.store(previous + row, tl.load(token + row, inside, other=0), inside)
-    tl.store(token + row, chosen, inside)
-    time = tl.load(last_time + row, inside, other=0)
-    tl.store(last_time + row, tl.where(chosen >= first_time, chosen, time), inside)
-    count = tl.load(num_generated + row, inside, other=0)
-    tl.store(generated + tl.minimum(count, last_position) * row_stride + row, chosen, inside)
-    tl.store(num_generated + row, count + 1, inside)
+    slot = integers + row
+    is_active = (tl.load(slot + stride * _ACTIVE, inside, other=0) != 0) & (chosen != end_of_text)
+    tl.store(slot + stride * _ACTIVE, is_active.to(tl.int64), inside)
+    tl.store(slot + stride * _PREVIOUS, tl.load(slot + stride * _TOKEN, inside, other=0), inside)
+    tl.store(slot + stride * _TOKEN, chosen, inside)
+    time = tl.load(slot + stride * _LAST_TIME, inside, other=0)
+    tl.store(slot + stride * _LAST_TIME, tl.where(chosen >= first_time, chosen, time), inside)
+    count = tl.load(slot + stride * _NUM_GENERATED, inside, other=0)
+    tl.store(slot + stride * (tl.minimum(count, last_position) + _GENERATED), chosen, inside)
+    tl.store(slot + stride * _NUM_GENERATED, count + 1, inside)
     # A slot that is held may run on; it must not run over.
-    place = tl.load(position + row, inside, other=0) + 1
-    tl.store(position + row, tl.minimum(place, last_position), inside)
+    position = tl.load(slot + stride * _POSITION, inside, other=0) + 1
+    tl.store(slot + stride * _POSITION, tl.minimum(position, last_position), inside)

@@ -60,7 +60,7 @@ class LateEncode:
         self._finish, self._num_polls = finish, num_polls
         self._is_finished = False
 
-    def is_done(self) -> bool:
+    def is_ready(self) -> bool:
         self._num_polls -= 1
         return self._num_polls < 0
 
@@ -112,9 +112,6 @@ class LateCopy:
     def is_ready(self) -> bool:
         self._num_polls -= 1
         return self._num_polls < 0
-
-    def read(self) -> Any:
-        return self.array().tolist()
 
     def array(self) -> Any:
         return self._values.numpy()

@@ -91,8 +91,7 @@ def fake_cuda(monkeypatch: Any) -> Iterator[None]:
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
-    monkeypatch.setattr(cuda, "copy_to", _copied)
-    monkeypatch.setattr(cuda, "pinned_like", lambda each: torch.empty(each.shape, dtype=each.dtype))
+    monkeypatch.setattr(cuda.Transfers, "_copied", lambda _, tensor: _copied(tensor))
     monkeypatch.setattr(cuda.HostCopy, "array", _made_up)
     monkeypatch.setattr(LogMel, "gather", _gathered)
     monkeypatch.setattr(LogMel, "forward", _log_mel)
@@ -124,7 +123,7 @@ def _device_guard() -> Iterator[None]:
         guards[_CUDA] = before
 
 
-def _copied(_: torch.device, tensor: Tensor) -> Tensor:
+def _copied(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=DEVICE)
 
 
@@ -134,9 +133,7 @@ def _gathered(_: LogMel, chunks: Sequence[Samples], num_samples: int, *__: Any) 
 
 def _log_mel(own: LogMel, chunks: Sequence[Samples]) -> Tensor:
     """Of a window without sound; all else is copied in other ways."""
-    return own.of_samples(
-        _copied(DEVICE, own.gather(chunks, own.num_gathered())), _copied(DEVICE, own.lengths(chunks))
-    )
+    return own.of_samples(_copied(own.gather(chunks, own.num_gathered())), _copied(own.lengths(chunks)))
 
 
 class MadeUp:

@@ -70,6 +70,15 @@ class StandInEvent:
         merge(StandInStream.host, self.clock)
 
 
+class StandInHostCopy(engine_cuda.HostCopy):
+    """A copy to the host that is there once its event has come."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        arrived: Any = StandInEvent()
+        self._host, self._event = tensor.clone(), arrived
+        arrived.record()
+
+
 @dataclass
 class Block:
     """What is known of some memory."""
@@ -191,9 +200,8 @@ def imitate_streams(monkeypatch: Any, copy_overlap: bool) -> None:
     cuda = torch.device("cuda")
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
-    monkeypatch.setattr(engine_cuda, "is_on_gpu", lambda tensor: True)
-    monkeypatch.setattr(engine_cuda, "pinned_like", torch.empty_like)
-    monkeypatch.setattr(engine_cuda, "copy_to", lambda device, tensor: tensor.clone())
+    monkeypatch.setattr(engine_cuda, "HostCopy", StandInHostCopy)
+    monkeypatch.setattr(engine_cuda.Transfers, "_copied", lambda _, tensor: tensor.clone())
     monkeypatch.setattr(runner, "Transfers", lambda *_: engine_cuda.Transfers(cuda, copy_overlap))
     monkeypatch.setattr(runner, "decode_stream", lambda _: engine_cuda.decode_stream(cuda))
     monkeypatch.setattr(runner, "make_encoder", encoding.CudaEncoder)
@@ -205,11 +213,11 @@ def imitate_streams(monkeypatch: Any, copy_overlap: bool) -> None:
 def watching(monkeypatch: Any, exempt: list[Tensor]) -> Iterator[WatchMemory]:
     watch = WatchMemory(exempt)
 
-    def copy(device: torch.device, tensor: Tensor) -> Tensor:
+    def copy(_: engine_cuda.Transfers, tensor: Tensor) -> Tensor:
         watch.forget(tensor)
         return tensor.clone()
 
-    monkeypatch.setattr(engine_cuda, "copy_to", copy)
+    monkeypatch.setattr(engine_cuda.Transfers, "_copied", copy)
     monkeypatch.setattr(
         torch.Tensor, "record_stream", lambda tensor, stream: watch.record_stream(tensor, stream)
     )

@@ -122,7 +122,7 @@ class ForbidReadingBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         tokens._tensors.cache_clear()  # the host's, of earlier tests
         self._on_device = set(map(address, living_tensors()))
-        monkeypatch.setattr(engine_cuda, "copy_to", lambda device, tensor: self._to_device(tensor))
+        monkeypatch.setattr(engine_cuda.Transfers, "_copied", lambda _, tensor: self._to_device(tensor))
 
     def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         copied = tensor.clone()

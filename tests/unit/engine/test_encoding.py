@@ -59,7 +59,7 @@ def test_each_chunk_is_written_into_its_slot(workers: int) -> None:
     assert encoder.window.short_lengths == ()
     for slots, chunks in (([2], CLIPS[:1]), ([0, 3], CLIPS[1:3])):
         pending = encoder.start(slots, chunks)
-        assert pending.is_done()
+        assert pending.is_ready()
         pending.join()
     check(cache, [2, 0, 3])
     encoder.close()

@@ -78,7 +78,7 @@ def test_a_rank_that_follows_has_what_rank_0_has(monkeypatch: pytest.MonkeyPatch
     assert runner.kernels_report == plain.kernels_report
     with runner.launching():
         runner.encode([0, 2], [1, 2], [clip(0), clip(1, 2.0)]).join()
-        assert len(runner.language_probabilities([0, 2]).read()) == 2
+        assert len(runner.language_probabilities([0, 2]).array()) == 2
         runner.prefill([0, 2], [PROMPT[:2]] * 2, 0)
         runner.start([SlotStart(slot, PROMPT, OPTIONS) for slot in (0, 2)])
         texts = [runner.decode(StepPlan(3, 3 + step)).array()[0] for step in range(3)]
