@@ -41,7 +41,7 @@ from asr_server.engine.cuda import HostCopy, Pending
 from asr_server.engine.ladder import is_broken
 from asr_server.engine.loop import DecodeLoop
 from asr_server.engine.prompt import candidates, checked_language
-from asr_server.engine.ranks import Begin, Broadcast, LeadingRunner
+from asr_server.engine.ranks import Broadcast, lead
 from asr_server.engine.runner import Runner
 from asr_server.engine.slots import SlotTable, grouped
 from asr_server.engine.tokens import GenerationRules
@@ -90,7 +90,8 @@ class Engine:
         self.num_steps = 0
         self.draining = False
         self.step_timer = StepTimer()
-        self._runner = _runner(model, rules, tokenizer, config, broadcast)
+        tell = None if broadcast is None else lead(broadcast, config)
+        self._runner = Runner(model, rules, tokenizer, config, tell)
         sizes = config.num_slots, config.num_searches, config.beam_size
         self._slots = SlotTable(*sizes, self._runner.row_sizes)
         self._stages = Stages()
@@ -399,16 +400,3 @@ class Engine:
     def _emit(self) -> list[Event]:
         events, self._events = self._events, []
         return events
-
-
-def _runner(
-    model: Whisper,
-    rules: GenerationRules,
-    tokenizer: Tokenizer,
-    config: EngineConfig,
-    broadcast: Broadcast | None,
-) -> Runner | LeadingRunner:
-    if broadcast is None:
-        return Runner(model, rules, tokenizer, config)
-    broadcast(Begin(config))
-    return LeadingRunner(Runner(model, rules, tokenizer, config), broadcast)

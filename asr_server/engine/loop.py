@@ -16,7 +16,6 @@ from asr_server.engine.active_chunk import ActiveChunk, Stage, Stages
 from asr_server.engine.beam import NUM_NAMED, BeamSearch, leads
 from asr_server.engine.boost import Row, keyword_boost
 from asr_server.engine.cuda import HostCopy
-from asr_server.engine.ranks import LeadingRunner
 from asr_server.engine.runner import Runner, StepPlan
 from asr_server.engine.slots import SlotStart, SlotTable
 from asr_server.engine.tokens import noise_seed_of
@@ -96,7 +95,7 @@ class DecodeLoop:
 
     def __init__(
         self,
-        runner: Runner | LeadingRunner,
+        runner: Runner,
         tokenizer: Tokenizer,
         slots: SlotTable,
         stages: Stages,

@@ -11,9 +11,8 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -21,51 +20,17 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
+from asr_server.core import ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine.active_chunk import ActiveChunk
-from asr_server.engine.alignment import PendingAlignment
 from asr_server.engine.config import EngineConfig, Loaded, choose_device
-from asr_server.engine.cuda import HostCopy, Pending
-from asr_server.engine.runner import Runner, StepPlan
+from asr_server.engine.runner import Runner, StepPlan, Tell
 from asr_server.engine.slots import SlotStart
 from asr_server.model import Shard, WhisperSizes
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 
-class Begin(msgspec.Struct, frozen=True, tag=True):
-    config: EngineConfig
-
-
-class Encode(msgspec.Struct, frozen=True, tag=True):
-    slots: tuple[int, ...]
-    audio_slots: tuple[int, ...]
-    samples: tuple[bytes, ...]  # float32
-
-
-class Prefill(msgspec.Struct, frozen=True, tag=True):
-    slots: tuple[int, ...]
-    prompts: tuple[tuple[int, ...], ...]
-    sot_index: int
-
-
-class DetectLanguages(msgspec.Struct, frozen=True, tag=True):
-    slots: tuple[int, ...]
-
-
-class Start(msgspec.Struct, frozen=True, tag=True):
-    starts: tuple[SlotStart, ...]
-
-
-class Branch(msgspec.Struct, frozen=True, tag=True):
-    sources: tuple[int, ...]
-    starts: tuple[SlotStart, ...]
-
-
-class Decode(msgspec.Struct, frozen=True, tag=True):
-    plan: StepPlan
+Broadcast = Callable[[bytes], None]
 
 
 class FinishedSlot(msgspec.Struct, frozen=True):
@@ -78,21 +43,17 @@ class FinishedSlot(msgspec.Struct, frozen=True):
     finish_reason: Literal["stop", "length"]
 
 
-class Align(msgspec.Struct, frozen=True, tag=True):
-    slots: tuple[FinishedSlot, ...]
-
-
-class Move(msgspec.Struct, frozen=True, tag=True):
-    moves: tuple[tuple[int, int], ...]
-    length: int
-
-
-Operation = Begin | Encode | Prefill | DetectLanguages | Start | Branch | Decode | Align | Move
-Broadcast = Callable[[Operation], None]
-
-
-class RanksFailed(Exception):
-    """One rank failed, so all must be replaced."""
+# What the runner's methods take, as it crosses to another rank.
+_ARGUMENTS: Final = {
+    "encode": tuple[list[int], list[int], list[bytes]],  # float32
+    "prefill": tuple[list[int], list[list[int]], int],
+    "language_probabilities": tuple[list[int]],
+    "start": tuple[list[SlotStart]],
+    "branch": tuple[list[int], list[SlotStart]],
+    "decode": tuple[StepPlan],
+    "align": tuple[list[FinishedSlot]],
+    "move": tuple[list[tuple[int, int]], int],
+}
 
 
 def check_ranks(config: EngineConfig) -> None:
@@ -128,92 +89,42 @@ def join(config: EngineConfig, rank: int, store: str, links: Sequence[socket.soc
     return Shard(rank, config.num_ranks, torch.distributed.all_reduce)
 
 
-class LeadingRunner:
-    """Rank 0's runner: send each operation to the other ranks, then run it."""
+def lead(broadcast: Broadcast, config: EngineConfig) -> Tell:
+    """Let the other ranks begin; return what tells them each method to call."""
+    broadcast(msgspec.msgpack.encode(config))
 
-    def __init__(self, runner: Runner, broadcast: Broadcast) -> None:
-        self.model = runner.model
-        self.kernels_report, self.window = runner.kernels_report, runner.window
-        self.row_sizes = runner.row_sizes
-        self._runner = runner
-        self._broadcast = broadcast
+    def tell(method: str, arguments: tuple[Any, ...]) -> None:
+        if method == "align":
+            arguments = ([_finished(*each) for each in arguments[0]],)
+        broadcast(msgspec.msgpack.encode((method, arguments), enc_hook=np.ndarray.tobytes))
 
-    def launching(self) -> AbstractContextManager[object]:
-        return self._runner.launching()
-
-    def encode(self, slots: Sequence[int], audio_slots: Sequence[int], chunks: Sequence[Samples]) -> Pending:
-        operation = Encode(tuple(slots), tuple(audio_slots), tuple(chunk.tobytes() for chunk in chunks))
-        return self._together(operation, lambda: self._runner.encode(slots, audio_slots, chunks))
-
-    def prefill(self, slots: Sequence[int], prompts: list[list[int]], sot_index: int) -> None:
-        operation = Prefill(tuple(slots), tuple(map(tuple, prompts)), sot_index)
-        self._together(operation, lambda: self._runner.prefill(slots, prompts, sot_index))
-
-    def language_probabilities(self, slots: Sequence[int]) -> HostCopy:
-        operation = DetectLanguages(tuple(slots))
-        return self._together(operation, lambda: self._runner.language_probabilities(slots))
-
-    def start(self, starts: Sequence[SlotStart]) -> None:
-        self._together(Start(tuple(starts)), lambda: self._runner.start(starts))
-
-    def branch(self, sources: Sequence[int], starts: Sequence[SlotStart]) -> None:
-        operation = Branch(tuple(sources), tuple(starts))
-        self._together(operation, lambda: self._runner.branch(sources, starts))
-
-    def decode(self, plan: StepPlan) -> HostCopy:
-        return self._together(Decode(plan), lambda: self._runner.decode(plan))
-
-    def align(self, finished: Sequence[tuple[ActiveChunk, ChunkResult]]) -> list[PendingAlignment]:
-        operation = Align(tuple(_finished(*each) for each in finished))
-        return self._together(operation, lambda: self._runner.align(finished))
-
-    def move(self, moves: Sequence[tuple[int, int]], length: int) -> None:
-        self._together(Move(tuple(moves), length), lambda: self._runner.move(moves, length))
-
-    def close(self) -> None:
-        self._runner.close()
-
-    def _together(self, operation: Operation, compute: Callable[[], T]) -> T:
-        """Tell the other ranks first. Any error ends the replica: the others may not share it."""
-        self._broadcast(operation)
-        try:
-            return compute()
-        except (torch.OutOfMemoryError, MemoryError, ValueError) as error:
-            raise RanksFailed(f"{type(operation).__name__} failed on rank 0: {error}") from error
+    return tell
 
 
-def follow(loaded: Loaded, receive: Callable[[], Operation | None]) -> None:
+def follow(loaded: Loaded, receive: Callable[[], bytes | None]) -> None:
     """Run another rank until None arrives. Every error ends the replica."""
     begin = receive()
-    if not isinstance(begin, Begin):
+    if begin is None:
         return
-    runner = Runner(loaded.model, loaded.rules, loaded.tokenizer, begin.config)
+    config = msgspec.msgpack.decode(begin, type=EngineConfig)
+    runner = Runner(loaded.model, loaded.rules, loaded.tokenizer, config)
     with runner.launching():
-        while (operation := receive()) is not None:
-            _do(runner, operation)
+        while (message := receive()) is not None:
+            _do(runner, message)
     runner.close()
 
 
-def _do(runner: Runner, operation: Operation) -> None:
-    match operation:
-        case Encode(slots, audio_slots, samples):
+def _do(runner: Runner, message: bytes) -> None:
+    method, raw = msgspec.msgpack.decode(message, type=tuple[str, msgspec.Raw])
+    arguments: tuple[Any, ...] = msgspec.msgpack.decode(raw, type=_ARGUMENTS[method])
+    match method:
+        case "encode":
+            slots, audio_slots, samples = arguments
             runner.encode(slots, audio_slots, [np.frombuffer(each, np.float32) for each in samples]).join()
-        case Prefill(slots, prompts, sot_index):
-            runner.prefill(slots, [list(prompt) for prompt in prompts], sot_index)
-        case DetectLanguages(slots):
-            runner.language_probabilities(slots)
-        case Start(starts):
-            runner.start(starts)
-        case Branch(sources, starts):
-            runner.branch(sources, starts)
-        case Decode(plan):
-            runner.decode(plan)
-        case Align(finished):
-            runner.align([(_chunk(each), _result(each)) for each in finished])
-        case Move(moves, length):
-            runner.move(moves, length)
-        case Begin():
-            raise RanksFailed("a second beginning")
+        case "align":
+            runner.align([(_chunk(each), _result(each)) for each in arguments[0]])
+        case _:
+            getattr(runner, method)(*arguments)
 
 
 def _finished(chunk: ActiveChunk, result: ChunkResult) -> FinishedSlot:

@@ -5,9 +5,11 @@ Nothing waits for a GPU: the host reads each `HostCopy` later. Knows slots, not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -63,10 +65,44 @@ class StepPlan:
     named: tuple[tuple[int, Row], ...] = ()  # likewise, of beam searches: the host adds it
 
 
+class RanksFailed(Exception):
+    """One rank failed, so all must be replaced."""
+
+
+Tell = Callable[[str, tuple[object, ...]], None]  # a method's name and its arguments
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def on_all_ranks(method: Callable[Concatenate[Runner, P], T]) -> Callable[Concatenate[Runner, P], T]:
+    """Tell the other ranks first, where there are any. Then an error ends all: they may not share it."""
+
+    @wraps(method)
+    def call(self: Runner, *arguments: P.args, **named: P.kwargs) -> T:
+        if self.tell is None:
+            return method(self, *arguments, **named)
+        self.tell(method.__name__, arguments)
+        try:
+            return method(self, *arguments, **named)
+        except (torch.OutOfMemoryError, MemoryError, ValueError) as error:
+            raise RanksFailed(f"{method.__name__} failed on rank 0: {error}") from error
+
+    return call
+
+
 class Runner:
     def __init__(
-        self, model: Whisper, rules: GenerationRules, tokenizer: Tokenizer, config: EngineConfig
+        self,
+        model: Whisper,
+        rules: GenerationRules,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        tell: Tell | None = None,
     ) -> None:
+        """Args:
+        tell: sends what this rank does to the others; None: it is alone, or is told.
+        """
+        self.tell = tell
         num_texts, device, specials = config.num_texts, model.device, tokenizer.specials
         self.model = model
         self._rules = TokenRules(rules, specials, model.sizes.vocabulary, device)
@@ -124,6 +160,7 @@ class Runner:
 
     # -- Encode -------------------------------------------------------------------------------------------
 
+    @on_all_ranks
     def encode(self, slots: Sequence[int], audio_slots: Sequence[int], chunks: Sequence[Samples]) -> Pending:
         """Fill these audio slots, or begin to; the slots attend to them."""
         on_device = self._transfers.to_device(torch.tensor([slots, audio_slots]))
@@ -132,6 +169,7 @@ class Runner:
 
     # -- Prefill ------------------------------------------------------------------------------------------
 
+    @on_all_ranks
     @torch.inference_mode()
     def prefill(self, slots: Sequence[int], prompts: list[list[int]], sot_index: int) -> None:
         """Feed prompts of equal length.
@@ -146,6 +184,7 @@ class Runner:
             probabilities = self._probabilities(hidden[:, sot_index])
             self.state.no_speech[block] = probabilities[:, self._specials.no_speech]
 
+    @on_all_ranks
     @torch.inference_mode()
     def language_probabilities(self, slots: Sequence[int]) -> HostCopy:
         """Return each slot's language probabilities, in the order of the special tokens."""
@@ -153,8 +192,12 @@ class Runner:
         hidden = self._feed(self._block(slots), start)[:, 0]
         return self._transfers.to_host(self._probabilities(hidden)[:, self._language_tokens])
 
+    @on_all_ranks
     @torch.inference_mode()
     def start(self, starts: Sequence[SlotStart]) -> None:
+        self._begin(starts)
+
+    def _begin(self, starts: Sequence[SlotStart]) -> None:
         self.state.begin(starts, self._specials.timestamp_begin - 1, self._transfers)
 
     def _feed(self, slots: Slots, prompts: list[list[int]]) -> Tensor:
@@ -174,6 +217,7 @@ class Runner:
 
     # -- Decode -------------------------------------------------------------------------------------------
 
+    @on_all_ranks
     @torch.inference_mode()
     def decode(self, plan: StepPlan) -> HostCopy:
         """Decode one token for every row.
@@ -262,6 +306,7 @@ class Runner:
         limits = self._specials.timestamp_begin, self._specials.end_of_text
         return self.state[:num_rows].end_step(*self._choice(num_rows), *limits, self._kernels)
 
+    @on_all_ranks
     @torch.inference_mode()
     def branch(self, sources: Sequence[int], starts: Sequence[SlotStart]) -> None:
         pairs = zip(sources, starts, strict=True)
@@ -270,10 +315,11 @@ class Runner:
             length = max(len(start.prompt) + len(start.tokens) for _, start in moves) - 1
             slots = [(source, start.slot) for source, start in moves]
             self.cache.copy_text(slots, self._transfers.to_device(torch.tensor(slots)), length)
-        self.start(starts)
+        self._begin(starts)
 
     # -- Align --------------------------------------------------------------------------------------------
 
+    @on_all_ranks
     @torch.inference_mode()
     def align(self, finished: Sequence[tuple[ActiveChunk, ChunkResult]]) -> list[PendingAlignment]:
         """Find when the tokens were said; on CUDA, launch the work."""
@@ -281,6 +327,7 @@ class Runner:
 
     # -- Slots --------------------------------------------------------------------------------------------
 
+    @on_all_ranks
     @torch.inference_mode()
     def move(self, moves: Sequence[tuple[int, int]], length: int) -> None:
         on_device = self._transfers.to_device(torch.tensor(moves))

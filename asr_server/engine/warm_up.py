@@ -12,7 +12,6 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import naming
 from asr_server.core import SAMPLE_RATE, ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine.active_chunk import ActiveChunk
-from asr_server.engine.ranks import LeadingRunner
 from asr_server.engine.runner import Runner, StepPlan
 from asr_server.engine.slots import SlotStart
 
@@ -21,7 +20,7 @@ _NUM_PROMPTS = 5  # of two tokens: more than eight rows
 _TEXT = (0, 1)  # tokens that any vocabulary has as text
 
 
-def warm_up(runner: Runner | LeadingRunner, tokenizer: Tokenizer, num_slots: int) -> None:
+def warm_up(runner: Runner, tokenizer: Tokenizer, num_slots: int) -> None:
     """Encode, detect the language, prefill, decode and align in slot 0. Raises ValueError on NaN."""
     chunk = _chunk(runner, tokenizer)
     with runner.launching():
@@ -38,7 +37,7 @@ def warm_up(runner: Runner | LeadingRunner, tokenizer: Tokenizer, num_slots: int
             pending.aligned_result()
 
 
-def _chunk(runner: Runner | LeadingRunner, tokenizer: Tokenizer) -> ActiveChunk:
+def _chunk(runner: Runner, tokenizer: Tokenizer) -> ActiveChunk:
     silence, options = np.zeros(SAMPLE_RATE, np.float32), DecodingOptions(word_timestamps=True)
     language = next(iter(tokenizer.specials.languages), None)
     chunk = ActiveChunk(ChunkId("", 0), silence, options, language, [0], 0)
@@ -46,7 +45,7 @@ def _chunk(runner: Runner | LeadingRunner, tokenizer: Tokenizer) -> ActiveChunk:
     return chunk
 
 
-def _decode(runner: Runner | LeadingRunner, chunk: ActiveChunk) -> list[float]:
+def _decode(runner: Runner, chunk: ActiveChunk) -> list[float]:
     contexts = [len(chunk.prompt) + step for step in range(_NUM_STEPS)]
     return [float(runner.decode(StepPlan(1, context)).array()[1, 0]) for context in contexts]
 

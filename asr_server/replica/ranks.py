@@ -15,9 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import BinaryIO, Final
 
-import msgspec
 from setproctitle import setproctitle
 
 from asr_server.channel.messages import FROZEN_AFTER_S, HEARTBEAT_S, SILENT_STARTUP_LIMIT_S
@@ -31,10 +30,6 @@ from asr_server.process import (
     leave_stopping_to_the_parent,
 )
 from asr_server.telemetry import configure_logging
-
-if TYPE_CHECKING:
-    from asr_server.engine.ranks import Operation
-
 
 MODULE: Final = "asr_server.replica.ranks"
 BEAT: Final = b"."
@@ -64,7 +59,6 @@ class Ranks:
             _Rank(replica, rank, settings, num_on_device, self._store_fd)
             for rank in range(1, settings.tensor_parallel_size)
         ]
-        self._encoder = msgspec.msgpack.Encoder()
         for rank in self._ranks:
             watch = threading.Thread(target=self._watch, args=(rank,), name=f"watch {rank.name}", daemon=True)
             watch.start()
@@ -80,9 +74,8 @@ class Ranks:
     def store(self) -> str:
         return store_path(self._store_fd)
 
-    def broadcast(self, operation: Operation) -> None:
+    def broadcast(self, message: bytes) -> None:
         """Send to every rank; wait for a slow one. Raises OSError when one has ended."""
-        message = self._encoder.encode(operation)
         for rank in self._ranks:
             rank.operations.write(len(message).to_bytes(LENGTH_BYTES, "little") + message)
             rank.operations.flush()
@@ -164,21 +157,15 @@ def run(spec: RankSpec) -> None:
             EngineConfig,  # torch: seconds, while the heartbeat already beats
             load,
         )
-        from asr_server.engine.ranks import Operation, follow, join
+        from asr_server.engine.ranks import follow, join
 
         config = EngineConfig.from_settings(spec.settings, spec.num_on_device)
         shard = join(config, spec.rank, store_path(spec.store_fd), [socket.socket(fileno=spec.link_fd)])
         loaded = load(config, shard)
         freeze_gc()
     _tell(READY)
-    decoder = msgspec.msgpack.Decoder(Operation)
     with os.fdopen(spec.operations_fd, "rb") as pipe:
-
-        def receive() -> Operation | None:
-            message = pipe.read(int.from_bytes(pipe.read(LENGTH_BYTES), "little"))
-            return decoder.decode(message) if message else None
-
-        follow(loaded, receive)
+        follow(loaded, lambda: pipe.read(int.from_bytes(pipe.read(LENGTH_BYTES), "little")) or None)
 
 
 def _beat() -> None:

@@ -221,11 +221,9 @@ def test_what_is_told_to_other_ranks_leaves_them_where_this_one_is(
 ) -> None:
     """Rank 0 on a late device; the other does what it is told at once. Both have the whole model here."""
     imitate_late_device(monkeypatch)
-    encoder, told = msgspec.msgpack.Encoder(), list[bytes]()
+    told: list[bytes] = []
     config = EngineConfig(num_slots=3, encode_batch=2, lookahead=True, compute_workers=1)
-    leader = Engine(
-        pocket.model, pocket.tokenizer, pocket.rules, config, lambda each: told.append(encoder.encode(each))
-    )
+    leader = Engine(pocket.model, pocket.tokenizer, pocket.rules, config, told.append)
     for i, options in enumerate([*MIXED, WORDS]):
         submit(leader, str(i), CLIPS[i % len(CLIPS)], options)
     assert len(results(run(leader))) == len(MIXED) + 1
@@ -236,13 +234,10 @@ def test_what_is_told_to_other_ranks_leaves_them_where_this_one_is(
         return followers[0]
 
     monkeypatch.setattr(ranks, "Runner", make)
-    decoder, messages = msgspec.msgpack.Decoder(ranks.Operation), iter(told)
-    ranks.follow(
-        Loaded(pocket.model, pocket.tokenizer, pocket.rules, config),
-        lambda: decoder.decode(message) if (message := next(messages, None)) else None,
-    )
-    assert isinstance(leader._runner, ranks.LeadingRunner)
-    mine, other = leader._runner._runner, followers[0]
+    messages = iter(told)
+    loaded = Loaded(pocket.model, pocket.tokenizer, pocket.rules, config)
+    ranks.follow(loaded, lambda: next(messages, None))
+    mine, other = leader._runner, followers[0]
     assert torch.equal(mine.state.num_generated, other.state.num_generated)
     # Beyond these, a slot holds what was computed while its next chunk was on its way in, earlier or later.
     for slot, num_generated in enumerate(mine.state.num_generated.tolist()):
