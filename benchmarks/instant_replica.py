@@ -34,7 +34,7 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkResult
 from asr_server.dispatch.processes import MultiprocessExecutor
 from asr_server.process import end_with_the_parent, leave_stopping_to_the_parent
-from asr_server.replica.loop import run
+from asr_server.replica.main import run
 
 if TYPE_CHECKING:
     from asr_server.engine import Engine

@@ -36,9 +36,8 @@ from asr_server.engine.beam import num_candidates, num_named
 from asr_server.engine.cuda import sizes_up_to
 from asr_server.engine.slots import SlotState
 from asr_server.model.kernels.choose_token import advance, choose_token
-from asr_server.model.kernels.elementwise import add_norm, store_audio
 from asr_server.model.kernels.flash_decode import flash_decode, row_lengths
-from asr_server.model.kernels.one_row import norm_product, row_product
+from asr_server.model.kernels.layers import add_norm, norm_product, row_product, store_audio
 from asr_server.model.whisper import padded_vocabulary
 
 HEADS, DEPTH, POSITIONS, CONTEXT = 20, 64, 1500, 448

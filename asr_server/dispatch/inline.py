@@ -12,7 +12,7 @@ from dataclasses import replace
 from asr_server.channel.messages import Command, Drain, Event
 from asr_server.config import Settings
 from asr_server.dispatch.supervisor import ReplicaGone
-from asr_server.replica.loop import load_engine, run
+from asr_server.replica.main import load_engine, run
 
 CLOSE_LIMIT_S = 10.0
 

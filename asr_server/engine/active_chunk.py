@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -21,18 +22,11 @@ from asr_server.checkpoint.tokenizer import SpecialTokens, Tokenizer
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.engine.beam import BeamSearch
 from asr_server.engine.boost import KeywordBoost, Row
-from asr_server.engine.ladder import (
-    compression_ratio,
-    is_broken,
-    is_implausible,
-    is_no_number,
-    is_repetitive,
-    needs_fallback,
-    repeats_a_little,
-)
 from asr_server.engine.prompt import prompt_of
 from asr_server.levels import Pauses, find_pauses
 
+# A sentence that somebody says twice compresses to less than this; a loop of the model's to a fifth and less.
+LOOP_COMPRESSION_RATIO: Final = 3.5
 # Above it only what repeats itself is read again: of an unlikely text a try there is hardly ever likelier.
 HIGHEST_FOR_UNLIKELY: Final = 0.4
 # A text that repeats itself for so many tokens a second, which nobody says, will go on so.
@@ -337,3 +331,36 @@ def _num_closed(tokens: Sequence[int], num_before: int, first_time: int) -> int:
         if tokens[end - 1] > first_time and tokens[end - 2] < first_time:
             return end
     return num_before
+
+
+# -- Whether to try again: openai/whisper's rules, and ours for the best try --------------------------------
+
+
+def repeats_a_little(result: ChunkResult) -> bool:
+    """Return whether a repetitive text may be real speech; a loop that was cut off is not."""
+    return result.finish_reason == "stop" and result.compression_ratio <= LOOP_COMPRESSION_RATIO
+
+
+def compression_ratio(text: str) -> float:
+    raw = text.encode()
+    return len(raw) / len(zlib.compress(raw))
+
+
+def needs_fallback(result: ChunkResult, options: DecodingOptions) -> bool:
+    return is_implausible(result, options) and not result.is_silence(options)
+
+
+def is_broken(result: ChunkResult) -> bool:
+    return is_no_number(result.avg_logprob)
+
+
+def is_no_number(logprob: float) -> bool:
+    return not logprob <= 1.0  # NaN, or no logarithm of a probability, whatever the rounding
+
+
+def is_implausible(result: ChunkResult, options: DecodingOptions) -> bool:
+    return result.avg_logprob < options.logprob_threshold or is_repetitive(result, options)
+
+
+def is_repetitive(result: ChunkResult, options: DecodingOptions) -> bool:
+    return result.compression_ratio > options.compression_ratio_threshold

@@ -34,11 +34,10 @@ from asr_server.channel.messages import (
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import naming
 from asr_server.core import ChunkResult
-from asr_server.engine.active_chunk import ActiveChunk, Stage, Stages
+from asr_server.engine.active_chunk import ActiveChunk, Stage, Stages, is_broken
 from asr_server.engine.alignment import ALIGN_BATCH, NAN, PendingAlignment, TokenTimesThread
 from asr_server.engine.config import EngineConfig, engine_info, load
 from asr_server.engine.cuda import HostCopy, Pending
-from asr_server.engine.ladder import is_broken
 from asr_server.engine.loop import DecodeLoop
 from asr_server.engine.prompt import candidates, checked_language
 from asr_server.engine.ranks import Broadcast, lead

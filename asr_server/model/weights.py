@@ -12,8 +12,15 @@ import torch
 from torch import Tensor
 
 from asr_server.checkpoint.files import begins_with, opened, read_json
-from asr_server.checkpoint.layout import EMBEDDING, PROJECTION, check_layout
-from asr_server.checkpoint.tensors import StoredTensor, WeightsFile, check_pickled, find_weights
+from asr_server.checkpoint.tensors import (
+    EMBEDDING,
+    PROJECTION,
+    StoredTensor,
+    WeightsFile,
+    check_layout,
+    check_pickled,
+    find_weights,
+)
 from asr_server.errors import CheckpointError
 from asr_server.model.int8 import Int8EncoderLinear, Int8Linear
 from asr_server.model.layers import HAS_AMX, Linear

@@ -1,25 +1,154 @@
-"""Start a replica in a process of this host: `python -m asr_server.replica.main`.
+"""The process of a replica: commands in, steps of its engine, events and heartbeats out.
 
-Settings come by standard input: everybody can read a process's arguments.
+`python -m asr_server.replica.main` starts one on this host; its settings come by standard input, as everybody
+can read a process's arguments. Other executors call `run`. Imports torch only to load the engine.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
+import threading
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from setproctitle import setproctitle
 
+from asr_server.channel.messages import (
+    HEARTBEAT_S,
+    Cancel,
+    Cancelled,
+    EngineServer,
+    Event,
+    Failed,
+    Heartbeat,
+    Result,
+    StartFailed,
+)
 from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineServer
+from asr_server.config import Settings
+from asr_server.errors import CheckpointError
 from asr_server.machine import freeze_gc, gc_paused, lower_priority, never_interrupt_others
 from asr_server.process import be_killed_with_the_parent, end_with_the_parent, leave_stopping_to_the_parent
-from asr_server.replica.loop import load_engine, run
 from asr_server.replica.ranks import Ranks
-from asr_server.telemetry import configure_logging
+from asr_server.telemetry import configure_logging, working_for
 
 if TYPE_CHECKING:
     from asr_server.engine import Engine
+
+IDLE_WAIT_S = 0.5
+END_LIMIT_S = 30.0
+MAX_REASON_CHARS = 400  # torch lists every weight that does not fit
+
+logger = logging.getLogger(__name__)
+
+
+class CannotStart(Exception):
+    """The engine cannot be loaded; the message gives the reason in one line."""
+
+
+def load_engine(
+    settings: Settings, num_on_device: int, start_ranks: Callable[[], Ranks] | None = None
+) -> Engine:
+    """Load the engine of one of `num_on_device` replicas on a device.
+
+    Args:
+        start_ranks: starts the other ranks if the settings ask for them.
+
+    Raises CannotStart where another try would fail too.
+    """
+    from asr_server.engine import Engine, EngineConfig  # torch: seconds, while the heartbeat already beats
+    from asr_server.engine.ranks import check_ranks, join
+
+    config = EngineConfig.from_settings(settings, num_on_device)
+    try:
+        if config.num_ranks == 1 or start_ranks is None:
+            return Engine.load(config)
+        check_ranks(config)
+        ranks = start_ranks()
+        shard = join(config, 0, ranks.store, ranks.links)
+        return Engine.load(config, ranks.broadcast, shard)
+    except (CheckpointError, ValueError, OSError) as error:
+        logger.debug("the engine cannot be started", exc_info=error)
+        raise CannotStart(" ".join(str(error).split())[:MAX_REASON_CHARS]) from error
+
+
+def run(server: EngineServer, create_engine: Callable[[], Engine]) -> None:
+    heartbeat = HeartbeatThread(server)
+    heartbeat.start()
+    try:
+        heartbeat.engine = create_engine()
+        serve(heartbeat.engine, server)
+    except CannotStart as error:
+        server.send(StartFailed(str(error)))
+        server.receive(wait_s=END_LIMIT_S)  # whoever gets this ends the replica
+    finally:
+        if heartbeat.engine is not None:
+            heartbeat.engine.close()
+        heartbeat.stop()
+        server.close()
+
+
+def serve(engine: Engine, server: EngineServer) -> None:
+    """Take commands, step the engine, send events; return when drained."""
+    server.send(engine.initial_credit())
+    while engine.has_work or engine.slots_in_use or not engine.draining:
+        commands = server.receive(wait_s=0.0 if engine.has_work else IDLE_WAIT_S)
+        for command in commands:
+            engine.handle(command)
+        for event in engine.step():
+            server.send(event)
+            _log(event)
+        for command in commands:
+            if isinstance(command, Cancel):
+                server.send(Cancelled(command.request_id))
+
+
+def _log(event: Event) -> None:
+    match event:
+        case Result(id, result):
+            with working_for(id):
+                logger.debug(
+                    "chunk %d, part %d: %d tokens at temperature %g",
+                    *(id.chunk, id.part, len(result.tokens), result.temperature),
+                )
+        case Failed(id, message):
+            with working_for(id):
+                logger.warning("chunk %d, part %d failed: %s", id.chunk, id.part, message)
+
+
+class HeartbeatThread(threading.Thread):
+    """Send heartbeats in any case, to distinguish a frozen engine from a busy one."""
+
+    def __init__(self, server: EngineServer) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self.engine: Engine | None = None
+        self._server = server
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        self._server.send(self._state())
+        while not self._stopped.wait(HEARTBEAT_S):
+            self._server.send(self._state())
+
+    def _state(self) -> Heartbeat:
+        engine = self.engine
+        if engine is None:
+            return Heartbeat(num_steps=0)
+        return Heartbeat(
+            engine.num_steps,
+            engine.slots_in_use,
+            engine.num_decode_steps,
+            engine.num_decoded_tokens,
+            engine.step_timer.times,
+            engine.num_layers,
+            engine.search_steps,
+        )
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join()
 
 
 def main() -> None:

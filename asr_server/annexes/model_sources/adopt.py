@@ -36,8 +36,7 @@ from asr_server.checkpoint.files import (
     read_small,
     reading,
 )
-from asr_server.checkpoint.layout import check_layout
-from asr_server.checkpoint.tensors import read_stored, write_stored
+from asr_server.checkpoint.tensors import check_layout, read_stored, write_stored
 from asr_server.core import POSITIONS_PER_S
 from asr_server.errors import CheckpointError
 

@@ -19,8 +19,14 @@ from typing import BinaryIO, Final
 
 from asr_server.annexes.model_sources.foreign import GGML, ForeignModel, hugging_face_name
 from asr_server.checkpoint.files import opened, reading
-from asr_server.checkpoint.layout import PROJECTION
-from asr_server.checkpoint.tensors import MAX_DIMENSIONS, MAX_TENSORS, StoredTensor, StoredTensors, checked
+from asr_server.checkpoint.tensors import (
+    MAX_DIMENSIONS,
+    MAX_TENSORS,
+    PROJECTION,
+    StoredTensor,
+    StoredTensors,
+    checked,
+)
 from asr_server.errors import CheckpointError
 
 _VERSION: Final = 6

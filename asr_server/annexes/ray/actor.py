@@ -17,8 +17,7 @@ from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.annexes.ray.tcp import TcpEngineServer
 from asr_server.channel.zeromq import ReplicaSpec
 from asr_server.errors import CheckpointError
-from asr_server.replica.loop import CannotStart, run
-from asr_server.replica.main import create_engine
+from asr_server.replica.main import CannotStart, create_engine, run
 from asr_server.telemetry import configure_logging
 
 if TYPE_CHECKING:

@@ -42,9 +42,9 @@ def choose_kernels(
 
 
 def triton_kernels() -> Kernels:
-    from asr_server.model.kernels import choose_token, elementwise, flash_decode, one_row
+    from asr_server.model.kernels import choose_token, flash_decode, layers
 
-    functions = vars(choose_token) | vars(elementwise) | vars(flash_decode) | vars(one_row)
+    functions = vars(choose_token) | vars(flash_decode) | vars(layers)
     return Kernels(**{kernel.name: functions[kernel.name] for kernel in fields(Kernels)})
 
 

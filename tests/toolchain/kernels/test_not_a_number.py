@@ -13,8 +13,7 @@ import pytest
 COMPILE = """
 import torch
 from triton.runtime import driver
-from asr_server.model.kernels.elementwise import add_norm
-from asr_server.model.kernels.one_row import norm_product
+from asr_server.model.kernels.layers import add_norm, norm_product
 from benchmarks.kernels import CompilingDriver
 driver.set_active(CompilingDriver(90, inspects=False))
 x, weight = torch.empty(1, 64, dtype=torch.float16), torch.empty(64, 64, dtype=torch.float16)

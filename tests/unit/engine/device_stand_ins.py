@@ -17,7 +17,7 @@ from torch import Tensor
 from asr_server.core import Samples
 from asr_server.engine import encoding, runner
 from asr_server.engine.cuda import Shape
-from asr_server.model.kernels import choose_token, elementwise, flash_decode, one_row
+from asr_server.model.kernels import choose_token, flash_decode, layers
 from harness import engine_helpers
 
 
@@ -149,7 +149,7 @@ def take_few_programs(monkeypatch: Any) -> None:
     """Triton's interpreter takes its time for each program of a kernel, whatever its size."""
     monkeypatch.setattr(flash_decode, "_BLOCK", 512)
     monkeypatch.setattr(choose_token, "_BLOCK", 1 << 16)
-    monkeypatch.setattr(elementwise, "_ROWS", 512)
-    monkeypatch.setattr(elementwise, "_TILE", 1024)
-    monkeypatch.setattr(one_row, "_OUTPUTS", (256, 256))
-    monkeypatch.setattr(one_row, "_TILE", 1 << 16)
+    monkeypatch.setattr(layers, "_ROWS", 512)
+    monkeypatch.setattr(layers, "_TILE", 1024)
+    monkeypatch.setattr(layers, "_OUTPUTS", (256, 256))
+    monkeypatch.setattr(layers, "_WEIGHTS", 1 << 16)

@@ -24,7 +24,7 @@ from asr_server.engine.beam import NUM_NAMED
 from asr_server.engine.tokens import GenerationRules
 from asr_server.model import load_whisper, weights
 from asr_server.model.features import LogMel
-from asr_server.model.kernels import Kernels, choose_token, elementwise, flash_decode, one_row
+from asr_server.model.kernels import Kernels, choose_token, flash_decode, layers
 from asr_server.model.kernels.choice import triton_kernels
 from tests.support.checkpoints import kept_tokenizer
 from tests.unit.engine.stream_stand_ins import StandInEvent, StandInStream, entered
@@ -100,10 +100,10 @@ def fake_cuda(monkeypatch: Any) -> Iterator[None]:
         (flash_decode, "_combine"),
         (flash_decode, "_row_lengths"),
         (choose_token, "_choose"),
-        (elementwise, "_add_norm"),
+        (layers, "_add_norm"),
         (choose_token, "_advance"),
-        (elementwise, "_store_audio"),
-        (one_row, "_product"),
+        (layers, "_store_audio"),
+        (layers, "_product"),
     ):
         monkeypatch.setattr(module, name, Launched())
     with _device_guard(), FakeTensorMode(allow_non_fake_inputs=True):

@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from asr_server.checkpoint.layout import EMBEDDING, PROJECTION
-from asr_server.checkpoint.tensors import StoredTensor, WeightsFile
+from asr_server.checkpoint.tensors import EMBEDDING, PROJECTION, StoredTensor, WeightsFile
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
 from asr_server.model import load_whisper, weights

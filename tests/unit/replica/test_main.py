@@ -21,7 +21,7 @@ from asr_server.annexes.ray import actor
 from asr_server.annexes.ray.tcp import TcpEngineServer, make_curve_keys
 from asr_server.channel.zeromq import Address, ReplicaSpec, ZmqEngineServer
 from asr_server.replica import main as module
-from asr_server.replica.loop import CannotStart
+from asr_server.replica.main import CannotStart
 from tests.support.checkpoints import pocket_directory
 from tests.support.embedded import embedded
 from tests.support.forked import Ended, Fork, parent_death_signal

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from asr_server.model.kernels import TORCH, Kernels, one_row
+from asr_server.model.kernels import TORCH, Kernels, layers
 from asr_server.model.layers import Linear
 from asr_server.model.whisper import norm_product
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-OURS = Kernels(norm_product=one_row.norm_product, row_product=one_row.row_product)
+OURS = Kernels(norm_product=layers.norm_product, row_product=layers.row_product)
 # Of sums up to 8: some roundings. The interpreter cuts bfloat16 off, where a GPU rounds.
 ERROR = {torch.float32: 1e-5, torch.bfloat16: 2**-4, torch.float16: 2**-7}
 
@@ -27,8 +27,8 @@ def linear(num_inputs: int, num_outputs: int, dtype: torch.dtype, gelu: bool = F
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks in several rounds, and outputs that fill the last block in part."""
     torch.manual_seed(0)
-    monkeypatch.setattr(one_row, "_TILE", 128)
-    monkeypatch.setattr(one_row, "_ENOUGH_PROGRAMS", 4)
+    monkeypatch.setattr(layers, "_WEIGHTS", 128)
+    monkeypatch.setattr(layers, "_ENOUGH_PROGRAMS", 4)
 
 
 @pytest.mark.parametrize("dtype", ERROR)
@@ -62,10 +62,10 @@ def test_rows_beside_each_other_have_programs_of_their_own() -> None:
     norm, product = nn.LayerNorm(40, device=DEVICE), linear(40, 9, torch.float32)
     x, change = torch.randn(2, 3, 1, 40, device=DEVICE).unbind()
     weights = norm.weight, norm.bias, norm.eps, None, product.weight, product.bias, False
-    total, found = one_row.norm_product(x, change, *weights)
+    total, found = layers.norm_product(x, change, *weights)
     torch.testing.assert_close(total, x + change)
     torch.testing.assert_close(found, product(norm(x + change)))
-    torch.testing.assert_close(one_row.row_product(x, product.weight, product.bias), product(x))
+    torch.testing.assert_close(layers.row_product(x, product.weight, product.bias), product(x))
 
 
 @torch.inference_mode()

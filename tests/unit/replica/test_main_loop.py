@@ -26,8 +26,8 @@ from asr_server.channel.messages import (
 from asr_server.config import Settings
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine import Engine
-from asr_server.replica import loop
-from asr_server.replica.loop import CannotStart, HeartbeatThread, load_engine, serve
+from asr_server.replica import main
+from asr_server.replica.main import CannotStart, HeartbeatThread, load_engine, serve
 from asr_server.replica.ranks import Ranks
 from asr_server.telemetry import TextFormatter
 from harness.clips import make_clip
@@ -141,7 +141,7 @@ class Scripted:
 def test_heartbeats_come_before_the_engine_is_there_and_then_tell_of_its_steps(
     pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "HEARTBEAT_S", 0.001)
+    monkeypatch.setattr(main, "HEARTBEAT_S", 0.001)
     submit = Submit(ChunkId("a", 0), make_clip(0, 1.0), DecodingOptions(language="en", max_new_tokens=4))
     server, engine = Server([submit], [Drain()]), pocket.engine()
     beating = HeartbeatThread(server)
@@ -167,7 +167,7 @@ def test_a_replica_closes_its_engine_and_its_end_when_it_is_drained(
 ) -> None:
     engine, closed, server = pocket.engine(), [], Server([Drain()])
     monkeypatch.setattr(engine, "close", lambda: closed.append(True))
-    loop.run(server, lambda: engine)
+    main.run(server, lambda: engine)
     assert closed == [True]
     assert server.sent == [engine.initial_credit()], "it has offered its slots until then"
     assert server.is_closed
@@ -179,7 +179,7 @@ def test_an_engine_that_cannot_start_is_told_and_the_replica_waits_for_its_end()
         raise CannotStart("no such device")
 
     server = Server()
-    loop.run(server, fail)
+    main.run(server, fail)
     assert server.sent == [StartFailed("no such device")]
     assert server.waited == [30.0]
     assert server.is_closed
@@ -191,7 +191,7 @@ def test_another_error_of_the_start_is_not_hidden_and_leaves_no_thread() -> None
 
     server = Server()
     with pytest.raises(ZeroDivisionError):
-        loop.run(server, fail)
+        main.run(server, fail)
     assert (server.sent, server.is_closed) == ([], True)
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from asr_server.core import ChunkResult, DecodingOptions
-from asr_server.engine.ladder import (
+from asr_server.engine.active_chunk import (
     compression_ratio,
     is_broken,
     needs_fallback,

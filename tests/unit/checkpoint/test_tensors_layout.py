@@ -15,8 +15,7 @@ from whisper.model import Whisper as Reference
 
 from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.checkpoint.files import read_json
-from asr_server.checkpoint.layout import check_layout
-from asr_server.checkpoint.tensors import find_weights
+from asr_server.checkpoint.tensors import check_layout, find_weights
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError

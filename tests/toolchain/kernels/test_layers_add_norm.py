@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from asr_server.model.kernels import TORCH, Kernels, elementwise
+from asr_server.model.kernels import TORCH, Kernels, layers
 from asr_server.model.whisper import add_norm
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -30,14 +30,14 @@ def test_the_sum_and_its_norm_are_torchs(
     x = torch.randn(shape, device=DEVICE).to(dtype)
     change = (torch.randn(of_change, device=DEVICE) * 3 + 1).to(dtype)
     before = x.clone()
-    total, normed = add_norm(x, change, norm, Kernels(add_norm=elementwise.add_norm))
+    total, normed = add_norm(x, change, norm, Kernels(add_norm=layers.add_norm))
     expected_total, expected_normed = add_norm(x, change, norm, TORCH)
     torch.testing.assert_close(total, expected_total, atol=0, rtol=2**-7 if dtype == torch.bfloat16 else 0)
     torch.testing.assert_close(normed, expected_normed, atol=ERROR[dtype], rtol=0)
     assert torch.equal(x, before), "a graph computes it again from the same memory"
 
 
-@pytest.mark.parametrize("kernels", [TORCH, Kernels(add_norm=elementwise.add_norm)])
+@pytest.mark.parametrize("kernels", [TORCH, Kernels(add_norm=layers.add_norm)])
 @torch.inference_mode()
 def test_what_leaves_float16_is_kept_within_it(kernels: Kernels) -> None:
     norm = nn.LayerNorm(16, device=DEVICE, dtype=torch.float16)
@@ -53,11 +53,11 @@ def test_what_leaves_float16_is_kept_within_it(kernels: Kernels) -> None:
 def test_programs_may_have_two_rows_of_which_the_last_is_missing(
     num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elementwise, "_ROWS", 2)
+    monkeypatch.setattr(layers, "_ROWS", 2)
     norm = nn.LayerNorm(80, device=DEVICE)
     x, change = torch.randn(2, num_rows, 80, device=DEVICE)
     for found, expected in zip(
-        add_norm(x, change, norm, Kernels(add_norm=elementwise.add_norm)),
+        add_norm(x, change, norm, Kernels(add_norm=layers.add_norm)),
         add_norm(x, change, norm, TORCH),
         strict=True,
     ):
