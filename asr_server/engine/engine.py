@@ -43,8 +43,8 @@ from asr_server.engine.prompt import candidates, checked_language
 from asr_server.engine.ranks import Broadcast, lead
 from asr_server.engine.runner import Runner
 from asr_server.engine.slots import SlotTable, grouped
-from asr_server.engine.tokens import GenerationRules
-from asr_server.engine.warm_up import warm_up
+from asr_server.engine.tokens import GenerationRules, TokenRules
+from asr_server.engine.warm_up import choose, warm_up
 from asr_server.model import WHOLE, Shard, Whisper
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,9 @@ class Engine:
         self.draining = False
         self.step_timer = StepTimer()
         tell = None if broadcast is None else lead(broadcast, config)
-        self._runner = Runner(model, rules, tokenizer, config, tell)
+        token_rules = TokenRules(rules, tokenizer.specials, model.sizes.vocabulary, model.device)
+        kernels, self.kernels_report = choose(config.kernels, model, token_rules)
+        self._runner = Runner(model, rules, tokenizer, config, kernels, tell)
         sizes = config.num_slots, config.num_searches, config.beam_size
         self._slots = SlotTable(*sizes, self._runner.row_sizes)
         self._stages = Stages()
@@ -143,10 +145,6 @@ class Engine:
         """
         info = engine_info(self.config, self.kernels_report)
         return Credit(self.config.chunks_per_encode, self.num_slots, info)
-
-    @property
-    def kernels_report(self) -> str:
-        return self._runner.kernels_report
 
     @property
     def slots_in_use(self) -> int:

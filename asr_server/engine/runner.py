@@ -33,7 +33,6 @@ from asr_server.engine.cuda import (
     sizes_up_to,
 )
 from asr_server.engine.encoding import make_encoder
-from asr_server.engine.kernel_check import compute_step, tolerance
 from asr_server.engine.slots import SlotStart, SlotState
 from asr_server.engine.tokens import (
     GenerationRules,
@@ -50,7 +49,7 @@ from asr_server.engine.tokens import (
 )
 from asr_server.model import Whisper
 from asr_server.model.cache import Slots
-from asr_server.model.kernels.choice import choose_kernels
+from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.rows import rows_of
 
 
@@ -97,20 +96,17 @@ class Runner:
         rules: GenerationRules,
         tokenizer: Tokenizer,
         config: EngineConfig,
+        kernels: Kernels = TORCH,
         tell: Tell | None = None,
     ) -> None:
         """Args:
         tell: sends what this rank does to the others; None: it is alone, or is told.
         """
-        self.tell = tell
+        self.tell, self._kernels = tell, kernels
         num_texts, device, specials = config.num_texts, model.device, tokenizer.specials
         self.model = model
         self._rules = TokenRules(rules, specials, model.sizes.vocabulary, device)
-        setting = config.kernels if model.shard.count == 1 else "torch"
-        self._kernels, self.kernels_report = choose_kernels(
-            setting, device, lambda each: compute_step(each, model, self._rules), tolerance(model.dtype)
-        )
-        self.cache = model.new_cache(config.num_slots, self._kernels, config.audio_dtype, num_texts)
+        self.cache = model.new_cache(config.num_slots, kernels, config.audio_dtype, num_texts)
         self.state = SlotState.empty(num_texts, model.sizes.text_positions, device)
         self._specials = specials
         self._language_tokens = torch.tensor(

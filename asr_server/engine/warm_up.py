@@ -1,20 +1,32 @@
-"""Compute one second of silence before a GPU's engine is ready: each kernel's first call compiles it, 1
-to 2 s.
+"""What a GPU computes before its engine is ready.
+
+A step on random numbers, by which Triton's kernels are compared with torch; then one second of silence, as
+each kernel's first call compiles it, 1 to 2 s.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import naming
 from asr_server.core import SAMPLE_RATE, ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.engine.runner import Runner, StepPlan
-from asr_server.engine.slots import SlotStart
+from asr_server.engine.slots import SlotStart, SlotState
+from asr_server.engine.tokens import TokenRules, choose_likeliest
+from asr_server.model import DecoderCache, Whisper
+from asr_server.model.kernels import Kernels
+from asr_server.model.kernels.choice import choose_kernels
+from asr_server.model.layers import split_heads
+from asr_server.model.rows import rows_of
 
+_NUM_ROWS, _NUM_CANDIDATES = 8, 6  # that are compared
 _NUM_STEPS = 2
 _NUM_PROMPTS = 5  # of two tokens: more than eight rows
 _TEXT = (0, 1)  # tokens that any vocabulary has as text
@@ -54,3 +66,63 @@ def _check(logprobs: list[float]) -> None:
     if any(map(math.isnan, logprobs)):
         remedy = f"check the weights or try another {naming('dtype')}"
         raise ValueError(f"the model produced NaN on one second of silence; {remedy}")
+
+
+def choose(setting: str, model: Whisper, rules: TokenRules) -> tuple[Kernels, str]:
+    """Return the kernels that agree with torch in a step, and on a GPU a line that names them."""
+    setting = setting if model.shard.count == 1 else "torch"
+    return choose_kernels(
+        setting, model.device, lambda kernels: compute_step(kernels, model, rules), tolerance(model.dtype)
+    )
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Return the relative error that roundings explain."""
+    return 1e-4 if dtype == torch.float32 else 2e-2
+
+
+def compute_step(kernels: Kernels, model: Whisper, rules: TokenRules) -> list[Tensor]:
+    """Return what one row and several compute in a decoder layer and at the end of a step."""
+    layers = [each for rows in (1, _NUM_ROWS) for each in _decode_layer(kernels, model, rows)]
+    return [*layers, *_end_step(kernels, model, rules)]
+
+
+def _decode_layer(kernels: Kernels, model: Whisper, num_rows: int) -> list[Tensor]:
+    sizes = replace(model.sizes, decoder_layers=1)
+    generator = torch.Generator(model.device).manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=model.device, dtype=model.dtype)
+
+    cache = DecoderCache(sizes, num_rows, model.device, model.dtype, kernels=kernels)
+    for stored in (cache.keys, cache.values, cache.cross_keys, cache.cross_values):
+        stored.copy_(draw(*stored.shape))
+    active = torch.ones(num_rows, dtype=torch.long, device=model.device)
+    positions = (active.cumsum(0) * (sizes.text_positions - 1) // num_rows)[:, None]
+    rows = rows_of(cache, slice(0, num_rows), positions, sizes.text_positions, active)
+    x, change = draw(2, num_rows, 1, sizes.width)
+    query, key, value = split_heads(draw(3, num_rows, 1, sizes.width), sizes.decoder_heads)
+    query = query * query.shape[-1] ** -0.5
+    # Attention by itself: beside what a layer adds it to, a fault would not show.
+    attended = [rows.attend_text(0, query, key, value), rows.attend_audio(0, query)]
+    return [*attended, *model.decoder.layers[0](x, change, rows), cache.keys, cache.values]
+
+
+def _end_step(kernels: Kernels, model: Whisper, rules: TokenRules) -> list[Tensor]:
+    end_of_text, first_time, _ = rules.limits
+    rows, state = torch.arange(_NUM_ROWS), SlotState.empty(_NUM_ROWS, 8, model.device)
+    state.active.fill_(1)
+    state.num_generated.copy_(rows % 3)
+    state.token.copy_(torch.where(rows % 5 > 2, first_time + rows % 7, rows))
+    state.previous.copy_(torch.where(rows % 2 > 0, first_time, rows))
+    state.last_time.copy_(state.token.clamp(min=first_time - 1))
+    scores = 4 * torch.randn(_NUM_ROWS, rules.vocabulary, generator=torch.Generator().manual_seed(0))
+    padded = torch.zeros(_NUM_ROWS, len(rules.suppressed), device=model.device)[:, : rules.vocabulary]
+    padded.copy_(scores)
+    tokens = torch.zeros(_NUM_ROWS, dtype=torch.long, device=model.device)
+    logprobs = torch.zeros(_NUM_ROWS, device=model.device)
+    candidates = torch.zeros(2 * _NUM_CANDIDATES, _NUM_ROWS, device=model.device)
+    choose_likeliest(kernels, rules, padded, state, tokens, logprobs, candidates)
+    report = state.end_step(tokens, logprobs, candidates, first_time, end_of_text, kernels)
+    likeliest, of_likeliest = report[3:].chunk(2)
+    return [state.integers, report[0].long(), likeliest.long(), of_likeliest]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.core import SAMPLE_RATE
-from asr_server.engine.kernel_check import compute_step, tolerance
 from asr_server.engine.tokens import TokenRules
+from asr_server.engine.warm_up import compute_step, tolerance
 from asr_server.model import Whisper
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.kernels.choice import check_kernels, choose_kernels, triton_kernels

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asr_server.core import Samples
-from asr_server.engine import Engine, EngineConfig, cuda, runner
+from asr_server.engine import Engine, EngineConfig, cuda
 from asr_server.engine.beam import NUM_NAMED
 from asr_server.engine.tokens import GenerationRules
 from asr_server.model import load_whisper, weights
@@ -166,7 +166,7 @@ def fake_engine(
     monkeypatch: Any, directory: Path, dtype: torch.dtype, kernels: Kernels, **config: Any
 ) -> Engine:
     """An engine on that checkpoint, loaded as on a GPU. To be used within the mode."""
-    monkeypatch.setattr(runner, "choose_kernels", lambda *_: (kernels, ""))
+    monkeypatch.setattr("asr_server.engine.engine.choose", lambda *_: (kernels, ""))
     shapes = _shapes(directory / "model.safetensors")
     fakes = {name.removeprefix("model."): torch.empty(shape) for name, shape in shapes.items()}
     monkeypatch.setattr(weights, "read_weights", lambda _: fakes)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from asr_server.core import ChunkResult, DecodingOptions
-from asr_server.engine import runner
 from asr_server.model import whisper
 from asr_server.model.kernels.choice import triton_kernels
 from harness.clips import make_clip
@@ -49,7 +48,7 @@ def test_triton_gives_the_tokens_of_torch(checkpoint: Checkpoint, monkeypatch: p
     take_few_programs(monkeypatch)
     expected = heard(checkpoint, "torch")
     imitate_graphs(monkeypatch)
-    monkeypatch.setattr(runner, "choose_kernels", lambda *_: (triton_kernels(), ""))
+    monkeypatch.setattr("asr_server.engine.engine.choose", lambda *_: (triton_kernels(), ""))
     found = heard(checkpoint, "auto")
     assert [result.tokens for result in found] == [result.tokens for result in expected]
     assert len({len(result.tokens) for result in expected}) > 1

@@ -30,7 +30,7 @@ CONFIG = EngineConfig(device="cpu", num_slots=3, beam_size=2, encode_batch=2, co
 
 def led(sent: list[bytes]) -> Runner:
     made = small()
-    return Runner(made.model, made.rules, made.tokenizer, CONFIG, lead(sent.append, CONFIG))
+    return Runner(made.model, made.rules, made.tokenizer, CONFIG, tell=lead(sent.append, CONFIG))
 
 
 def followed(sent: list[bytes], monkeypatch: pytest.MonkeyPatch) -> Runner:

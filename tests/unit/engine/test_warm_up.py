@@ -11,6 +11,7 @@ import torch
 from asr_server.core import DecodingOptions
 from asr_server.engine import Engine, EngineConfig, engine
 from asr_server.engine.runner import Runner
+from asr_server.engine.tokens import GenerationRules
 from asr_server.engine.warm_up import warm_up
 from harness.engine_helpers import Checkpoint, transcribe
 from tests.support.checkpoints import pocket_directory
@@ -42,8 +43,9 @@ def test_an_engine_on_a_gpu_has_computed_every_part_of_a_request_when_it_is_load
         made = fake_engine(monkeypatch, directory, torch.bfloat16, KERNELS, beam_size=5)
         parts = made.model, made.tokenizer, made._runner, made.config
         called = count_calls(monkeypatch)
-        monkeypatch.setattr(engine, "load", lambda *_: (made.model, made.tokenizer, None, made.config))
-        monkeypatch.setattr(engine, "_runner", lambda *_: made._runner)
+        loads = made.model, made.tokenizer, GenerationRules(), made.config
+        monkeypatch.setattr(engine, "load", lambda *_: loads)
+        monkeypatch.setattr(engine, "Runner", lambda *_: made._runner)
         loaded = Engine.load(EngineConfig())
     assert (loaded.model, loaded.tokenizer, loaded._runner, loaded.config) == parts
     assert called == set(PARTS)
