@@ -21,7 +21,7 @@ from asr_server.engine.prompt import check_timestamps
 from asr_server.engine.tokens import GenerationRules
 from asr_server.machine import VNNI_FLAGS, available_cores, cpu_flags, free_memory_bytes, mps_is_running
 from asr_server.model import WHOLE, DecoderCache, Shard, Whisper, WhisperSizes, load_whisper
-from asr_server.model.int8 import can_multiply_in_int8
+from asr_server.model.products import can_multiply_in_int8
 
 # Positions: 11 whole windows of Whisper, or 33 chunks of 5 s. As 129 tiles of 128 rows they fill the 132
 # multiprocessors of an H100; 8 chunks of 5 s would leave a fifth of them idle.

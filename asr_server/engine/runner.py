@@ -77,7 +77,7 @@ def on_all_ranks(method: Callable[Concatenate[Runner, P], T]) -> Callable[Concat
     """Tell the other ranks first, where there are any. Then an error ends all: they may not share it."""
 
     @wraps(method)
-    def call(self: Runner, *arguments: P.args, **named: P.kwargs) -> T:
+    def call(self: Runner, /, *arguments: P.args, **named: P.kwargs) -> T:
         if self.tell is None:
             return method(self, *arguments, **named)
         self.tell(method.__name__, arguments)

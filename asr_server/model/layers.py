@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from asr_server.machine import cpu_flags
 from asr_server.model.kernels import TORCH, Kernels
-from asr_server.model.packed import PackedWeight, can_pack, multiply, pack
+from asr_server.model.products import Int8Weight, PackedWeight, can_pack, multiply, pack
 from asr_server.model.sizes import Shard
 
 
@@ -54,6 +54,30 @@ class Linear(nn.Module):
             return row
         y = F.linear(x, self.weight, self.bias)
         return F.gelu(y) if self.gelu else y
+
+
+class Int8Linear(Linear):
+    def pack(self) -> None:
+        self._int8_weight = Int8Weight(self.weight)
+        self.weight = nn.Parameter(torch.empty(0))
+
+    def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
+        y = self._int8_weight.product(x.flatten(0, -2), self.bias).view(*x.shape[:-1], -1)
+        return F.gelu(y) if self.gelu else y
+
+
+class Int8EncoderLinear(Int8Linear):
+    """Use one input scale where GELU follows: the input must be one chunk."""
+
+    def pack(self) -> None:
+        super().pack()
+        if self.gelu:
+            self.bias = nn.Parameter(self.bias.float())
+
+    def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
+        if not self.gelu:
+            return super().forward(x, kernels)
+        return self._int8_weight.product_with_gelu(x.flatten(0, -2), self.bias).view(*x.shape[:-1], -1)
 
 
 def is_one_row(x: Tensor) -> bool:

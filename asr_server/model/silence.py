@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asr_server.model.int8 import sum_weighted_packed_rows
 from asr_server.model.layers import Behind
+from asr_server.model.products import sum_weighted_packed_rows
 
 _MEAN_POSITIONS = 25  # half a second, which divides all lengths in which chunks are encoded
 _EACH_QUERY = 5  # of so many, for the weights: neighbours hardly differ

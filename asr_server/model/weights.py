@@ -22,8 +22,7 @@ from asr_server.checkpoint.tensors import (
     find_weights,
 )
 from asr_server.errors import CheckpointError
-from asr_server.model.int8 import Int8EncoderLinear, Int8Linear
-from asr_server.model.layers import HAS_AMX, Linear
+from asr_server.model.layers import HAS_AMX, Int8EncoderLinear, Int8Linear, Linear
 from asr_server.model.sizes import WHOLE, Shard, WhisperSizes, read_alignment_heads
 from asr_server.model.whisper import Whisper
 

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from asr_server.model.cache import DecoderCache
 from asr_server.model.features import LogMel
-from asr_server.model.int8 import Int8Linear
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.layers import (
     SELF_ATTENTION,
     Behind,
     FeedForward,
+    Int8Linear,
     Linear,
     Weights,
     Within,
@@ -35,7 +35,7 @@ from asr_server.model.layers import (
     query_scale,
     split_heads,
 )
-from asr_server.model.packed import PackedWeight, multiply, pack
+from asr_server.model.products import PackedWeight, multiply, pack
 from asr_server.model.rows import CacheRows
 from asr_server.model.silence import Silence, SilentLayer
 from asr_server.model.sizes import WHOLE, Shard, WhisperSizes, upper_half

@@ -9,7 +9,6 @@ import torch
 
 from asr_server.channel.messages import Event
 from asr_server.engine import Engine
-from asr_server.engine.runner import Runner
 from harness.engine_helpers import Checkpoint, results, run, submit, transcribe
 from tests.unit.engine.stream_stand_ins import StandInStream, imitate_streams, watching
 from tests.unit.engine.test_device_stand_ins import WORDS
@@ -23,7 +22,6 @@ HEARD = [CLIPS[1], CLIPS[3], CLIPS[4], CLIPS[6]]
 
 def shared_on_purpose(engine: Engine) -> list[torch.Tensor]:
     """A step reads slots side by side, also those being encoded into, whose rows it then drops."""
-    assert isinstance(engine._runner, Runner)
     cache = engine._runner.cache
     return [cache.cross_keys, cache.cross_values]
 

@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 
 from asr_server.channel.messages import Event
 from asr_server.core import DecodingOptions
-from asr_server.engine.runner import Runner
 from asr_server.model.kernels import TORCH, Kernels
 from harness.clips import make_clip
 from harness.engine_helpers import answer_languages, results, run, submit
@@ -57,7 +56,6 @@ def test_whole_requests_compute_on_the_gpu_alone(
     directory = pocket_directory()
     with fake_cuda(monkeypatch):
         engine = fake_engine(monkeypatch, directory, dtype, kernels, **config)
-        assert isinstance(engine._runner, Runner)
         assert engine._runner.cache.cross_keys.stride(-2) % 16 == 0, "so that products read 16 bytes at once"
         events: list[Event] = []
         for i, options in enumerate(BRIEF):
@@ -77,7 +75,7 @@ def test_all_graphs_write_their_scores_into_one_memory(
     directory = pocket_directory()
     with fake_cuda(monkeypatch):
         engine = fake_engine(monkeypatch, directory, dtype, TORCH, beam_size=5)
-        scores, _ = engine._runner._graphs  # type: ignore[union-attr,misc]
+        scores, _ = engine._runner._graphs  # type: ignore[misc]
         outputs = [output for _, output in scores._graphs.values()]
         assert len({output.untyped_storage()._cdata for output in outputs}) == 1
         assert max(map(len, outputs)) == engine.config.num_texts
@@ -219,7 +217,6 @@ def test_operands_on_different_devices_are_noticed(monkeypatch: pytest.MonkeyPat
     directory = pocket_directory()
     with fake_cuda(monkeypatch):
         engine = fake_engine(monkeypatch, directory, torch.bfloat16, TORCH, cuda_graphs=False)
-        assert isinstance(engine._runner, Runner)
         engine._runner.state.integers = engine._runner.state.integers.cpu()
         submit(engine, "0", CLIPS[0], BRIEF[0])
         with pytest.raises(RuntimeError, match="device"):

@@ -10,7 +10,7 @@ from asr_server.core import DecodingOptions
 from asr_server.engine import Engine, EngineConfig, config
 from asr_server.engine.config import choose_dtype, choose_int8, engine_info
 from asr_server.model import load_whisper
-from asr_server.model.int8 import can_multiply_in_int8
+from asr_server.model.products import can_multiply_in_int8
 from asr_server.model.rows import rows_of
 from harness.engine_helpers import Checkpoint, transcribe
 from harness.speech import corpus

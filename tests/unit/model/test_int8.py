@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from asr_server.machine import VNNI_FLAGS
-from asr_server.model import int8
-from asr_server.model.int8 import (
-    Int8EncoderLinear,
-    Int8Linear,
+from asr_server.model import products as int8
+from asr_server.model.layers import Int8EncoderLinear, Int8Linear, Linear
+from asr_server.model.products import (
     Int8Weight,
     can_multiply_in_int8,
     pack_rows,
@@ -22,7 +21,6 @@ from asr_server.model.int8 import (
     sum_weighted_packed_rows,
     unpack_rows,
 )
-from asr_server.model.layers import Linear
 
 pytestmark = pytest.mark.skipif(not can_multiply_in_int8(), reason="oneDNN has no such products here")
 
@@ -90,7 +88,7 @@ def test_a_row_gives_the_same_whoever_is_beside_it() -> None:
 
 _WITHOUT_VNNI = """
 import torch
-from asr_server.model import int8
+from asr_server.model import products as int8
 int8.cpu_flags = lambda: {"avx2"}
 torch.manual_seed(0)
 weight, x = torch.rand(32, 64) + 1, torch.rand(8, 64) + 1

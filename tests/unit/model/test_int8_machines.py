@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asr_server.model import int8
+from asr_server.model import products as int8
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from asr_server.model.layers import (
     attend_cached,
     attend_cached_audio,
 )
-from asr_server.model.packed import can_pack
+from asr_server.model.products import can_pack
 from tests.unit.model.test_whisper import LargestOf
 
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from asr_server.machine import cpu_flags
-from asr_server.model import packed as module
-from asr_server.model.packed import (
+from asr_server.model import products as module
+from asr_server.model.products import (
     HalfWeight,
     OneDnnWeight,
     can_pack,

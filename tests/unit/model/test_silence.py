@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_server.model.int8 import pack_rows, unpack_rows
+from asr_server.model.products import pack_rows, unpack_rows
 from asr_server.model.silence import OwnBlocks, SilentLayer
 
 HEADS, DEPTH, WINDOW, BLOCK = 2, 4, 200, 50
