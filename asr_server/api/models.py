@@ -56,7 +56,6 @@ class ServedModel:
         self.audio_limits = AudioLimits.from_settings(settings, window)
         self._is_loaded = False  # from the launch of its replicas at the start, or else when one is ready
         self._is_draining = False
-        self._num_requests = 0  # also those that wait for replicas
         self._num_using = 0
         self._used_at = time.monotonic()
         self._is_unused = asyncio.Event()
@@ -135,23 +134,16 @@ class ServedModel:
 
         Raises EngineUnavailable.
         """
-        self._num_requests += 1
+        await self._until_loaded()
+        self._num_using += 1
+        self._is_unused.clear()
         try:
-            await self._until_loaded()
-            self._num_using += 1
-            self._is_unused.clear()
-            try:
-                yield
-            finally:
-                self._release()
+            yield
         finally:
-            self._num_requests -= 1
-
-    def _release(self) -> None:
-        self._num_using -= 1
-        self._used_at = time.monotonic()
-        if not self._num_using:
-            self._is_unused.set()
+            self._num_using -= 1
+            self._used_at = time.monotonic()
+            if not self._num_using:
+                self._is_unused.set()
 
     async def _until_loaded(self) -> None:
         limit_s = self.settings.max_load_wait_s
@@ -212,32 +204,22 @@ class ServedModel:
         async with self._changing:
             if not self._is_loaded:
                 return
-            self._is_loaded, self._is_draining = False, True
+            self._is_loaded, self._is_draining, is_unused = False, True, False
             try:
-                await self._until_unused(limit_s)
+                async with asyncio.timeout(limit_s):
+                    is_unused = await self._is_unused.wait()
                 await self.dispatcher.end_replicas()
+            except TimeoutError:
+                raise EngineUnavailable(
+                    f"{self._num_using} requests to '{self.name}' are still under way after {limit_s:g} s."
+                ) from None
             finally:
-                self._is_draining = False
+                self._is_loaded, self._is_draining = not is_unused, False
             logger.info("model %s unloaded", self.name)
-
-    async def _until_unused(self, limit_s: float) -> None:
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._is_unused.wait()
-        except BaseException as error:
-            self._is_loaded = True
-            if isinstance(error, TimeoutError):
-                raise self._still_used(limit_s) from None
-            raise
-
-    def _still_used(self, limit_s: float) -> EngineUnavailable:
-        return EngineUnavailable(
-            f"{self._num_using} requests to '{self.name}' are still under way after {limit_s:g} s."
-        )
 
     async def unload_if_idle(self) -> None:
         limit_s, is_pinned = self.settings.idle_unload_s, self.settings.load == "pinned"
-        if not limit_s or is_pinned or self._num_requests or self._changing.locked():
+        if not limit_s or is_pinned or self._num_using or self._changing.locked():
             return
         if not (self._is_loaded and self.dispatcher.ready):
             return
