@@ -1,21 +1,12 @@
-"""HTTP routes beside those of recordings: probes, version, load, models, the page, the API's description.
-
-The page is static files of this package. `/docs` is Swagger's page from local files, under a policy that
-loads nothing from elsewhere.
-"""
+"""HTTP routes beside those of recordings: probes, version, load, models."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi import Path as PathParameter
-from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import HTMLResponse
-from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
+from starlette.responses import JSONResponse, Response
 
 from asr_server import __version__
 from asr_server.api.models import ServedModel
@@ -126,63 +117,3 @@ def describe_model(name: str, model: ServedModel, state: AppState) -> Model:
         max_upload_bytes=state.max_upload_bytes,
         tasks=["transcribe", "translate"] if transcriber.can_translate else ["transcribe"],
     )
-
-
-# -- Pages ---------------------------------------------------------------------------------------------------
-
-WEB: Final = Path(__file__).parent / "web"
-HEADERS: Final = {
-    "cache-control": "no-cache",  # asked again each time, and answered 304
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "media-src 'self' blob:; connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-}
-
-page_routes = APIRouter(include_in_schema=False)
-
-
-@page_routes.api_route("/", methods=["GET", "HEAD"])
-async def page() -> Response:
-    return FileResponse(WEB / "index.html", headers=HEADERS)
-
-
-@page_routes.get("/favicon.ico")
-async def icon() -> Response:
-    return FileResponse(WEB / "icon.svg", headers=HEADERS, media_type="image/svg+xml")
-
-
-class _WebFiles(StaticFiles):
-    async def get_response(self, path: str, scope: Scope) -> Response:
-        response = await super().get_response(path, scope)
-        response.headers.update(HEADERS)
-        return response
-
-
-def install_page(app: FastAPI) -> None:
-    app.include_router(page_routes)
-    app.mount("/web", _WebFiles(directory=WEB))
-
-
-FILES: Final = "/static-offline-docs"  # where FastAPIOffline has put them
-_POLICY: Final = (
-    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-
-
-def install_docs_page(app: FastAPI) -> None:
-    @app.get("/docs", include_in_schema=False)
-    async def docs(request: Request) -> HTMLResponse:
-        root = request.scope.get("root_path", "")
-        page = get_swagger_ui_html(
-            openapi_url=f"{root}{app.openapi_url}",
-            title=f"{app.title} - Swagger UI",
-            swagger_js_url=f"{root}{FILES}/swagger-ui-bundle.js",
-            swagger_css_url=f"{root}{FILES}/swagger-ui.css",
-            swagger_favicon_url=f"{root}{FILES}/favicon.png",
-            swagger_ui_parameters=app.swagger_ui_parameters,
-        )
-        page.headers["content-security-policy"] = _POLICY
-        return page

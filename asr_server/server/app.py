@@ -20,6 +20,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi_offline import FastAPIOffline
 
 from asr_server import __version__
+from asr_server.annexes import page
 from asr_server.annexes.compat import azure, whisper_asr, whisper_cpp
 from asr_server.annexes.keys.api_keys import ApiKeys
 from asr_server.annexes.keys.usage_log import UsageLog
@@ -120,8 +121,7 @@ def create_app(
     app.include_router(realtime_router)
     for compatible in (azure, whisper_asr, whisper_cpp):
         app.include_router(compatible.router)
-    routes.install_page(app)
-    routes.install_docs_page(app)
+    page.install(app)
     app.router.default = refusing_unknown_websockets(app.router.default)
     openapi.install(app, settings, models, realtime_openapi.schemas)
     app.add_middleware(PlainRoutes, routes=transcribe.router.routes)

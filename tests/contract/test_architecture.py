@@ -57,6 +57,7 @@ ANNEXES = {
         "formats",
         "transcription",
     },
+    "annexes.page": set(),
     "annexes.ray": {"annexes.model_sources", "channel", "dispatch", "engine", "replica"},
     "annexes.realtime": {"annexes.speakers", "api", "audio", "dispatch", "transcription"},
     "annexes.speakers": {"api", "audio", "transcription"},

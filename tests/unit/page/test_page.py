@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from asr_server.api.routes import WEB
+from asr_server.annexes.page import WEB
 from tests.unit.api.running_app import RunningApp
 
 FILES = sorted(path.name for path in WEB.iterdir())

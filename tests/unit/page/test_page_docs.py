@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asr_server.api.routes import FILES
+from asr_server.annexes.page import FILES
 from tests.support.embedded import embedded
 from tests.unit.api.running_app import run_app
 
