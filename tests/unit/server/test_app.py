@@ -222,7 +222,7 @@ async def test_each_part_answers_and_nothing_else(
 
 async def test_everything_that_was_started_ends_with_the_server() -> None:
     before = asyncio.all_tasks()
-    async with run_app(embedded()) as app:
+    async with run_app(embedded(idle_unload_s=600.0)) as app:
         assert await app.still_works()
         assert {task.get_name() for task in asyncio.all_tasks()} >= {"unload idle models"}
     await until(lambda: {task for task in asyncio.all_tasks() - before if not task.done()} == set())
