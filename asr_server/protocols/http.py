@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import itertools
 import logging
 from typing import Any, Final
 
+import httptools
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -22,7 +22,7 @@ from asr_server.api.headers import REQUEST_ID, SAFE_HEADERS
 from asr_server.api.middleware import OVER_LIMIT, REFUSED, UNKNOWN_ROUTE, new_request_id
 from asr_server.config import Settings, naming
 from asr_server.errors import HeadersTooLarge, InvalidValue, RequestError, TooManyHeaders, TooSlow
-from asr_server.protocols.old_clients import ParserIgnoringUpgrades, UntilClose
+from asr_server.protocols.old_clients import UntilClose
 from asr_server.telemetry import logging_for
 
 TICK_S: Final = 1.0
@@ -43,17 +43,6 @@ class _Phase(enum.Enum):
     COMPLETE = "the last request has been read whole, and nothing of a next one has come"
 
 
-class Waiting:
-    """The connections of one port that make room for a new one, in the order of their waiting."""
-
-    def __init__(self) -> None:
-        self.idle: dict[BoundedHttpProtocol, None] = {}  # between two requests
-        self.silent: dict[BoundedHttpProtocol, None] = {}  # a tick passed without whole headers
-
-    def next(self) -> BoundedHttpProtocol | None:
-        return next(itertools.chain(self.idle, self.silent), None)
-
-
 class _Grace:
     """The time that a client has left: waiting uses it, moving bytes return it."""
 
@@ -71,6 +60,11 @@ class _Grace:
     def is_over_after(self, waited_s: float) -> bool:
         self.left_s -= waited_s
         return self.left_s <= 0
+
+
+# The connections of one port that have no request under way, in the order of their waiting: idle ones, and
+# those that have sent no whole headers for a tick.
+Waiting = dict["BoundedHttpProtocol", None]
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -93,7 +87,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._next_tick: asyncio.TimerHandle | None = None
         self._is_websocket = False
         self._waiting = waiting
-        self._group: dict[BoundedHttpProtocol, None] | None = None
 
     @property
     def _is_shaking_hands(self) -> bool:
@@ -126,7 +119,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def _end_ticks(self) -> None:
-        self._wait_among(None)
+        self._wait_for_request(False)
         if self._next_tick is not None:
             self._next_tick.cancel()
 
@@ -135,26 +128,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         num_over = len(self.connections) - self._settings.max_connections
         if num_over <= 0:
             return
-        if (leaving := self._waiting.next()) is not None:
-            leaving._wait_among(None)
+        if (leaving := next(iter(self._waiting), None)) is not None:
+            leaving._wait_for_request(False)
             leaving.transport.close()
         elif num_over > RESERVED_CONNECTIONS:
             self.transport.abort()
         else:
             self.app_state = self.app_state | {OVER_LIMIT: True}
 
-    def _wait_among(self, group: dict[BoundedHttpProtocol, None] | None) -> None:
-        if self._group is not group:
-            if self._group is not None:
-                del self._group[self]
-            if group is not None:
-                group[self] = None
-            self._group = group
+    def _wait_for_request(self, is_waiting: bool = True) -> None:
+        """Stand in the line of those that make room, or leave it."""
+        if is_waiting:
+            self._waiting.setdefault(self)
+        else:
+            self._waiting.pop(self, None)
 
     # -- What the client sends --
 
     def data_received(self, data: bytes) -> None:
-        self._wait_among(None)
+        self._wait_for_request(False)
         if self._phase is _Phase.BODY:
             if not self._is_answered_early:
                 self._sender.on_moved(len(data))
@@ -253,19 +245,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             logger.info("closed the connection of %s: it does not read its reply", self.client)
             self.transport.abort()
         elif self.transport.is_closing():
-            self._wait_among(None)
+            self._wait_for_request(False)
         elif self._phase is _Phase.BODY and self._sender_is_too_slow():
             self._refuse(self._body_too_slow())
         elif self._phase is _Phase.HEADERS and not self._is_replying:
-            self._wait_among(self._waiting.silent)
+            self._wait_for_request()
             self._wait_for_headers()
         else:
-            self._wait_for_next_request()
+            self._wait_for_request(self._is_idle)
 
-    def _wait_for_next_request(self) -> None:
+    @property
+    def _is_idle(self) -> bool:
         is_answered = self._phase is _Phase.COMPLETE and not self._is_replying
-        is_idle = is_answered and not self.transport.get_write_buffer_size()
-        self._wait_among(self._waiting.idle if is_idle else None)
+        return is_answered and not self.transport.get_write_buffer_size()
 
     def _wait_for_headers(self) -> None:
         self._waited_for_headers_s += TICK_S
@@ -310,7 +302,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._last_reply is None:
-            self._wait_for_next_request()
+            self._wait_for_request(self._is_idle)
         elif self._is_replying:
             self.flow.pause_reading()
         else:
@@ -345,6 +337,52 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             state[REFUSED] = response.status_code
             self.transport.write(raw_reply(response, request_id))
         self.transport.close()
+
+
+class ParserIgnoringUpgrades:
+    """An `httptools.HttpRequestParser` that reads the head again without Upgrade.
+
+    `curl --http2` and Java's HttpClient send `Upgrade: h2c` and accept HTTP/1.1; httptools drops their
+    bodies.
+    """
+
+    def __init__(self, protocol: BoundedHttpProtocol) -> None:
+        self._protocol = protocol
+        self._parser = httptools.HttpRequestParser(protocol)
+
+    @property
+    def ignores_upgrade(self) -> bool:
+        is_upgrade = self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
+        return is_upgrade and not self._protocol._should_upgrade()
+
+    def feed_data(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self.ignores_upgrade:
+                raise
+            rest = data[upgrade.args[0] :]
+            head = self._head_without_upgrade()
+            self._parser = httptools.HttpRequestParser(self._protocol)
+            self._parser.feed_data(head)
+            self.feed_data(rest)
+
+    def _head_without_upgrade(self) -> bytes:
+        lines = [b"%s %s HTTP/%s" % (self.get_method(), self._protocol.url, self.get_http_version().encode())]
+        lines += [name + b": " + value for name, value in self._protocol.headers if name != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def should_upgrade(self) -> bool:
+        return self._parser.should_upgrade()
+
+    def should_keep_alive(self) -> bool:
+        return self._parser.should_keep_alive()
+
+    def get_method(self) -> bytes:
+        return self._parser.get_method()
+
+    def get_http_version(self) -> str:
+        return self._parser.get_http_version()
 
 
 def raw_reply(response: Response, request_id: str) -> bytes:

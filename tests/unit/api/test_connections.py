@@ -396,7 +396,7 @@ async def test_a_new_connection_closes_the_one_that_has_been_idle_for_longest(co
 async def test_a_connection_that_sends_nothing_makes_room(connect: Connect) -> None:
     async with strict_app(max_connections=3, header_timeout_s=100.0) as app:
         silent = [await connect(app) for _ in range(3)]
-        await until(lambda: len(waiting(app).silent) == 3)
+        await until(lambda: len(waiting(app)) == 3)
         assert (await app.post()).status_code == 200
         assert await silent[0].is_closed()
         newest = await connect(app)
