@@ -306,14 +306,6 @@ async def require_admin_key(request: Request) -> None:
     set_caller(request, get_state(request).api_keys.check_admin(request.headers.get("authorization", "")))
 
 
-async def require_azure_key(request: Request) -> None:
-    """Take the key from `api-key` or the usual header. Raises InvalidApiKey."""
-    if key := request.headers.get("api-key"):
-        set_caller(request, get_state(request).api_keys.check(f"Bearer {key}"))
-    else:
-        await require_key(request)
-
-
 # -- The caller of a request ---------------------------------------------------------------------------------
 
 _CALLER: Final = "caller"  # in the state of a request

@@ -13,8 +13,17 @@ from asr_server.api.request import (
     parse_transcription_request,
     parse_translation_request,
 )
-from asr_server.api.state import get_state, require_azure_key
+from asr_server.api.state import get_state, require_key, set_caller
 from asr_server.api.transcribe import RequestParser, TranscriptionResponse
+
+
+async def require_azure_key(request: Request) -> None:
+    """Take the key from `api-key` or the usual header. Raises InvalidApiKey."""
+    if key := request.headers.get("api-key"):
+        set_caller(request, get_state(request).api_keys.check(f"Bearer {key}"))
+    else:
+        await require_key(request)
+
 
 router = APIRouter(prefix="/openai", dependencies=[Depends(require_azure_key)], include_in_schema=False)
 

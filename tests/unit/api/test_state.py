@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from asr_server.api import state
+from asr_server.annexes.compat.azure import require_azure_key
 from asr_server.api.state import SERVICE_RESTART, AppState, RealtimeSessions
 from asr_server.errors import InvalidApiKey, SessionsTaken
 from tests.support.embedded import embedded
@@ -96,7 +96,7 @@ async def test_azures_header_comes_before_the_usual_one() -> None:
             ({}, False),
         ):
             try:
-                await state.require_azure_key(request_to(app, **headers))
+                await require_azure_key(request_to(app, **headers))
             except InvalidApiKey:
                 assert not is_right, headers
             else:
