@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import av
@@ -29,7 +29,9 @@ from asr_server.audio.decoder import (
     invalid_audio,
     ranked,
 )
+from asr_server.audio.ffmpeg_frames import Adapter, TimeLine, to_block
 from asr_server.core import Track
+from asr_server.errors import RequestError
 
 # Demuxers that open one plain file. Playlists (hls, dash, concat ...) could name other files and hosts.
 CONTAINERS = (
@@ -38,11 +40,16 @@ CONTAINERS = (
 )
 GROUP_S = 1.0
 MISSING_S = 0.5  # shorter than the container says by more than this: cut short
+MAX_BOXES = 10_000  # looked at for another file behind an MP4; a fragment has two
+MAX_JOINED = 1000
 MAX_DAMAGED = 100  # places at which a demuxer gives up and may go on
 _SEARCHING = ("ogg", "matroska,webm")  # demuxers that pass over damage without an error
 _END_BYTES = 64
 _TAGS = (b"ID3", b"TAG", b"APE")  # between MP3s that were joined
 _MAX_PAUSE_BYTES = 6  # AMR's frames without speech, which FFmpeg cannot decode (3GPP TS 26.101 and 26.201)
+_OGG_BEGINS = b"OggS\0\2"  # a page that begins a stream
+_FLAC_BEGINS = (b"fLaC\0\0\0\x22", b"fLaC\x80\0\0\x22")
+_SCANNED_BYTES = 1 << 20
 _EXTRA = Disposition.comment | Disposition.visual_impaired
 _DAMAGE = (av.error.FFmpegError, OSError, ValueError)  # how PyAV reports it
 
@@ -74,7 +81,7 @@ class FfmpegDecoder:
         """Raises CannotOpen for unknown files, InvalidAudio without audio, and NoSuchTrack."""
         self._fd, self._choice, self._limits = fd, choice, limits or AudioLimits()
         self.truncated = self.has_more = False
-        self._start, self._end = id3_size(os.pread(fd, 10, 0)), os.fstat(fd).st_size
+        self._start = id3_size(os.pread(fd, 10, 0))
         self._container = self._open()
         try:
             track = self._open_track()
@@ -104,7 +111,9 @@ class FfmpegDecoder:
     def _open(self) -> Any:
         os.lseek(self._fd, 0, os.SEEK_SET)
         options = {"fd": str(self._fd), "format_whitelist": CONTAINERS, "protocol_whitelist": "fd,subfile"}
-        name = f"subfile,,start,{self._start},end,{self._end},,:fd:" if self._start else "fd:"
+        self._end = end_of_joined(self._fd, self._start)
+        is_whole = (self._start, self._end) == (0, os.fstat(self._fd).st_size)
+        name = "fd:" if is_whole else f"subfile,,start,{self._start},end,{self._end},,:fd:"
         try:
             container = av.open(name, container_options=options)
         except _DAMAGE as error:
@@ -137,8 +146,20 @@ class FfmpegDecoder:
         return False
 
     def _read(self) -> Iterator[Block]:
-        yield from self._gather()
-        self.truncated = self.truncated or self._is_damaged() or self._falls_short()
+        """Yield the blocks of the file, and of those that are joined to it."""
+        for _ in range(MAX_JOINED):
+            yield from self._gather()
+            self.truncated = self.truncated or self._is_damaged() or self._falls_short()
+            if self._end >= os.fstat(self._fd).st_size:
+                return
+            self._container.close()
+            self._start = self._end
+            try:
+                self._container = self._open()
+                self._open_track()
+            except (CannotOpen, RequestError):
+                break
+        self.truncated = True
 
     def _decode(self) -> Iterator[Iterable[Any]]:
         streams = self._watched_streams()
@@ -206,11 +227,11 @@ class FfmpegDecoder:
                     part.pts = None  # the queue refuses frames that do not follow each other
                     fifo.write(part)
             if fifo.samples >= group:
-                yield to_block(fifo.read())
+                yield time_line.shorten(to_block(fifo.read()), self.sample_rate)
         for part in adapter.flush():
             fifo.write(part)
         if fifo.samples:
-            yield to_block(fifo.read())
+            yield time_line.shorten(to_block(fifo.read()), self.sample_rate)
 
     def _silence(self, duration_s: float) -> Iterator[Block]:
         """Raise AudioTooLong before any silence if time stamps exceed the limit."""
@@ -220,6 +241,48 @@ class FfmpegDecoder:
         while num_left > 0:
             yield block[:num_left]
             num_left -= len(block)
+
+
+def end_of_joined(fd: int, start: int) -> int:
+    """Return where the file at `start` ends, or another one begins that is joined to it."""
+    length = os.fstat(fd).st_size
+    head = os.pread(fd, 8, start)
+    if head.startswith(b"OggS"):
+        return _find(fd, _behind_first_pages(fd, start), [_OGG_BEGINS], length)
+    if head.startswith(b"fLaC"):
+        return _find(fd, start + 4, _FLAC_BEGINS, length)
+    return _next_mp4(fd, start, length) if head[4:] == b"ftyp" else length
+
+
+def _behind_first_pages(fd: int, start: int) -> int:
+    """Step over the pages that begin the streams of one Ogg (RFC 3533)."""
+    at = start
+    while len(head := os.pread(fd, 282, at)) >= 27 and head.startswith(_OGG_BEGINS):
+        at += 27 + head[26] + sum(head[27 : 27 + head[26]])
+    return at
+
+
+def _find(fd: int, at: int, marks: Sequence[bytes], length: int) -> int:
+    while len(data := os.pread(fd, _SCANNED_BYTES, at)) >= len(marks[0]):
+        places = [data.find(mark) for mark in marks if mark in data]
+        if places:
+            return at + min(places)
+        at += len(data) - len(marks[0]) + 1
+    return length
+
+
+def _next_mp4(fd: int, start: int, length: int) -> int:
+    at = start
+    for _ in range(MAX_BOXES):
+        head = os.pread(fd, 16, at)
+        if head[4:8] == b"ftyp" and at > start:
+            return at
+        size = int.from_bytes(head[:4], "big")
+        size = int.from_bytes(head[8:16], "big") if size == 1 else size
+        if not 8 <= size < length - at:
+            break
+        at += size
+    return length
 
 
 def tracks_of(container: Any) -> list[Track]:
@@ -237,105 +300,3 @@ def tracks_of(container: Any) -> list[Track]:
 
 def _stated(text: str | None) -> str | None:
     return None if text in (None, "", "und") else text[:80]
-
-
-# -- Frames --------------------------------------------------------------------------------------------------
-
-# Demuxers whose time stamps are the file's own. Others count bytes, which is wrong once the rate changes.
-_CLOCKED = (
-    *("amr", "asf", "flac", "flv", "matroska,webm", "mov,mp4,m4a,3gp,3g2,mj2"),
-    *("mxf", "nut", "ogg", "rm"),
-)
-_TRANSPORTS = ("mpeg", "mpegts")
-MIN_GAP_S = 0.1  # encoder delays and rounded time stamps are smaller
-RESTART_S = 1.0  # time stamps that go back by more, to the file's start, are of another stream that is joined
-# A transport stream's clock jumps where it wraps, or where recordings are joined. FFmpeg's own limit.
-MAX_CLOCK_JUMP_S = 10.0
-MAX_PLANES = 8  # of more, PyAV's frames show only the first ones
-_FULL_SCALES = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63, "flt": 1.0, "dbl": 1.0}
-
-
-class TimeLine:
-    """Compare the time stamps of frames with their samples."""
-
-    def __init__(self, container: Any, stream: Any, first: Any) -> None:
-        name = container.format.name
-        self._tick_s = float(stream.time_base)
-        self._is_transport = name in _TRANSPORTS
-        self._is_clocked = self._is_transport or name in _CLOCKED
-        first_s = 0.0 if first.pts is None else first.pts * self._tick_s
-        self.start_s = first_s if container.start_time is None else container.start_time / av.time_base
-        self.lead_s = first_s - self.start_s  # of the track behind the start of the file
-        if not MIN_GAP_S < self.lead_s < (container.duration or 0) / av.time_base:
-            self.start_s, self.lead_s = first_s, 0.0
-        self._pending_lead_s = self.lead_s
-        self.end_s = first_s  # of the frames so far
-        self._surplus_s = 0.0  # of samples for which the time stamps leave no room
-
-    def gap_before(self, frame: Any) -> float:
-        """Return the silence to insert before a frame, less than the time by which samples run ahead."""
-        silence_s, self._pending_lead_s = self._pending_lead_s, 0.0
-        gap_s = 0.0
-        if self._is_clocked and frame.pts is not None:
-            gap_s = frame.pts * self._tick_s - self.end_s
-        if abs(gap_s) > MIN_GAP_S:
-            self.end_s += gap_s
-            if not self._is_new_clock(gap_s):
-                late_s = self._surplus_s - gap_s
-                silence_s += max(0.0, -late_s)
-                self._surplus_s = max(0.0, late_s)
-        self.end_s += frame.samples / frame.sample_rate
-        return silence_s
-
-    def _is_new_clock(self, gap_s: float) -> bool:
-        if self._is_transport and abs(gap_s) > MAX_CLOCK_JUMP_S:
-            return True
-        return gap_s < -RESTART_S and (self._is_transport or self.end_s < self.start_s + RESTART_S)
-
-
-class Adapter:
-    """Bring frames to the format of the first: some streams change theirs."""
-
-    def __init__(self, first: Any) -> None:
-        self._first = first
-        is_packed = first.format.is_planar and first.layout.nb_channels >= MAX_PLANES
-        self._format = first.format.packed.name if is_packed else first.format.name
-        self._wanted = (self._format, first.layout.nb_channels, first.sample_rate)
-        self._adapted: tuple[str, int, int] | None = None
-        self._resampler: Any = None
-
-    def is_needed(self, frame: Any) -> bool:
-        return self._resampler is not None or self._wanted != _kind(frame)
-
-    def adapt(self, frame: Any) -> Iterator[Any]:
-        if _kind(frame) != self._adapted:
-            yield from self.flush()
-            self._adapted = _kind(frame)
-            self._resampler = av.AudioResampler(self._format, self._first.layout, self._first.sample_rate)
-        yield from self._alike(self._resampler.resample(frame))
-
-    def flush(self) -> Iterator[Any]:
-        resampler, self._resampler, self._adapted = self._resampler, None, None
-        if resampler is not None:
-            yield from self._alike(resampler.resample(None))
-
-    def _alike(self, parts: list[Any]) -> Iterator[Any]:
-        for part in parts:
-            part.time_base = self._first.time_base  # the queue compares it too
-            part.pts = None
-            yield part
-
-
-def _kind(frame: Any) -> tuple[str, int, int]:
-    return frame.format.name, frame.layout.nb_channels, frame.sample_rate
-
-
-def to_block(frame: Any) -> Block:
-    """Return a frame as [frames, channels] float32; planar samples stay planar underneath."""
-    array = frame.to_ndarray()  # planar: [channels, frames]; packed: [1, frames * channels]
-    samples: Block = array.T if frame.format.is_planar else array.reshape(-1, frame.layout.nb_channels)
-    kind = frame.format.name.removesuffix("p")
-    if kind == "flt":
-        return samples
-    middle = 128.0 if kind == "u8" else 0.0
-    return ((samples.astype(np.float64) - middle) / _FULL_SCALES[kind]).astype(np.float32)

@@ -69,6 +69,20 @@ def test_a_clock_that_jumps_in_a_transport_stream_is_no_silence(tmp_path: Path) 
     assert len(all_of(FfmpegDecoder(opened(path)))) / 48_000 == pytest.approx(2.0, abs=0.1)
 
 
+@pytest.mark.parametrize(("step_s", "at_s"), [(0.6, [10.0, 20.0, 30.0]), (0.02, list(range(1, 40)))])
+def test_time_stamps_that_run_behind_the_samples_are_followed_without_losing_sound(
+    tmp_path: Path, step_s: float, at_s: list[float]
+) -> None:
+    """A recorder that was paused and resumed, and a clock that is slow by 2 %."""
+    sound = np.tile(np.concatenate([tone(440, 0.8), tone(440, 0.2) * 0]), (50, 1))
+    sounds = [Sound(sound, steps=[(at, -step_s) for at in at_s])]
+    frames = all_of(FfmpegDecoder(opened(write_film(tmp_path / "a", "matroska", sounds, codec="flac"))))
+    behind_s = step_s * len(at_s)
+    assert len(frames) / 48_000 == pytest.approx(50.0 - behind_s, abs=0.15)
+    loud = np.abs(frames[:, 0]).reshape(-1, 480)[: len(frames) // 480].max(axis=1) > 0.05
+    assert loud.sum() / 100 == pytest.approx(40.0, abs=1.0)
+
+
 def test_a_raw_stream_has_no_clock(tmp_path: Path) -> None:
     """Its demuxer counts time at the rate of the first frame."""
     for name, rate, num_channels in (("1", 16_000, 1), ("2", 44_100, 2)):
@@ -81,17 +95,32 @@ def test_a_raw_stream_has_no_clock(tmp_path: Path) -> None:
     assert np.abs(frames).reshape(-1)[: 5 * 16_000].reshape(-1, 1600).max(axis=1).min() > 0.02
 
 
-def test_a_chained_ogg_is_read_to_the_last(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{number}.ogg" for number in range(3)]
-    for path, part in zip(paths, [tone(440), tone(660), tone(880, 3.0)], strict=True):
-        write_film(path, "ogg", [Sound(part)], codec="libopus")
-    (tmp_path / "a.ogg").write_bytes(b"".join(path.read_bytes() for path in paths))
-    decoder = FfmpegDecoder(opened(tmp_path / "a.ogg"))
+@pytest.mark.parametrize(
+    ("name", "container", "codec"),
+    [("a.ogg", "ogg", "libopus"), ("a.mp4", "mp4", "aac"), ("b", "ogg", "flac")],
+)
+def test_files_joined_together_are_read_to_the_last_whatever_their_layouts(
+    tmp_path: Path, name: str, container: str, codec: str
+) -> None:
+    parts = [tone(440), tone(660, num_channels=2), tone(880, 3.0)]
+    paths = [tmp_path / f"{number}-{name}" for number in range(3)]
+    for path, part in zip(paths, parts, strict=True):
+        write_film(path, container, [Sound(part)], codec=codec)
+    (tmp_path / name).write_bytes(b"".join(path.read_bytes() for path in paths))
+    decoder = FfmpegDecoder(opened(tmp_path / name))
     frames = all_of(decoder)
     assert len(frames) / 48_000 == pytest.approx(7.0, abs=0.1)
     pitches = [pitch(frames[round(start_s * 48_000) :][:48_000]) for start_s in (0.5, 2.5, 5.0)]
     assert pitches == pytest.approx([440, 660, 880], abs=3)
     assert not decoder.truncated
+
+
+def test_a_joined_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
+    path = write_film(tmp_path / "a.mp4", "mp4", [Sound(tone(440))])
+    path.write_bytes(path.read_bytes() + b"\0\0\0\x18ftypM4A " + bytes(5000))
+    decoder = FfmpegDecoder(opened(path))
+    assert len(all_of(decoder)) / 48_000 == pytest.approx(2.0, abs=0.1)
+    assert decoder.truncated
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
