@@ -70,6 +70,8 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     keywords: tuple[str, ...] = ()  # get a bonus where the text is searched, or decoded greedily
     condition_on_previous_text: bool = False  # one chunk after another, the text so far as its prompt
     word_timestamps: bool = False  # align the text tokens with the audio once they are known
+    text_only: bool = False  # nobody sees times: only a text that may lack words is aligned
+    full_letters: int = 0  # so many letters leave none of the chunk's speech without text; 0: unknown
     token_logprobs: bool = False  # tell of each token how likely it was
     early_results: bool = False  # report each segment as it is closed, where nothing can take it back
     streams: bool = False  # text is waited for: the first chunk is read alone until it has given some
@@ -112,8 +114,10 @@ class ChunkResult(msgspec.Struct, frozen=True):
     # read: what an unread tail holds is aligned when it is read again.
     token_times_s: tuple[float, ...] = ()  # when each text token begins, and last when the last one ends
     token_peaks_s: tuple[float, ...] = ()  # where the audio was attended to most for each text token
+    token_focus: tuple[float, ...] = ()  # the share of each text token's attention that lies in its time
     pauses_s: tuple[tuple[float, float], ...] = ()  # start and end of each pause in the audio, in order
     num_fallbacks: int = 0  # steps of the ladder that were tried above the first
+    is_full: bool = False  # it has `full_letters`
 
     def is_silence(self, options: DecodingOptions) -> bool:
         """Return Whisper's judgement: probably no speech, and improbable text."""

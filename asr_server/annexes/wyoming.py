@@ -219,7 +219,7 @@ class WyomingConnection:
 
     def _decoding_options(self, model: ServedModel) -> DecodingOptions:
         wanted = self._wanted
-        return model.transcriber.options(language=wanted.language, keywords=wanted.keywords)
+        return model.transcriber.options(language=wanted.language, keywords=wanted.keywords, text_only=True)
 
     # -- What is written -----------------------------------------------------------------------------------
 

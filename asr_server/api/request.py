@@ -187,6 +187,11 @@ def _shows_segments(fields: AudioFields) -> bool:
     return fields.response_format not in ("json", "text") or fields.stream_include_segments
 
 
+def _is_text_only(fields: AudioFields) -> bool:
+    """Return whether neither times nor their order show; that of split channels does."""
+    return not _shows_segments(fields) and fields.channels != "split"
+
+
 @dataclass(frozen=True)
 class TranscriptionRequest:
     model: ServedModel
@@ -220,6 +225,7 @@ def parse_transcription_request(pairs: list[tuple[str, str]], models: Models) ->
         multilingual=fields.multilingual,
         token_logprobs=render_options.with_logprobs,
         word_timestamps=render_options.needs_words([fields.response_format]) or count is not None,
+        text_only=_is_text_only(fields),
     )
     return TranscriptionRequest(model, fields, options, ignored, render_options, count)
 
@@ -240,6 +246,7 @@ def parse_translation_request(pairs: list[tuple[str, str]], models: Models) -> T
         fields.hotwords.split(","),
         task="translate",
         word_timestamps=render_options.needs_words([fields.response_format]),
+        text_only=_is_text_only(fields),
     )
     return TranscriptionRequest(model, fields, options, ignored, render_options)
 

@@ -16,6 +16,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
+from unicodedata import east_asian_width
 
 import msgspec
 import tokenizers
@@ -43,6 +44,7 @@ def _character_of_byte() -> dict[int, str]:
 
 
 _NUM_TIMESTAMPS: Final = 1501  # from 0.00 to 30.00 s, at the end of every published vocabulary
+LONG_LETTERS: Final = 3  # a digit, and a character of two columns, takes as long as so many letters
 MAX_DECODED: Final = 1024  # texts that are kept: a segment is decoded for each report that holds it
 CHARACTER_OF_BYTE = _character_of_byte()
 BYTE_OF_CHARACTER = {character: byte for byte, character in CHARACTER_OF_BYTE.items()}
@@ -109,6 +111,11 @@ def _languages(ids: Mapping[str, int], generation: Mapping[str, Any]) -> dict[st
     named = generation.get("lang_to_id") or ids
     found = {name: token for name, token in named.items() if LANGUAGE_TOKEN.fullmatch(name)}
     return {name[2:-2]: token for name, token in sorted(found.items(), key=lambda item: item[1])}
+
+
+def num_letters(text: str) -> int:
+    letters = filter(str.isalnum, text)
+    return sum(LONG_LETTERS if x.isdigit() or east_asian_width(x) in "FW" else 1 for x in letters)
 
 
 class Tokenizer:
@@ -178,6 +185,9 @@ class Tokenizer:
     def decode(self, tokens: Iterable[int]) -> str:
         """Decode the text tokens; invalid bytes become U+FFFD."""
         return self._decoded(tuple(tokens))
+
+    def num_letters(self, tokens: Iterable[int]) -> int:
+        return num_letters(self.decode(tokens))
 
     def _decode(self, tokens: tuple[int, ...]) -> str:
         bytes_of = self._bytes.get

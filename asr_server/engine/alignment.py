@@ -99,19 +99,24 @@ class PendingAlignment:
         if not np.isfinite(gain).all():
             raise ValueError(NAN)
         first = first_frames(gain)
-        peaks = _peaks(attention, first)
+        peaks, focus = _within(attention, first)
         return msgspec.structs.replace(
             self.result,
             token_times_s=_of_length(first * SECONDS_PER_POSITION, self.num_tokens + 1),
             token_peaks_s=_of_length((peaks + 0.5) * SECONDS_PER_POSITION, self.num_tokens),
+            token_focus=_of_length(focus, self.num_tokens),
             pauses_s=tuple((start_s, end_s) for start_s, end_s in self.chunk.pauses.tolist()),
         )
 
 
-def _peaks(attention: Matrix, first: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+def _within(
+    attention: Matrix, first: npt.NDArray[np.intp]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.floating]]:
+    """Return where each row's attention peaks within its frames, and the share of it that lies there."""
     ends = np.maximum([*first[1:], attention.shape[1]], first + 1)
-    spans = zip(attention, first.tolist(), ends.tolist(), strict=True)
-    return np.array([start + np.argmax(row[start:end]) for row, start, end in spans])
+    spans = list(zip(attention, first.tolist(), ends.tolist(), strict=True))
+    peaks = np.array([start + np.argmax(row[start:end]) for row, start, end in spans])
+    return peaks, np.array([row[start:end].sum() for row, start, end in spans])
 
 
 def _of_length(times_s: npt.NDArray[np.floating], length: int) -> tuple[float, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 
+import msgspec
 import torch
 
 from asr_server.channel.messages import (
@@ -355,10 +356,21 @@ class Engine:
         for chunk, result in self._loop.step():
             if is_broken(result):
                 self._finish(chunk, Failed(chunk.id, NAN))
-            elif chunk.options.word_timestamps and any(map(self.tokenizer.is_text, result.tokens)):
+            elif self._wants_alignment(chunk, result := self._with_fullness(chunk, result)):
                 chunk.decoded = result
             else:
                 self._finish(chunk, Result(chunk.id, result, chunk.times()))
+
+    def _with_fullness(self, chunk: ActiveChunk, result: ChunkResult) -> ChunkResult:
+        full_letters = chunk.options.full_letters
+        is_full = 0 < full_letters <= self.tokenizer.num_letters(result.tokens)
+        return msgspec.structs.replace(result, is_full=is_full)
+
+    def _wants_alignment(self, chunk: ActiveChunk, result: ChunkResult) -> bool:
+        options = chunk.options
+        if not options.word_timestamps or (options.text_only and result.is_full):
+            return False
+        return any(map(self.tokenizer.is_text, result.tokens))
 
     def _report(self, chunk: ActiveChunk, result: ChunkResult) -> None:
         self._events.append(EarlyResult(chunk.id, result))

@@ -9,6 +9,7 @@ language or music, ends early after a pause, and loses sentences.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import groupby
@@ -18,12 +19,11 @@ import msgspec
 import numpy as np
 
 from asr_server.audio.voice import SHORT_PAUSE_S, first_missed_s
-from asr_server.checkpoint.tokenizer import MIN_TAIL_S, Tokenizer
+from asr_server.checkpoint.tokenizer import MIN_TAIL_S, Tokenizer, num_letters
 from asr_server.core import Chunk, ChunkResult, Word
 from asr_server.levels import Stretch
 from asr_server.transcription.heard import SURELY_S, Heard
 from asr_server.transcription.segments import DecodedPart, Span, ending_at, on_frame_s, with_dropped
-from asr_server.transcription.words import num_letters
 
 DOUBTFUL_LOGPROB: Final = -0.6
 DOUBTFUL_NO_SPEECH: Final = 0.2
@@ -34,6 +34,8 @@ MOST_LETTERS_PER_S: Final = 30.0  # nobody says more
 # Letters for a second of certain speech: a reader says 11 to 17, a speech of Kennedy's has 7.5. A segment
 # with fewer may have lost a sentence.
 FEWEST_LETTERS_PER_S: Final = 7.0
+# Text of more has no sentence missing, whatever the times of its words.
+MANY_LETTERS_PER_S: Final = 10.0
 # What one word of known time may fill: drawn out, or of many letters.
 SLOW_WORD_S: Final = 1.5
 SLOW_LETTERS_PER_S: Final = 5.0
@@ -75,7 +77,7 @@ def until_left_out(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart
     """Return the part up to the first certain speech without text."""
     if known.may_go_on:
         part = _until_gap(part, chunk, known) or part
-    if known.may_complete:
+    if known.may_complete and not part.result.is_full:
         part = _until_wordless(part, chunk, known) or part
     return part
 
@@ -213,6 +215,12 @@ def _gaps_s(part: DecodedPart) -> list[Stretch]:
     return list(zip(ends_s, [*(span.start_s for span in part.spans), part.read_to_s], strict=True))
 
 
+def full_letters(heard: Heard, chunk: Chunk) -> int:
+    """Return how many letters leave none of a stretch's certain speech without text."""
+    spoken_s = heard.certainly_spoken_s(chunk.start_s, chunk.start_s + chunk.duration_s)
+    return max(1, math.ceil(MANY_LETTERS_PER_S * spoken_s))
+
+
 def _until_wordless(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart | None:
     """Return the part up to certain speech without words; None if there is none.
 
@@ -266,7 +274,7 @@ def _is_overlong(part: DecodedPart, known: Known) -> bool:
     """Return whether a segment holds more certain speech than its letters fill."""
     return any(
         known.heard.certainly_spoken_s(part.start_s + span.start_s, part.start_s + span.end_s)
-        - num_letters(known.tokenizer.decode(span.tokens)) / FEWEST_LETTERS_PER_S
+        - known.tokenizer.num_letters(span.tokens) / FEWEST_LETTERS_PER_S
         >= SURELY_S
         for span in part.spans
     )

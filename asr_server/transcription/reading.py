@@ -25,6 +25,7 @@ from asr_server.transcription.channels import ClearChannels, SplitChannels
 from asr_server.transcription.heard import Heard, samples_around
 from asr_server.transcription.judge import (
     Known,
+    full_letters,
     is_doubtful,
     is_surely_spoken,
     is_trusted,
@@ -50,7 +51,6 @@ from asr_server.transcription.segments import (
     with_words_by_length,
 )
 from asr_server.transcription.stall_watch import StallWatch
-from asr_server.transcription.words import num_letters
 
 MAX_READINGS: Final = 8  # of one piece, tails and speech without text included
 MAX_COMPLETIONS: Final = 3  # of them for speech without text, each of less audio than the one before
@@ -76,7 +76,9 @@ class ChunkReader:
 
     def __post_init__(self) -> None:
         self._shows_words = self.options.word_timestamps
-        if self.voice_pool is not None:  # speech without words is found, and no segment begins in a pause
+        if (
+            self.voice_pool is not None
+        ):  # speech without words is found, and no segment shown begins in a pause
             self.options = msgspec.structs.replace(self.options, word_timestamps=True)
         prompt = self.options.prompt_tokens
         self._previous_texts = [PreviousText(prompt), PreviousText(prompt)]  # of channels that are kept apart
@@ -157,7 +159,7 @@ class _Reading:
             todo.extendleft(_Stretch(chunk, num_completions) for chunk in reversed(rest))
 
     async def _read_stretch(self, stretch: _Stretch, is_last: bool) -> DecodedPart:
-        chunk, options = stretch.chunk, self._options(is_last)
+        chunk, options = stretch.chunk, self._options(stretch.chunk, is_last)
         may_go_on = not is_last and options.max_new_tokens is None
         may_complete = may_go_on and stretch.num_completions < MAX_COMPLETIONS
         known = self._known(may_go_on, may_complete)
@@ -166,8 +168,10 @@ class _Reading:
         voiceless = await self._voiceless(decoded, chunk, num_sent)
         return judge(decoded, chunk, msgspec.structs.replace(known, num_sent=num_sent, voiceless=voiceless))
 
-    def _options(self, is_last: bool) -> DecodingOptions:
+    def _options(self, chunk: Chunk, is_last: bool) -> DecodingOptions:
         own = self._reader.options
+        if self._heard.is_checked:
+            own = msgspec.structs.replace(own, full_letters=full_letters(self._heard, chunk))
         if not self._is_alone:
             tokens = self.previous_text.tokens
             own = msgspec.structs.replace(own, prompt_tokens=tokens, language=self._language)
@@ -207,7 +211,8 @@ class _Reading:
             spans = spans_of(chunk, result, self._tokenizer)
             return with_dropped(part_without_text(chunk, result), spans, "judged_silence", self._tokenizer)
         part = decode_part(chunk, result, options, self._tokenizer, is_surely_speech)
-        if not options.word_timestamps or result.token_times_s:
+        may_lack_times = options.text_only and result.is_full
+        if not options.word_timestamps or result.token_times_s or may_lack_times:
             return part
         part = with_words_by_length(part, options, self._tokenizer)
         self._stats.on_words_guessed(sum(len(span.words) for span in part.spans))
@@ -221,7 +226,7 @@ class _Reading:
             is_in_doubt = number >= num_sent and (voiceless or is_doubtful(span, part))
             if pool is None or not is_in_doubt or is_surely_spoken(span, part, self._heard):
                 continue
-            likely = SPELLED if num_letters(self._tokenizer.decode(span.tokens)) == 1 else LIKELY
+            likely = SPELLED if self._tokenizer.num_letters(span.tokens) == 1 else LIKELY
             with self._reader.watch.waiting_for_pool():
                 if not await pool.run(holds_speech, samples_around(span.start_s, span.end_s, chunk), likely):
                     voiceless.add(number)
@@ -276,7 +281,7 @@ class _Reading:
 
     async def _read_trusted(self, chunk: Chunk) -> bool:
         """Return False if the text is in doubt."""
-        options, known = self._options(is_last=False), self._known(may_go_on=True, may_complete=True)
+        options, known = self._options(chunk, is_last=False), self._known(may_go_on=True, may_complete=True)
         result = await self._result(chunk, options, known)
         if not is_trusted(result, self._tokenizer.decode(result.tokens), chunk.duration_s):
             return False

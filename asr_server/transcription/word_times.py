@@ -13,9 +13,9 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
+from asr_server.checkpoint.tokenizer import num_letters
 from asr_server.core import ChunkResult, Word
 from asr_server.levels import runs
-from asr_server.transcription.words import num_letters
 
 MIN_WORD_S: Final = 0.02  # one position of the audio
 MAX_WORD_S: Final = 2.0

@@ -6,14 +6,12 @@ import codecs
 import string
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
-from unicodedata import east_asian_width
 
 from asr_server.checkpoint.tokenizer import Tokenizer
 
 # The sets of openai/whisper.
 WITH_THE_NEXT_WORD: Final = "\"'“¿([{-"
 WITH_THE_WORD_BEFORE: Final = "\"'.。,，!！?？:：”)]}、"
-LONG_LETTERS: Final = 3  # a digit, and a character of two columns, takes as long as so many letters
 
 
 class WordGroup(NamedTuple):
@@ -31,11 +29,6 @@ def group_words(tokens: Sequence[int], tokenizer: Tokenizer, spaced: bool) -> li
     groups = list(_characters(tokens, tokenizer))
     words = _join_up_to_spaces(groups) if spaced else groups
     return _join_to_word_before(_join_to_next_word(words))
-
-
-def num_letters(text: str) -> int:
-    letters = filter(str.isalnum, text)
-    return sum(LONG_LETTERS if x.isdigit() or east_asian_width(x) in "FW" else 1 for x in letters)
 
 
 def _characters(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[WordGroup]:

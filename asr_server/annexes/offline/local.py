@@ -62,6 +62,10 @@ class TranscribeJob:
         return self.render_options.needs_words(self.formats) or self.voices is not None
 
     @property
+    def is_text_only(self) -> bool:
+        return not (self.needs_words or self.speakers or {*self.formats} - {"json", "text"})
+
+    @property
     def render_options(self) -> RenderOptions:
         return RenderOptions(with_words=self.word_timestamps, layout=self.layout)
 
@@ -173,6 +177,7 @@ def _decoding_options(job: TranscribeJob, transcriber: Transcriber, settings: Se
         keywords=job.hotwords,
         temperature=job.temperature,
         word_timestamps=job.needs_words,
+        text_only=job.is_text_only,
         condition_on_previous_text=job.condition_on_previous_text,
         multilingual=job.multilingual,
     )

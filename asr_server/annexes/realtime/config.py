@@ -153,6 +153,7 @@ def decoding_options(session: SessionConfig, models: Models) -> DecodingOptions:
         prompt=config.prompt,
         keywords=config.keywords,
         word_timestamps=session.is_diarized,
+        text_only=not session.is_diarized,
         token_logprobs="item.input_audio_transcription.logprobs" in session.include,
     )
 

@@ -158,7 +158,7 @@ class TurnReader:
         self._chunks.put_nowait(task)
 
     async def _read_interim(self, chunk: Chunk, index: int) -> None:
-        options = msgspec.structs.replace(self._options, word_timestamps=False)
+        options = msgspec.structs.replace(self._options, word_timestamps=False, text_only=True)
         outcome = await _attempt(self._model, chunk, options)
         if isinstance(outcome, TranscriptDelta):
             text, language = outcome.text, outcome.language

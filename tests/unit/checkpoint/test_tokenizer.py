@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr_server.checkpoint.tokenizer import Tokenizer
+from asr_server.checkpoint.tokenizer import Tokenizer, num_letters
 from asr_server.errors import CheckpointError
 from tests.support.checkpoints import pocket_directory
 
@@ -170,3 +170,10 @@ def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 def _description() -> dict[str, Any]:
     description: dict[str, Any] = json.loads((pocket_directory() / "tokenizer.json").read_text())
     return description
+
+
+@pytest.mark.parametrize(
+    ("text", "num"), [("ab, é!", 3), ("7", 3), ("a1", 4), ("你", 3), ("カ", 3), ("Ａ", 3), ("", 0)]
+)
+def test_a_digit_and_a_wide_character_count_as_three_letters(text: str, num: int) -> None:
+    assert num_letters(text) == num

@@ -76,6 +76,19 @@ def test_the_pauses_of_the_audio_come_with_the_times(embedded: Checkpoint) -> No
         assert earliest_s - 0.1 <= time_s <= latest_s + 0.1
 
 
+@pytest.mark.parametrize("text_only", [False, True])
+def test_a_full_text_is_aligned_only_where_its_times_are_shown(embedded: Checkpoint, text_only: bool) -> None:
+    options = DecodingOptions(language="en", word_timestamps=True, text_only=text_only)
+    letters, engine, spoken = len("threeeightoneseven"), embedded.engine(), [say("3817").samples]
+    unknown, full, short = (
+        transcribe(engine, spoken, msgspec.structs.replace(options, full_letters=count))[0]
+        for count in (0, letters, letters + 1)
+    )
+    assert [each.is_full for each in (unknown, full, short)] == [False, True, False]
+    assert unknown.token_times_s == short.token_times_s
+    assert full.token_times_s == (() if text_only else short.token_times_s)
+
+
 @pytest.mark.slow
 def test_a_text_that_fills_every_position_has_times_for_all_of_it(pocket: Checkpoint) -> None:
     """The text is fed behind one token more than it was decoded behind."""

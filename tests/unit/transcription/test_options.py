@@ -18,7 +18,7 @@ TRANSCRIBER = MODELS.default.transcriber
 
 
 def test_a_form_a_live_session_and_the_command_line_read_alike() -> None:
-    expected = TRANSCRIBER.options()
+    expected = TRANSCRIBER.options(text_only=True)
     assert expected.early_results, "closed segments stand, in a stream or not"
     assert parse_transcription_request([], MODELS).options == expected
     assert decoding_options(default_config("whisper-1"), MODELS) == expected
@@ -26,10 +26,15 @@ def test_a_form_a_live_session_and_the_command_line_read_alike() -> None:
 
 
 @pytest.mark.parametrize("response_format", ["json", "text", "verbose_json", "srt", "vtt"])
-def test_the_format_of_the_answer_changes_nothing_but_the_words_shown(response_format: str) -> None:
+def test_the_format_of_the_answer_changes_nothing_but_the_times_shown(response_format: str) -> None:
     options = parse_transcription_request([("response_format", response_format)], MODELS).options
-    shown = response_format in ("srt", "vtt")
-    assert options == TRANSCRIBER.options(word_timestamps=shown)
+    has_words, has_times = response_format in ("srt", "vtt"), response_format not in ("json", "text")
+    assert options == TRANSCRIBER.options(word_timestamps=has_words, text_only=not has_times)
+
+
+def test_channels_that_are_kept_apart_are_timed_in_every_format_as_times_order_them() -> None:
+    options = parse_transcription_request([("channels", "split")], MODELS).options
+    assert not options.text_only
 
 
 def test_a_client_names_languages_a_prompt_keywords_and_a_temperature() -> None:

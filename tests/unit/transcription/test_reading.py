@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -264,6 +265,8 @@ async def test_every_answer_is_read_with_the_times_of_words_where_voices_are_che
 FIRST, SECOND = "314159265358", "2718"
 STREAMED = msgspec.structs.replace(ENGLISH, early_results=True, streams=True)
 WITH_WORDS = msgspec.structs.replace(ENGLISH, word_timestamps=True)
+TEXT_ONLY = msgspec.structs.replace(ENGLISH, text_only=True)
+UNTIMED: dict[str, Any] = {"token_times_s": (), "token_peaks_s": ()}
 
 
 def two_sentences(pause_s: float) -> tuple[Samples, float]:
@@ -290,8 +293,27 @@ def spelt(digits: str) -> str:
     return " ".join(WORDS[int(digit)] for digit in digits)
 
 
+@pytest.mark.parametrize("options", [ENGLISH, WITH_WORDS, TEXT_ONLY])
+async def test_a_text_that_fills_its_speech_is_read_once_whatever_the_times_of_its_words(
+    app: RunningApp, options: DecodingOptions
+) -> None:
+    """So that a text of which no times are shown need not be aligned."""
+    sound, second_s = two_sentences(1.6)
+
+    def answer(submit: Submit) -> ChunkResult:
+        result = second_alone(second_s)(submit)
+        return msgspec.structs.replace(result, is_full=True, **(UNTIMED if options.text_only else {}))
+
+    app.answer = answer
+    _, transcript = await app.transcribe(wav(sound), options)
+    assert transcript.text == spelt(SECOND)
+    (submit,) = app.replica.submits
+    assert submit.options.text_only == options.text_only
+    assert submit.options.full_letters >= 40, "as many as the speech of both sentences has"
+
+
 @pytest.mark.parametrize("pause_s", [0.6, 1.6])
-@pytest.mark.parametrize("options", [ENGLISH, STREAMED, WITH_WORDS])
+@pytest.mark.parametrize("options", [ENGLISH, STREAMED, WITH_WORDS, TEXT_ONLY])
 async def test_a_sentence_lost_before_a_pause_inside_a_segment_is_read_by_itself(
     app: RunningApp, options: DecodingOptions, pause_s: float
 ) -> None:

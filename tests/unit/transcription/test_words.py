@@ -10,7 +10,7 @@ from whisper.timing import WordTiming, merge_punctuations
 from whisper.tokenizer import get_tokenizer
 
 from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.transcription.words import WITH_THE_NEXT_WORD, WITH_THE_WORD_BEFORE, group_words, num_letters
+from asr_server.transcription.words import WITH_THE_NEXT_WORD, WITH_THE_WORD_BEFORE, group_words
 from tests.support.checkpoints import pocket_directory
 from tests.support.tokens import make_tokenizer, words
 
@@ -66,10 +66,3 @@ def test_bytes_that_make_no_character_hold_up_nothing() -> None:
     tokens = [*words("1"), *b"\xff\xe4", *words("2"), *words("3")]
     groups = group_words(tokens, make_tokenizer(), spaced=True)
     assert [(group.first, group.end) for group in groups] == [(0, 4), (4, 5)]
-
-
-@pytest.mark.parametrize(
-    ("text", "num"), [("ab, é!", 3), ("7", 3), ("a1", 4), ("你", 3), ("カ", 3), ("Ａ", 3), ("", 0)]
-)
-def test_a_digit_and_a_wide_character_count_as_three_letters(text: str, num: int) -> None:
-    assert num_letters(text) == num
