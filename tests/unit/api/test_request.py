@@ -248,6 +248,8 @@ def asked(*pairs: tuple[str, str], models: ModelRegistry = MODELS) -> Transcript
         ([("response_format", "srt")], "word_timestamps", True),
         ([("response_format", "srt"), ("subtitles", "raw")], "word_timestamps", False),
         ([VERBOSE, ("diarize", "true")], "word_timestamps", True),
+        ([("stream", "true")], "text_only", True),
+        ([("stream", "true"), ("stream_include_segments", "true")], "text_only", False),
     ],
 )
 def test_a_field_reaches_the_decoder(pairs: list[tuple[str, str]], name: str, value: Any) -> None:

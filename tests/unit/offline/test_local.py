@@ -33,7 +33,7 @@ def options(**job: Any) -> DecodingOptions:
 
 def test_without_a_word_the_language_is_detected_and_the_ladder_is_as_long_as_set() -> None:
     ladder = (0.0, 0.2, 0.4)
-    assert options() == DecodingOptions(early_results=True, temperatures=ladder)
+    assert options() == DecodingOptions(early_results=True, text_only=True, temperatures=ladder)
 
 
 def test_a_temperature_is_the_only_one_tried() -> None:
@@ -59,6 +59,9 @@ def test_words_are_timed_where_a_result_needs_them() -> None:
     assert options(formats=("json", "srt")).word_timestamps
     assert not options(formats=("vtt",), layout=SubtitleLayout(raw=True)).word_timestamps
     assert options(formats=("vtt",), layout=SubtitleLayout(max_words_per_line=3)).word_timestamps
+    assert options(formats=("json", "text")).text_only
+    assert not options(formats=("json", "verbose_json")).text_only
+    assert not options(word_timestamps=True).text_only
     assert options(condition_on_previous_text=True).condition_on_previous_text
 
 
