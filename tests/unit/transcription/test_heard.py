@@ -68,7 +68,7 @@ def test_speech_and_pauses_are_clipped_to_the_time_asked_for() -> None:
 def test_where_nobody_may_speak_for_two_fifths_of_a_second_is_a_pause_for_words() -> None:
     chunk = Chunk(0, 20 * SAMPLE_RATE, silence(10.0))
     result = ChunkResult(
-        (1,), (0.0,), 0.0, 0.0, 1.0, 0.0, "en", "stop", (0.0, 9.0), (8.5,), ((1.0, 1.1), (3.0, 5.5))
+        (1,), (0.0,), 0.0, 0.0, 1.0, 0.0, "en", "stop", (0.0, 9.0), pauses_s=((1.0, 1.1), (3.0, 5.5))
     )
     heard = Heard(chunk, [chunk], [(22.0, 23.0), (25.0, 28.0), (28.7, 29.0)])
     found = heard.with_silences(result, chunk).pauses_s
