@@ -19,8 +19,7 @@ from typing import Any, Final
 
 from asr_server.annexes.model_sources.foreign import GGML, ForeignModel
 from asr_server.annexes.model_sources.names import published_heads, published_name
-from asr_server.annexes.model_sources.pickled import read_openai
-from asr_server.annexes.model_sources.readers import read_ctranslate2, read_ggml
+from asr_server.annexes.model_sources.readers import read_ctranslate2, read_ggml, read_openai
 from asr_server.checkpoint.cache import writable
 from asr_server.checkpoint.files import (
     CANTONESE_VOCABULARY,

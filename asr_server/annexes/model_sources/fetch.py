@@ -11,11 +11,9 @@ import glob
 import logging
 import os
 import shutil
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from asr_server.annexes.model_sources.hub import LIBRARY_FOLDER, download_from_hub
 from asr_server.annexes.model_sources.names import Published
@@ -25,8 +23,6 @@ from asr_server.errors import CheckpointError, NotFetched
 
 logger = logging.getLogger(__name__)
 
-LOCK_SILENCE_LIMIT_S = 120.0  # the sum of a large file that has arrived may take a minute
-_LOCK_PAUSE_S = 0.2
 _PARTIAL = ".partial"
 
 
@@ -106,40 +102,13 @@ def _alone(lock: Path) -> Iterator[None]:
     with open(lock, "ab", opener=_for_this_user) as file:
         if os.fstat(file.fileno()).st_uid == os.getuid():
             os.fchmod(file.fileno(), 0o600)  # one of an older version
-        if not _is_locked(file):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             logger.info("another process is fetching into %s: waiting for it", os.fspath(lock.parent))
-            _wait_for(file, lock)
+            fcntl.flock(file, fcntl.LOCK_EX)  # a fetch in which nothing arrives ends
         yield
 
 
 def _for_this_user(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-
-
-def _is_locked(file: BinaryIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _wait_for(file: BinaryIO, lock: Path) -> None:
-    change, changed_s = _last_change(lock), time.monotonic()
-    while not _is_locked(file):
-        if (latest := _last_change(lock)) != change:
-            change, changed_s = latest, time.monotonic()
-        if time.monotonic() - changed_s > LOCK_SILENCE_LIMIT_S:
-            raise NotFetched(
-                f"another process has held {lock} for {LOCK_SILENCE_LIMIT_S:g} s in which nothing arrived: "
-                "end it"
-            )
-        time.sleep(_LOCK_PAUSE_S)
-
-
-def _last_change(lock: Path) -> int:
-    latest = 0
-    for path in lock.parent.glob(f"{glob.escape(lock.stem)}@*{_PARTIAL}/**/*"):
-        with suppress(OSError):  # it got its name meanwhile
-            latest = max(latest, path.stat().st_mtime_ns)
-    return latest

@@ -1,18 +1,21 @@
 """Download a published model from the Hugging Face hub, by huggingface_hub in a process of its own.
 
-The library resumes and checks lengths; this module checks sums. `main` is that process. Blocks: never call
-it on an event loop.
+The library resumes, shows how far it is on a terminal, and gives up where nothing arrives; this module
+checks sums. `main` is that process. Blocks: never call it on an event loop.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
+import os
 import re
+import subprocess  # nosec B404 # arguments are lists, and no shell is started
 import sys
 from pathlib import Path
 from typing import Any, Final
 
-from asr_server.annexes.model_sources.download import has_sum, run_watched
 from asr_server.annexes.model_sources.foreign import explain_listing
 from asr_server.annexes.model_sources.names import Published
 from asr_server.checkpoint.files import CTRANSLATE2, INDEX, PICKLED, SINGLE
@@ -26,10 +29,13 @@ _COMMIT: Final = re.compile("[0-9a-f]{40}")
 _FILE_NAME: Final = re.compile(r"[^/\\\0-\x1f]{1,200}")
 _ENVIRONMENT: Final = {
     "HF_HUB_VERBOSITY": "error",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_XET": "1",  # plain HTTP, each read of which has a time limit
 }
+_MAX_REASON_LETTERS: Final = 300
 _LOG_IN: Final = "log in with `hf auth login`, or set HF_TOKEN"
+
+logger = logging.getLogger(__name__)
 
 
 def download_from_hub(model: Published, folder: Path, with_weights: bool) -> str:
@@ -39,14 +45,17 @@ def download_from_hub(model: Published, folder: Path, with_weights: bool) -> str
         NotFetched: the hub is unreachable, refuses, lacks the model, or a file has another sum.
         CheckpointError: its format cannot be served.
     """
-    what = f"{model.name} from {model.repository} on the hub"
     request = [model.repository, model.revision, str(folder), "weights" if with_weights else ""]
-    num_bytes = model.num_bytes if with_weights else 0
-    try:
-        output = run_watched(["-m", __spec__.name, *request], folder, what, num_bytes, _ENVIRONMENT)
-    except NotFetched as error:
-        raise NotFetched(f"the Hugging Face hub cannot be reached ({error})") from error
-    answer = json.loads(output)
+    size = f", {model.num_bytes / 1e6:.0f} MB" if with_weights and model.num_bytes else ""
+    logger.info("fetching %s from %s on the hub%s", model.name, model.repository, size)
+    process = subprocess.run(
+        [sys.executable, "-m", __spec__.name, *request],
+        env={**os.environ, **_ENVIRONMENT},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    answer = json.loads(process.stdout or '{"refused": "the download has been ended"}')
     if "unsupported" in answer:
         raise CheckpointError(answer["unsupported"])
     if "refused" in answer:
@@ -56,6 +65,14 @@ def download_from_hub(model: Published, folder: Path, with_weights: bool) -> str
             (folder / name).unlink()
             raise NotFetched(f"{name} of {model.repository} on the hub is not the file that was published")
     return str(answer["commit"])
+
+
+def has_sum(path: Path, expected: str) -> bool:
+    """Return whether the file has this sha256, or git's own sum, which the hub states for small files."""
+    git_blob = b"blob %d\0" % path.stat().st_size
+    digest = hashlib.sha256() if len(expected) == 64 else hashlib.sha1(git_blob)  # nosec B324
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: digest).hexdigest() == expected
 
 
 # -- The process that downloads ------------------------------------------------------------------------------
@@ -72,7 +89,8 @@ def main(repository: str, revision: str, folder: str, with_weights: str) -> None
     except (errors.HfHubHTTPError, errors.HFValidationError) as error:
         print(json.dumps({"refused": f"the Hugging Face hub {_refusal(error, repository)}"}))
     except Exception as error:  # of connections, in the types of several libraries
-        sys.exit(" ".join(f"{type(error).__name__}: {error}".split()))
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON_LETTERS]
+        print(json.dumps({"refused": f"the Hugging Face hub cannot be reached ({reason})"}))
 
 
 def _download(repository: str, revision: str, folder: Path, with_weights: bool) -> dict[str, Any]:

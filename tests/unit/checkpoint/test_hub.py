@@ -16,7 +16,7 @@ from typing import BinaryIO
 import pytest
 from huggingface_hub import constants
 
-from asr_server.annexes.model_sources import download, fetch, find
+from asr_server.annexes.model_sources import find
 from asr_server.annexes.model_sources.find import resolve_checkpoint, tokenizer_of
 from asr_server.checkpoint.cache import name_elsewhere, own_cache, revision_of, source_of
 from asr_server.checkpoint.tensors import find_weights
@@ -40,7 +40,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_ENDPOINT", NOBODY)
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(download, "ANSWER_LIMIT_S", 60.0)  # other work may hold this machine up
     return tmp_path / "home"
 
 
@@ -132,10 +131,9 @@ def test_the_error_of_a_hub_out_of_reach_names_the_way_without_it() -> None:
     assert "run `asr-server models fetch large-v3` and copy the folder" in message
 
 
-def test_a_silent_hub_is_left_after_its_limit(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "ANSWER_LIMIT_S", 0.5)
+def test_a_silent_hub_is_left_after_its_limit(fake: FakeHub) -> None:
     fake.silent = threading.Event()
-    assert "cannot be reached (no answer within 0.5 s)" in refusal()
+    assert "cannot be reached (ReadTimeout: " in refusal()
 
 
 def test_nobody_is_asked_offline(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,28 +190,11 @@ def held_lock(home: Path) -> BinaryIO:
     return file
 
 
-def test_a_lock_that_somebody_keeps_is_not_waited_for_without_end(
-    fake: FakeHub, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetch, "LOCK_SILENCE_LIMIT_S", 0.3)
-    with held_lock(home) as lock:
-        message = refusal()
-        assert f"another process has held {lock.name} for 0.3 s in which nothing arrived" in message
-        assert Path(lock.name).stat().st_mode & 0o777 == 0o600, "nobody else may take it"
-    assert fake.requests == []
-
-
-def test_a_lock_is_waited_for_as_long_as_something_arrives(
-    fake: FakeHub, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetch, "LOCK_SILENCE_LIMIT_S", 1.5)
+def test_a_lock_is_waited_for_and_nobody_else_may_take_it(fake: FakeHub, home: Path) -> None:
     with held_lock(home) as lock, ThreadPoolExecutor(1) as pool:
-        partial = Path(lock.name).parent / f"{NAME.replace('/', '--')}@main.partial" / "wheels"
-        partial.mkdir(parents=True)
         waiting = pool.submit(resolve_checkpoint, NAME)
-        for place in range(6):  # twice the limit in all
-            (partial / f"{place}.part").touch()
-            assert not wait([waiting], timeout=0.5).done
+        assert not wait([waiting], timeout=0.5).done
+        assert Path(lock.name).stat().st_mode & 0o777 == 0o600
         fcntl.flock(lock, fcntl.LOCK_UN)
         assert contents(waiting.result()) == contents(EMBEDDED_MODEL)
 

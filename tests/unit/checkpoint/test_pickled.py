@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from asr_server.annexes.model_sources import pickled
-from asr_server.annexes.model_sources.pickled import read_openai
+from asr_server.annexes.model_sources import readers
+from asr_server.annexes.model_sources.readers import read_openai
 from asr_server.checkpoint.tensors import check_pickled
 from asr_server.errors import CheckpointError
 
@@ -74,7 +74,7 @@ def test_a_file_that_is_read_for_ever_is_refused_after_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tuple of two that are one tuple of two, and so on: 2 ** 200 to who hashes it."""
-    monkeypatch.setattr(pickled, "READ_LIMIT_S", 5.0)
+    monkeypatch.setattr(readers, "READ_LIMIT_S", 5.0)
     nested = b")" + b"".join(b"q" + bytes([n]) + b"h" + bytes([n]) + b"\x86" for n in range(200))
     with zipfile.ZipFile(tmp_path / "x.pt", "w") as members:
         members.writestr("x/data.pkl", b"\x80\x02}" + nested + b"Ns.")
