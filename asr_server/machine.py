@@ -186,7 +186,7 @@ def listening_on(host: str, port: int, reuse_port: bool = False) -> dict[str, An
     """Return asyncio's arguments for a listener; `::` includes IPv4."""
     if host != "::" or not socket.has_dualstack_ipv6():
         return {"host": host, "port": port, "reuse_port": reuse_port}
-    return {"sock": next(shared_sockets(host, port)) if reuse_port else _all_addresses(port)}
+    return {"sock": next(bound_sockets(host, port, reuse_port)) if reuse_port else _all_addresses(port)}
 
 
 def sockets_for(host: str, port: int) -> list[socket.socket] | None:
@@ -199,16 +199,20 @@ def _all_addresses(port: int) -> socket.socket:
     return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
 
 
-def shared_sockets(host: str, port: int) -> Iterator[socket.socket]:
-    """Bind sockets on a port that other processes may share. Raises OSError."""
+def bound_sockets(host: str, port: int, reuse_port: bool) -> Iterator[socket.socket]:
+    """Bind a socket at each address of the host. Raises OSError; UnicodeError for what is no name."""
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, kind, protocol, _, where in addresses:
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse_port)
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
-        bound.bind(where)
+        try:
+            bound.bind(where)
+        except OSError:
+            bound.close()
+            raise
         yield bound
 
 

@@ -95,7 +95,6 @@ audio_transcribed_seconds: Final = _counter(
 realtime_closed: Final = _counter(
     "asr_realtime_sessions_closed", "Realtime sessions ended, by the close code.", ("code",)
 )
-usage_lines_lost: Final = _counter("asr_usage_lines_lost", "Lines that the usage log could not take.")
 
 # -- Preprocessing ------------------------------------------------------------------------------------------
 

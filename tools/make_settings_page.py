@@ -7,24 +7,11 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from asr_server.config import FIELDS, MIB, NO_PORT, Settings, environment_names, flag_name
+from asr_server.config import MIB, NO_PORT, flag_name
+from asr_server.server.settings import FIELDS, SECTIONS, ServerSettings, environment_names
 
 GIB = 1 << 30
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
-# In a newcomer's order; a setting is in the first section whose pattern matches its whole name.
-SECTIONS = {
-    "To begin with": r"model|host|port|device|dtype|api_key|keys_file|log_level",
-    "Models": r"models|load|idle_unload_s|max_load_wait_s|served_model_name|model_alias",
-    "Text": r"beam_size|max_fallbacks|check_voice|short_audio|max_chunk_s",
-    "Uploads and recordings": r"max_(upload|audio|decoded|sample|channels|preprocess|stall).*|preprocess_.*",
-    "Live audio": r".*realtime.*|wyoming.*",
-    "HTTP and clients": (
-        r"max_c.*|max_header.*|header_.*|min_client.*|client_.*|keep_alive_s|root_path|ssl_.*|cors_.*"
-        r"|allowed_hosts|unknown_fields|reuse_port"
-    ),
-    "Operation": r"drain_s|log_.*|metrics_.*|usage_log",
-    "Engine": r".*",
-}
 HEAD = """# Settings
 
 Every setting is a flag of `asr-server serve` and a variable; a flag wins.
@@ -34,14 +21,10 @@ Every setting is a flag of `asr-server serve` and a variable; a flag wins.
 
 
 def page() -> str:
-    sections: dict[str, list[str]] = {name: [] for name in SECTIONS}
-    for setting in FIELDS:
-        section = next(name for name, pattern in SECTIONS.items() if re.fullmatch(pattern, setting))
-        sections[section].append(row(setting))
     tables = (
-        f"\n## {name}\n\n| flag, variable | default | what |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n"
-        for name, rows in sections.items()
-        if rows
+        f"\n## {section}\n\n| flag, variable | default | what |\n| --- | --- | --- |\n"
+        + "".join(f"{row(setting)}\n" for setting in names)
+        for section, names in SECTIONS.items()
     )
     return HEAD + "".join(tables)
 
@@ -69,7 +52,7 @@ def default(setting: str) -> str:
 
 
 def choices(setting: str) -> str:
-    hints = typing.get_type_hints(Settings)
+    hints = typing.get_type_hints(ServerSettings)
     words = [str(word) for word in typing.get_args(hints[setting])]
     return f". One of {', '.join(f'`{word}`' for word in words)}" if words else ""
 

@@ -26,7 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from asr_server.annexes.speakers.networks import CONVOLUTIONS, EMBEDDING, FILTERS, FOLDER, LSTM
+from asr_server.annexes.speakers.segmentation import CONVOLUTIONS, EMBEDDING, FILTERS, FOLDER, LSTM
 from asr_server.core import SAMPLE_RATE
 from asr_server.machine import LARGEST_WITHOUT_VNNI
 

@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
-    """Sees every request and session: usage, activity, traces."""
+    """Sees every request and session: activity, traces."""
 
     def on_begun(self, scope: Scope, stats: metrics.RequestStats) -> None: ...
 
@@ -345,14 +345,14 @@ class LocalHosts:
         return not name or is_loopback(name) or name in self._allowed
 
 
-def checks_hosts(settings: Settings) -> bool:
-    return is_loopback(settings.host) and not settings.asks_for_key and "*" not in settings.allowed_host_names
+def checks_hosts(settings: Settings, asks_for_key: bool) -> bool:
+    return is_loopback(settings.host) and not asks_for_key and "*" not in settings.allowed_host_names
 
 
-def check_origin(connection: HTTPConnection, settings: Settings) -> None:
+def check_origin(connection: HTTPConnection, settings: Settings, asks_for_key: bool) -> None:
     """Raise OriginNotAllowed for another site's page. Other clients send no Origin."""
     origin = connection.headers.get("origin")
-    if origin is None or settings.asks_for_key:
+    if origin is None or asks_for_key:
         return
     is_own = origin.lower().partition("://")[2] == connection.headers.get("host", "").lower()
     if not is_own and not {origin, "*"} & {*settings.allowed_origins}:

@@ -22,9 +22,10 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings, naming
 from asr_server.dispatch.dispatcher import CreateExecutor, Dispatcher, create_local_executor
 from asr_server.errors import EngineUnavailable, ModelNotFound, ShuttingDown
-from asr_server.transcription import StallLimits, Transcriber
+from asr_server.transcription import Transcriber
 
 RETRY_AFTER_S: Final = 5
+MAX_LOAD_WAIT_S: Final = 30.0  # then 503: clients come again, and find the model loaded
 INTERIM_SHARE: Final = 8  # of the slots, or fewer, are at work when an interim reading may begin
 ENGINE_LOST: Final = "The engine has ended and is started again; the server's log says why."
 LOAD_FAILED: Final = "The model could not be loaded; the server's log says why."
@@ -50,8 +51,7 @@ class ServedModel:
             pool,
             tokenizer,
             settings.check_voice,
-            StallLimits.from_settings(settings),
-            settings.temperatures,
+            temperatures=settings.temperatures,
         )
         self.audio_limits = AudioLimits.from_settings(settings, window)
         self._is_loaded = False  # from the launch of its replicas at the start, or else when one is ready
@@ -146,21 +146,18 @@ class ServedModel:
                 self._is_unused.set()
 
     async def _until_loaded(self) -> None:
-        limit_s = self.settings.max_load_wait_s
         if self._is_loaded:
             if not self.dispatcher.supervisor.was_ready:
                 self.require_engine()
             return
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(MAX_LOAD_WAIT_S):
                 while not self._is_loaded:  # an unload may come right behind the load
                     if not await self.load():
-                        raise EngineUnavailable(LOAD_FAILED, retry_after_s=limit_s)
+                        raise EngineUnavailable(LOAD_FAILED, retry_after_s=MAX_LOAD_WAIT_S)
         except TimeoutError:
-            message = (
-                f"The model '{self.name}' is not loaded after {limit_s:g} s: {naming('max_load_wait_s')}."
-            )
-            raise EngineUnavailable(message, retry_after_s=limit_s) from None
+            message = f"The model '{self.name}' is not loaded after {MAX_LOAD_WAIT_S:g} s."
+            raise EngineUnavailable(message, retry_after_s=MAX_LOAD_WAIT_S) from None
 
     # -- Replicas --
 

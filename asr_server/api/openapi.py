@@ -156,21 +156,29 @@ _FILE: Final = {
 
 
 def install(
-    app: FastAPI, settings: Settings, models: ModelRegistry, make_more_schemas: Callable[[], dict[str, Any]]
+    app: FastAPI,
+    settings: Settings,
+    models: ModelRegistry,
+    asks_for_key: bool,
+    make_more_schemas: Callable[[], dict[str, Any]],
 ) -> None:
     """`make_more_schemas` returns those that routes of other folders refer to."""
     document: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
         if not document:
-            document.update(_document(app, settings, models, make_more_schemas()))
+            document.update(_document(app, settings, models, asks_for_key, make_more_schemas()))
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
 def _document(
-    app: FastAPI, settings: Settings, models: ModelRegistry, more_schemas: dict[str, Any]
+    app: FastAPI,
+    settings: Settings,
+    models: ModelRegistry,
+    asks_for_key: bool,
+    more_schemas: dict[str, Any],
 ) -> dict[str, Any]:
     document = get_openapi(
         title=app.title,
@@ -189,15 +197,15 @@ def _document(
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            _complete(operation, has_key=path.startswith("/v1/"), settings=settings)
+            _complete(operation, needs_key=asks_for_key and path.startswith("/v1/"))
     return document
 
 
-def _complete(operation: dict[str, Any], has_key: bool, settings: Settings) -> None:
+def _complete(operation: dict[str, Any], needs_key: bool) -> None:
     operation["responses"].pop("422", None)
     for response in operation["responses"].values():
         response["headers"] = described_headers(REQUEST_ID) | response.get("headers", {})
-    if has_key and settings.asks_for_key:
+    if needs_key:
         operation["security"] = [{"key": []}]
 
 

@@ -297,7 +297,7 @@ def get_state(connection: HTTPConnection) -> AppState:
 async def require_key(request: Request) -> None:
     """Raises InvalidApiKey."""
     state = get_state(request)
-    if state.settings.asks_for_key:
+    if state.api_keys.required:
         set_caller(request, state.api_keys.check(request.headers.get("authorization", "")))
 
 

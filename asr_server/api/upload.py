@@ -28,6 +28,7 @@ from asr_server.config import MIB, in_mebibytes, naming
 from asr_server.errors import InvalidAudio, InvalidValue, StorageUnavailable, UploadTooLarge
 
 MEMORY_BYTES: Final = 8 * MIB  # of one upload
+ALL_MEMORY_BYTES: Final = 256 * MIB  # of all uploads: 32 of 8 MiB
 WRITE_BYTES: Final = MIB // 4  # gathered before a thread is asked to write them to disk
 FREE_SHARE: Final = 20  # a twentieth of the temporary folder's disk is left free
 
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 class UploadStore:
     """The bytes of all uploads, in memory and on disk."""
 
-    def __init__(self, max_memory_bytes: int) -> None:
+    def __init__(self, max_memory_bytes: int = ALL_MEMORY_BYTES) -> None:
         self.memory_bytes = 0
         self.disk_bytes = 0
         self._max_memory_bytes = max_memory_bytes

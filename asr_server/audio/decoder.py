@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr_server.checkpoint.files import AudioWindow
-from asr_server.config import Settings, naming, values_for
+from asr_server.config import Settings, naming
 from asr_server.core import SAMPLE_RATE, Track
 from asr_server.errors import (
     AudioTooLong,
@@ -38,15 +38,15 @@ def invalid_audio(reason: str) -> InvalidAudio:
 @dataclass(frozen=True)
 class AudioLimits:
     max_audio_s: float = Settings.max_audio_s
-    max_decoded_bytes: int = Settings.max_decoded_bytes
-    max_sample_rate: int = Settings.max_sample_rate
-    max_channels: int = Settings.max_channels
-    max_preprocess_s: float = Settings.max_preprocess_s
+    max_decoded_bytes: int = 1 << 36  # 12 hours of four channels at 96 kHz
+    max_sample_rate: int = 384_000  # the highest in use
+    max_channels: int = 32
+    max_preprocess_s: float = 600.0  # of a processor: many times what 12 hours of any format take
     chunk_s: float = AudioWindow().duration_s
 
     @classmethod
     def from_settings(cls, settings: Settings, window: AudioWindow) -> AudioLimits:
-        return cls(**values_for(cls, settings), chunk_s=window.chunk_s(settings.max_chunk_s))
+        return cls(settings.max_audio_s, chunk_s=window.chunk_s)
 
     @property
     def chunk_samples(self) -> int:
@@ -57,25 +57,24 @@ class AudioLimits:
             raise invalid_audio(f"The file claims {num_channels} channels at {sample_rate} Hz.")
         if sample_rate > self.max_sample_rate:
             limit = f"{self.max_sample_rate} Hz"
-            raise _over(f"sample rate of {sample_rate} Hz", limit, "max_sample_rate", SampleRateTooHigh)
+            raise _over(f"sample rate of {sample_rate} Hz", limit, SampleRateTooHigh)
         if num_channels > self.max_channels:
-            what = f"number of channels, {num_channels},"
-            raise _over(what, f"{self.max_channels}", "max_channels", TooManyChannels)
+            raise _over(f"number of channels, {num_channels},", f"{self.max_channels}", TooManyChannels)
 
     def check_decoded(self, num_bytes: int, duration_s: float) -> None:
         """Raises AudioTooLong for the samples decoded so far: headers lie."""
         if num_bytes > self.max_decoded_bytes:
-            raise _over("decoded size", f"{self.max_decoded_bytes} bytes", "max_decoded_bytes")
+            raise _over("decoded size", f"{self.max_decoded_bytes} bytes")
         if duration_s > self.max_audio_s:
-            raise _over("duration", f"{self.max_audio_s:g} s", "max_audio_s")
+            raise _over("duration", f"{self.max_audio_s:g} s, set by {naming('max_audio_s')}")
 
     def check_work(self, work_s: float) -> None:
         if work_s > self.max_preprocess_s:
-            raise _over("decoding time", f"{self.max_preprocess_s:g} s", "max_preprocess_s")
+            raise _over("decoding time", f"{self.max_preprocess_s:g} s")
 
 
-def _over(what: str, limit: str, setting: str, kind: type[AudioTooLong] = AudioTooLong) -> AudioTooLong:
-    return kind(f"The file's {what} is over the limit of {limit}, set by {naming(setting)}.")
+def _over(what: str, limit: str, kind: type[AudioTooLong] = AudioTooLong) -> AudioTooLong:
+    return kind(f"The file's {what} is over the limit of {limit}.")
 
 
 # -- Tracks --------------------------------------------------------------------------------------------------

@@ -116,9 +116,10 @@ class AudioWindow:
     def duration_s(self) -> float:
         return self.num_positions / POSITIONS_PER_S
 
-    def chunk_s(self, max_chunk_s: float) -> float:
-        """Return the longest chunk to cut; 0 means the checkpoint's own limit."""
-        return min(max_chunk_s or self.max_chunk_s or self.duration_s, self.duration_s)
+    @property
+    def chunk_s(self) -> float:
+        """Return the longest chunk to cut."""
+        return min(self.max_chunk_s or self.duration_s, self.duration_s)
 
     def for_short_audio(self, mode: str, lengths: tuple[int, ...] = SHORT_LENGTHS) -> AudioWindow:
         """Return the window that encodes chunks in the shortest of `lengths` (`tail`)."""

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Final
 
 from asr_server.annexes.keys.keys_file import read_keys_file
-from asr_server.annexes.keys.usage_log import append
-from asr_server.checkpoint.files import AudioWindow, read_json
-from asr_server.config import NO_PORT, Settings, naming
-from asr_server.machine import num_gpus
+from asr_server.checkpoint.files import read_json
+from asr_server.config import NO_PORT, naming
+from asr_server.machine import bound_sockets, num_gpus
+from asr_server.server.settings import ServerSettings
 
-Check = Callable[[Settings], Iterator[str]]
-MIN_CHUNK_S: Final = 3.0
+Check = Callable[[ServerSettings], Iterator[str]]
 
 
 def problem(setting: str, value: object, reason: str) -> str:
@@ -32,17 +31,17 @@ def problem(setting: str, value: object, reason: str) -> str:
 # -- What a model needs --------------------------------------------------------------------------------------
 
 
-def gpu(settings: Settings) -> Iterator[str]:
+def gpu(settings: ServerSettings) -> Iterator[str]:
     if settings.device == "cuda" and settings.executor != "ray" and (reason := _why_no_cuda()):
         yield problem("device", settings.device, f"{reason}; allowed here: auto or cpu")
 
 
-def ray_package(settings: Settings) -> Iterator[str]:
+def ray_package(settings: ServerSettings) -> Iterator[str]:
     if settings.executor == "ray" and find_spec("ray") is None:
         yield problem("executor", "ray", "needs Ray, an extra: pip install '.[ray]' in the checkout")
 
 
-def tensor_parallel(settings: Settings) -> Iterator[str]:
+def tensor_parallel(settings: ServerSettings) -> Iterator[str]:
     size = settings.tensor_parallel_size
     if size == 1:
         return
@@ -66,16 +65,7 @@ def _why_no_cuda() -> str:
     return ""
 
 
-def chunk_length(settings: Settings) -> Iterator[str]:
-    if 0 < settings.max_chunk_s < MIN_CHUNK_S:
-        yield problem("max_chunk_s", settings.max_chunk_s, f"must be 0 or at least {MIN_CHUNK_S:g}")
-
-
-def model_fits(settings: Settings, directory: Path) -> Iterator[str]:
-    window_s = AudioWindow.from_directory(directory).duration_s
-    if settings.max_chunk_s > window_s:
-        reason = f"must be at most the model's window, {window_s:g}"
-        yield problem("max_chunk_s", settings.max_chunk_s, reason)
+def model_fits(settings: ServerSettings, directory: Path) -> Iterator[str]:
     config = read_json(directory / "config.json")
     for name in ("encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim"):
         if config[name] % settings.tensor_parallel_size:
@@ -87,7 +77,7 @@ def model_fits(settings: Settings, directory: Path) -> Iterator[str]:
 # -- What a server needs besides -----------------------------------------------------------------------------
 
 
-def tls_files(settings: Settings) -> Iterator[str]:
+def tls_files(settings: ServerSettings) -> Iterator[str]:
     certificate, key = settings.ssl_certfile, settings.ssl_keyfile
     if key and not certificate:
         yield problem("ssl_keyfile", key, f"needs a certificate too: {naming('ssl_certfile')}")
@@ -103,7 +93,7 @@ def tls_files(settings: Settings) -> Iterator[str]:
         yield problem("ssl_certfile", certificate, reason)
 
 
-def keys_file(settings: Settings) -> Iterator[str]:
+def keys_file(settings: ServerSettings) -> Iterator[str]:
     if path := settings.keys_file:
         try:
             if not read_keys_file(Path(path)):
@@ -114,20 +104,12 @@ def keys_file(settings: Settings) -> Iterator[str]:
             yield problem("keys_file", path, str(error))
 
 
-def usage_log(settings: Settings) -> Iterator[str]:
-    if settings.usage_log:
-        try:
-            append(Path(settings.usage_log), b"")
-        except OSError as error:
-            yield problem("usage_log", settings.usage_log, f"the file cannot be written: {error.strerror}")
-
-
-def address(settings: Settings) -> Iterator[str]:
+def address(settings: ServerSettings) -> Iterator[str]:
     """Bind the port and free it again, to report errors before the model loads."""
     yield from _why_not_on(settings, "host", "port")
 
 
-def wyoming(settings: Settings) -> Iterator[str]:
+def wyoming(settings: ServerSettings) -> Iterator[str]:
     if settings.wyoming_port == NO_PORT:
         return
     if find_spec("wyoming") is None:
@@ -137,14 +119,14 @@ def wyoming(settings: Settings) -> Iterator[str]:
         yield from _why_no_port_of_its_own(settings, "host", "wyoming_port", ("port",))
 
 
-def metrics(settings: Settings) -> Iterator[str]:
+def metrics(settings: ServerSettings) -> Iterator[str]:
     if settings.has_metrics_port:
         host_setting = "metrics_host" if settings.metrics_host else "host"
         yield from _why_no_port_of_its_own(settings, host_setting, "metrics_port", ("port", "wyoming_port"))
 
 
 def _why_no_port_of_its_own(
-    settings: Settings, host_setting: str, port_setting: str, others: tuple[str, ...]
+    settings: ServerSettings, host_setting: str, port_setting: str, others: tuple[str, ...]
 ) -> Iterator[str]:
     port = getattr(settings, port_setting)
     taken_by = [other for other in others if port == getattr(settings, other) != 0]
@@ -154,32 +136,22 @@ def _why_no_port_of_its_own(
         yield from _why_not_on(settings, host_setting, port_setting)
 
 
-def _why_not_on(settings: Settings, host_setting: str, port_setting: str) -> Iterator[str]:
+def _why_not_on(settings: ServerSettings, host_setting: str, port_setting: str) -> Iterator[str]:
     host, port = getattr(settings, host_setting), getattr(settings, port_setting)
     is_shared = settings.reuse_port and port_setting != "metrics_port"
     try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
+        for listener in bound_sockets(host, port, is_shared):
+            listener.close()
+    except (socket.gaierror, UnicodeError) as error:
         yield problem(host_setting, host, f"no address of this machine ({error})")
-        return
-    for family, kind, protocol, _, where in addresses:
-        try:
-            with socket.socket(family, kind, protocol) as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if is_shared:
-                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                listener.bind(where)
-        except OSError as error:
-            setting = host_setting if error.errno == errno.EADDRNOTAVAIL else port_setting
-            reason = f"cannot listen on {where[0]} port {port}: {error.strerror}"
-            yield problem(setting, getattr(settings, setting), reason)
+    except OSError as error:
+        setting = host_setting if error.errno == errno.EADDRNOTAVAIL else port_setting
+        reason = f"cannot listen on {host} port {port}: {error.strerror}"
+        yield problem(setting, getattr(settings, setting), reason)
 
 
-FOR_A_MODEL: Final[tuple[Check, ...]] = (
-    *(gpu, ray_package, tensor_parallel),
-    chunk_length,
-)
+FOR_A_MODEL: Final[tuple[Check, ...]] = (gpu, ray_package, tensor_parallel)
 FOR_A_SERVER: Final[tuple[Check, ...]] = (
-    *(*FOR_A_MODEL, tls_files, keys_file, usage_log),
+    *(*FOR_A_MODEL, tls_files, keys_file),
     *(address, wyoming, metrics),
 )

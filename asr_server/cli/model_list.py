@@ -12,21 +12,21 @@ from click.core import ParameterSource
 
 from asr_server.cli.checks import Check, problem
 from asr_server.cli.options import SettingsError, checked_settings, configure_log, exit_with, settings_from
-from asr_server.config import Settings
+from asr_server.server.settings import ServerSettings
 
-# Settings that a model in the file may have of its own; beside them stand its `name` and `aliases`.
+# ServerSettings that a model in the file may have of its own; beside them stand its `name` and `aliases`.
 PER_MODEL: Final = (
     *("model", "device", "dtype", "replicas", "replicas_per_device", "tensor_parallel_size"),
-    *("cpu_threads", "max_slots", "short_audio", "cuda_graphs", "kernels"),
-    *("beam_size", "max_fallbacks", "check_voice", "max_chunk_s"),
-    *("load", "idle_unload_s", "max_load_wait_s"),
+    *("cpu_threads", "max_slots", "short_audio", "kernels"),
+    *("beam_size", "max_fallbacks", "check_voice"),
+    *("load", "idle_unload_s"),
 )
 _KEYS: Final = ("name", "aliases", *PER_MODEL)
 
 
 def settings_of_models(
     options: dict[str, Any], checks: tuple[Check, ...], model_name: str | None
-) -> list[Settings]:
+) -> list[ServerSettings]:
     """Return each model's settings, the default first. Wrong ones end the command."""
     if not options["models"]:
         return [settings_from(options, checks, model_name)]
@@ -57,7 +57,7 @@ def _name(entry: Mapping[str, Any]) -> str:
     return str(entry["served_model_name"] or entry["model"])
 
 
-def _nothing(settings: Settings) -> None: ...
+def _nothing(settings: ServerSettings) -> None: ...
 
 
 def _is_flag(setting: str) -> bool:

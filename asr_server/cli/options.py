@@ -20,8 +20,9 @@ from pydantic import ValidationError
 from asr_server.annexes.model_sources.find import checkpoint_on_disk, resolve_checkpoint
 from asr_server.checkpoint.cache import why_not_kept
 from asr_server.cli.checks import Check, model_fits, problem
-from asr_server.config import EMBEDDED_MODEL, FIELDS, Settings, environment_names, extra, flag_name
+from asr_server.config import EMBEDDED_MODEL, flag_name
 from asr_server.errors import CheckpointError
+from asr_server.server.settings import FIELDS, ServerSettings, environment_names, extra
 from asr_server.telemetry import configure_logging, printable
 
 logger = logging.getLogger(__name__)
@@ -38,8 +39,8 @@ class SettingsError(Exception):
 def checked_settings(
     values: Mapping[str, Any],
     checks: tuple[Check, ...] = (),
-    before_fetch: Callable[[Settings], None] = lambda _: None,
-) -> Settings:
+    before_fetch: Callable[[ServerSettings], None] = lambda _: None,
+) -> ServerSettings:
     """Return the settings, with defaults, and the model as a directory.
 
     A model is fetched last. If the default is unavailable, the embedded model replaces it, and
@@ -79,14 +80,14 @@ def _warn_of_lost_model() -> None:
             click.echo(f"Warning: {printable(reason)}", err=True)
 
 
-def _with_embedded_model(settings: Settings, reason: str) -> Settings:
+def _with_embedded_model(settings: ServerSettings, reason: str) -> ServerSettings:
     settings = replace(settings, model=str(EMBEDDED_MODEL), why_embedded=reason)
     return replace(settings, served_model_name=settings.model_names[0])
 
 
-def _validated(values: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+def _validated(values: Mapping[str, Any]) -> tuple[ServerSettings, list[str]]:
     try:
-        return Settings(**values), []
+        return ServerSettings(**values), []
     except ValidationError as error:
         wrong = {str(details["loc"][0]): details for details in error.errors(include_url=False)}
     problems = [
@@ -95,7 +96,7 @@ def _validated(values: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     right = {name: value for name, value in values.items() if name not in wrong}
     if "port" in wrong:
         right["port"] = 0  # any free one: whoever uses the default is no concern of who asked for another
-    return Settings(**right), problems
+    return ServerSettings(**right), problems
 
 
 def _reason(setting: str, message: str) -> str:
@@ -107,7 +108,7 @@ def _reason(setting: str, message: str) -> str:
 def _takes_empty_text(setting: str) -> bool:
     values: dict[str, Any] = {setting: ""}
     try:
-        Settings(**values)
+        ServerSettings(**values)
     except ValidationError:
         return False
     return True
@@ -121,18 +122,8 @@ _SERVICE_LINK: Final = re.compile(
     r"ASR_SERVER_((WYOMING|METRICS)_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
 )
 
-ADVANCED_SETTINGS: Final = frozenset(
-    (
-        *("copy_overlap", "cuda_graphs", "kernels"),
-        *("max_fallbacks", "replicas_per_device"),
-        *("max_sample_rate", "max_channels", "max_decoded_bytes", "max_preprocess_s"),
-        *("max_upload_memory_bytes", "max_header_bytes", "header_timeout_s"),
-        *("min_client_bytes_per_s", "client_grace_s"),
-    )
-)
 
-
-def settings_options(leave_out: frozenset[str] = frozenset()) -> Callable[[Any], Any]:
+def settings_options(leave_out: Collection[str] = ()) -> Callable[[Any], Any]:
     def decorate(command: Any) -> Any:
         for setting in reversed(FIELDS):
             if setting not in leave_out:
@@ -144,7 +135,7 @@ def settings_options(leave_out: frozenset[str] = frozenset()) -> Callable[[Any],
 
 def settings_from(
     options: dict[str, Any], checks: tuple[Check, ...], model_name: str | None = None
-) -> Settings:
+) -> ServerSettings:
     """Return a command's settings. Prints wrong ones and ends the command."""
     given = dict(options)
     if model_name:
@@ -167,7 +158,7 @@ def print_error(error: object) -> None:
     click.echo(f"Error: {printable(str(error))}", err=True)
 
 
-def configure_log(settings: Settings) -> None:
+def configure_log(settings: ServerSettings) -> None:
     configure_logging(settings.log_level, settings.log_format)
     for line in unknown_variables(os.environ):
         logger.warning("%s", line)
@@ -229,25 +220,20 @@ class _Switch(click.types.BoolParamType):
 
 
 class SectionedCommand(click.Command):
-    """A command with options under headings, the usual ones first, advanced settings last."""
+    """A command with its options under headings; those of no section come first."""
 
     def __init__(self, *args: Any, sections: Mapping[str, Collection[str]], **attributes: Any) -> None:
         super().__init__(*args, **attributes)
-        sections = {**sections, "Advanced": ADVANCED_SETTINGS}
-        self._headings = dict.fromkeys(("Options", *sections))
-        orders = [names for names in sections.values() if isinstance(names, tuple)]
-        self._place_of = {name: place for names in orders for place, name in enumerate(names)}
-        self._heading_of = {name: heading for heading, names in sections.items() for name in names}
-
-    def _place(self, parameter: click.Parameter) -> int:
-        return self._place_of.get(parameter.name or "", len(self._place_of))
+        self._sections = sections
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        listed: dict[str, list[tuple[str, str]]] = {heading: [] for heading in self._headings}
-        for parameter in sorted(self.get_params(ctx), key=self._place):
-            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
-            if record is not None:
-                listed[self._heading_of.get(parameter.name or "", "Options")].append(record)
-        for heading, records in listed.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        records = {each.name: record for each in options if (record := each.get_help_record(ctx))}
+        listed = {
+            heading: [records.pop(name) for name in names if name in records]
+            for heading, names in self._sections.items()
+        }
+        for heading, own in {"Options": [*records.values()], **listed}.items():
+            if own:
+                with formatter.section(heading):
+                    formatter.write_dl(own)

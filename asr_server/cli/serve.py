@@ -19,45 +19,20 @@ import click
 from asr_server.cli.checks import FOR_A_SERVER
 from asr_server.cli.model_list import settings_of_models
 from asr_server.cli.options import (
-    ADVANCED_SETTINGS,
     WRONG_USAGE,
     SectionedCommand,
     print_error,
     settings_options,
 )
-from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, Settings
+from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT
 from asr_server.errors import CheckpointError
 from asr_server.machine import in_url
+from asr_server.server.settings import SECTIONS, ServerSettings
 
 logger = logging.getLogger(__name__)
 
-FIRST: Final = (
-    *("model", "host", "port", "api_key", "device", "dtype"),
-    *("max_upload_bytes", "max_concurrent_requests", "log_level", "log_format"),
-)
-SECTIONS: Final = {
-    "Names and access": (
-        *("served_model_name", "model_alias", "keys_file", "usage_log"),
-        *("unknown_fields", "cors_origins", "allowed_hosts", "root_path", "ssl_certfile", "ssl_keyfile"),
-        *("metrics_port", "metrics_host"),
-    ),
-    "Several models": ("models", "load", "idle_unload_s", "max_load_wait_s"),
-    "Text": ("beam_size", "check_voice", "max_chunk_s", "short_audio"),
-    "Live audio": (
-        *("max_realtime_sessions", "max_realtime_session_s", "max_realtime_idle_s", "realtime_interim_s"),
-        "wyoming_port",
-    ),
-    "Replicas": (
-        *("executor", "ray_address", "replicas", "tensor_parallel_size", "replica_niceness"),
-        "reuse_port",
-    ),
-    "Limits of recordings and requests": ("max_audio_s", "max_stall_s", "drain_s"),
-    "Limits of connections": ("max_connections", "keep_alive_s"),
-}
-TUNING: Final = frozenset(FIELDS).difference(FIRST, ADVANCED_SETTINGS, *SECTIONS.values())
 
-
-@click.command(cls=SectionedCommand, sections={"Options": FIRST, **SECTIONS, "Tuning": TUNING})
+@click.command(cls=SectionedCommand, sections=SECTIONS)
 @click.argument("model_name", metavar="[MODEL]", required=False)
 @settings_options()
 def serve(model_name: str | None, **options: Any) -> None:
@@ -85,7 +60,7 @@ def serve(model_name: str | None, **options: Any) -> None:
     sys.exit(status)
 
 
-def _report_embedded(settings: Settings) -> None:
+def _report_embedded(settings: ServerSettings) -> None:
     if settings.why_embedded:
         logger.warning(
             "serving the embedded model whisper-digits, which %s, because %s could not be had: %s",

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
+from asr_server.cli.arguments import WhisperSpelledCommand, parse_clips
 from asr_server.cli.checks import FOR_A_MODEL
-from asr_server.cli.clips import parse_clips
 from asr_server.cli.options import WRONG_USAGE, print_error, settings_from, settings_options
-from asr_server.cli.spellings import WhisperSpelledCommand
-from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, environment_names, flag_name
+from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, flag_name
+from asr_server.server.settings import FIELDS, SECTIONS, environment_names
 from asr_server.telemetry import configure_logging, printable
 
 if TYPE_CHECKING:
@@ -31,18 +31,16 @@ FORMATS: Final = ("text", "json", "verbose_json", "diarized_json", "srt", "vtt",
 FORMATS_AS_IN_WHISPER: Final = {"txt": ("text",), "all": ("text", "srt", "vtt", "tsv", "verbose_json")}
 WITH_SPEAKERS: Final = "srt, vtt, verbose_json or diarized_json"
 EMBEDDED_HINT: Final = f"transcribing with the embedded model whisper-digits, which {EMBEDDED_MODEL_LIMIT}"
-MODEL_SETTINGS: Final = ("model", "device", "dtype")
-TUNING_SETTINGS: Final = (
-    *("executor", "ray_address", "replicas", "tensor_parallel_size", "cpu_threads"),
-    *("replica_niceness", "max_slots", "copy_overlap", "kernels"),
-    *("beam_size", "max_fallbacks", "check_voice", "preprocess_workers", "max_chunk_s"),
-    "max_audio_s",
-    *("max_decoded_bytes", "max_sample_rate", "max_channels", "max_preprocess_s", "log_level", "log_format"),
+SETTINGS: Final = frozenset(
+    (
+        *("model", "device", "dtype", "executor", "ray_address", "replicas", "tensor_parallel_size"),
+        *("cpu_threads", "replica_niceness", "max_slots", "kernels", "beam_size", "max_fallbacks"),
+        *("check_voice", "preprocess_workers", "max_audio_s", "log_level", "log_format"),
+    )
 )
-LOCAL_SETTINGS: Final = frozenset({*MODEL_SETTINGS, *TUNING_SETTINGS}) - {"model", "log_level", "log_format"}
+LOCAL_SETTINGS: Final = SETTINGS - {"model", "log_level", "log_format"}
 NOT_REMOTE: Final = {"--manifest": "manifest", "--clip": "clips"}
 _POSITIVE: Final = click.IntRange(min=1)
-OTHER_SETTINGS: Final = frozenset(FIELDS) - {*MODEL_SETTINGS, *TUNING_SETTINGS}
 
 
 def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -56,7 +54,7 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
 
 @click.command(
     cls=WhisperSpelledCommand,
-    sections={"Server": ("url", "api_key"), "Model": MODEL_SETTINGS, "Tuning and limits": TUNING_SETTINGS},
+    sections={"Server": ("url", "api_key"), **SECTIONS},
     short_help="Transcribes recordings, without a server or on one elsewhere.",
 )
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
@@ -163,7 +161,7 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
 @click.option(
     "--api-key", default="", envvar=environment_names("api_key"), show_envvar=True, help="key of that server"
 )
-@settings_options(leave_out=OTHER_SETTINGS)
+@settings_options(leave_out=FIELDS.keys() - SETTINGS)
 def transcribe(
     inputs: tuple[str, ...], skip_existing: bool, overwrite: bool, prompt: str, **options: Any
 ) -> None:
@@ -286,8 +284,7 @@ def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
     elif settings.serves_embedded_model and not job["quiet"]:
         click.echo(EMBEDDED_HINT, err=True)
     from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
-    from asr_server.annexes.offline.manifest_run import transcribe_manifest
-    from asr_server.annexes.offline.run import transcribe_files
+    from asr_server.annexes.offline.run import transcribe_files, transcribe_manifest
 
     if job["manifest"]:
         return transcribe_manifest(settings, TranscribeJob(**job))

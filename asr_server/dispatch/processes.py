@@ -77,8 +77,7 @@ class MultiprocessExecutor:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = replace(
-            settings,
-            api_key="",
+            settings.core,
             replicas=settings.num_replicas,
             cpu_threads=settings.threads_per_rank,
         )

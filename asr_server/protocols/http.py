@@ -27,6 +27,8 @@ from asr_server.telemetry import logging_for
 
 TICK_S: Final = 1.0
 MAX_HEADERS: Final = 128  # header fields of one request
+MAX_HEADER_BYTES: Final = 64 * 1024  # of one request
+MIN_BYTES_PER_S: Final = 1000.0  # of a body, and of reading a reply: a modem sends several times as much
 FRAMED_BYTES: Final = 8  # of a body, for each byte around its chunks: a tiny chunk costs half a microsecond
 SLICE_BYTES: Final = 16 * 1024  # parsed before the bytes around chunks are counted
 MAX_PIPELINED: Final = 8  # requests sent before the reply to an earlier one
@@ -54,7 +56,7 @@ class _Grace:
         self.left_s = self._settings.client_grace_s
 
     def on_moved(self, num_bytes: int) -> None:
-        gained_s = num_bytes / self._settings.min_client_bytes_per_s
+        gained_s = num_bytes / MIN_BYTES_PER_S
         self.left_s = min(self._settings.client_grace_s, self.left_s + gained_s)
 
     def is_over_after(self, waited_s: float) -> bool:
@@ -153,7 +155,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._parse(data)
             return
         self._phase = _Phase.HEADERS
-        room = self._settings.max_header_bytes - self._num_header_bytes
+        room = MAX_HEADER_BYTES - self._num_header_bytes
         self._num_header_bytes += len(data)
         self._parse(data[:room])
         if self._phase is _Phase.HEADERS and len(data) > room:
@@ -174,12 +176,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not in_body or self._phase is not _Phase.BODY or self.transport.is_closing():
             return
         self._num_framing_bytes += len(data) - (self._num_body_bytes - num_body_bytes)
-        limit = self._settings.max_header_bytes
-        if self._num_framing_bytes > limit + self._num_body_bytes // FRAMED_BYTES:
+        if self._num_framing_bytes > MAX_HEADER_BYTES + self._num_body_bytes // FRAMED_BYTES:
             self._refuse(
                 InvalidValue(
-                    f"The body's chunks are too small: what frames them has more than {limit} bytes "
-                    f"({naming('max_header_bytes')}) and a byte for each {FRAMED_BYTES} of the body."
+                    f"The body's chunks are too small: what frames them has more than "
+                    f"{MAX_HEADER_BYTES} bytes and a byte for each {FRAMED_BYTES} of the body."
                 )
             )
 
@@ -232,10 +233,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refuse(self._refusal or InvalidValue(msg))
 
     def _headers_too_large(self) -> HeadersTooLarge:
-        limit = self._settings.max_header_bytes
-        return HeadersTooLarge(
-            f"The request's headers are larger than {limit} bytes: {naming('max_header_bytes')}."
-        )
+        return HeadersTooLarge(f"The request's headers are larger than {MAX_HEADER_BYTES} bytes.")
 
     # -- Once a second --
 
@@ -274,8 +272,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _body_too_slow(self) -> TooSlow:
         return TooSlow(
-            f"The body arrives at less than {self._settings.min_client_bytes_per_s:.0f} bytes a second: "
-            f"{naming('min_client_bytes_per_s')}, for longer than {naming('client_grace_s')} allows."
+            f"The body arrives at less than {MIN_BYTES_PER_S:.0f} bytes a second for longer than "
+            f"{naming('client_grace_s')} allows."
         )
 
     def _reader_is_too_slow(self) -> bool:

@@ -11,7 +11,6 @@ import ctypes
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from anyio.to_thread import current_default_thread_limiter
@@ -20,18 +19,15 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi_offline import FastAPIOffline
 
 from asr_server import __version__
-from asr_server.annexes import page
-from asr_server.annexes.compat import azure, whisper_asr, whisper_cpp
+from asr_server.annexes import compat, page
 from asr_server.annexes.keys.api_keys import ApiKeys
-from asr_server.annexes.keys.usage_log import UsageLog
 from asr_server.annexes.model_loading import router as model_loading_router
 from asr_server.annexes.model_loading import unload_idle_models
-from asr_server.annexes.monitoring import activity_report, metrics
+from asr_server.annexes.monitoring import MonitoringSettings, activity, metrics
 from asr_server.annexes.monitoring.activity import ActivityLog
+from asr_server.annexes.monitoring.metrics import STATM, resident_bytes
 from asr_server.annexes.monitoring.metrics_port import listening, settings_of_port
-from asr_server.annexes.monitoring.process_usage import STATM, resident_bytes
-from asr_server.annexes.realtime import openapi as realtime_openapi
-from asr_server.annexes.realtime.route import router as realtime_router
+from asr_server.annexes.realtime import route as realtime
 from asr_server.annexes.speakers.references import follow_speakers
 from asr_server.api import errors, openapi, routes, transcribe
 from asr_server.api.headers import HEADERS
@@ -50,6 +46,7 @@ from asr_server.api.state import AdmissionLimiter, AppState, RealtimeSessions
 from asr_server.api.upload import ReadingTurns, UploadStore
 from asr_server.audio.recording import PreprocessPool
 from asr_server.config import MIB, Settings
+from asr_server.server.settings import ServerSettings
 from asr_server.telemetry import announce
 
 if TYPE_CHECKING:
@@ -80,7 +77,7 @@ would all stay after a burst.
 
 
 def create_app(
-    settings: Settings, models: ModelRegistry, pool: PreprocessPool, traces: Traces | None = None
+    settings: ServerSettings, models: ModelRegistry, pool: PreprocessPool, traces: Traces | None = None
 ) -> FastAPI:
     """Make the application, which starts and stops models and pool."""
     app = FastAPIOffline(  # has Swagger's files
@@ -93,8 +90,7 @@ def create_app(
         swagger_ui_parameters={"validatorUrl": None},
     )
     app.state.activity = ActivityLog()
-    app.state.usage = UsageLog(Path(settings.usage_log)) if settings.usage_log else None
-    observers: list[Observer | None] = [app.state.activity, app.state.usage, traces]
+    observers: list[Observer] = [app.state.activity, *([traces] if traces else [])]
     keys = app.state.keys = ApiKeys(settings, models.names)
     is_shared = bool(settings.keys_file)
     app.state.server = AppState(
@@ -102,11 +98,11 @@ def create_app(
         models,
         pool,
         AdmissionLimiter(settings.max_concurrent_requests, is_shared=is_shared),
-        UploadStore(settings.max_upload_memory_bytes),
+        UploadStore(),
         ReadingTurns(),
         RealtimeSessions(settings.max_realtime_sessions, is_shared),
         keys,
-        tuple(observer for observer in observers if observer),
+        tuple(observers),
         follow_speakers,
         started_at=int(time.time()),
     )
@@ -115,17 +111,17 @@ def create_app(
     app.include_router(routes.probes)
     app.include_router(model_loading_router)
     app.include_router(routes.models)
-    app.include_router(activity_report.router)
+    app.include_router(activity.router)
     if not settings.has_metrics_port:
         app.include_router(metrics.router)
-    app.include_router(realtime_router)
-    for compatible in (azure, whisper_asr, whisper_cpp):
-        app.include_router(compatible.router)
+    app.include_router(realtime.router)
+    app.include_router(compat.azure)
+    app.include_router(compat.whisper)
     page.install(app)
     app.router.default = refusing_unknown_websockets(app.router.default)
-    openapi.install(app, settings, models, realtime_openapi.schemas)
+    openapi.install(app, settings, models, keys.required, realtime.schemas)
     app.add_middleware(PlainRoutes, routes=transcribe.router.routes)
-    _wrap(app, settings, app.state.server.observers)
+    _wrap(app, settings, keys.required, app.state.server.observers)
     return app
 
 
@@ -136,14 +132,14 @@ def create_metrics_app(state: AppState, settings: Settings) -> FastAPI:
     errors.install(app)
     app.include_router(routes.probes)
     app.include_router(metrics.router)
-    _wrap(app, settings)
+    _wrap(app, settings, asks_for_key=False)
     return app
 
 
-def _wrap(app: FastAPI, settings: Settings, observers: Sequence[Observer] = ()) -> None:
+def _wrap(app: FastAPI, settings: Settings, asks_for_key: bool, observers: Sequence[Observer] = ()) -> None:
     app.add_middleware(LastErrorMiddleware)
     app.add_middleware(TrailingSlashes)
-    if checks_hosts(settings):
+    if checks_hosts(settings, asks_for_key):
         app.add_middleware(LocalHosts, settings=settings)
     _allow_origins(app, settings)
     app.add_middleware(RequestLogMiddleware, observers=observers)
@@ -154,9 +150,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: AppState = app.state.server
     current_default_thread_limiter().total_tokens = FILE_THREADS
     helpers = [asyncio.create_task(release_memory_when_idle(lambda: state.is_idle))]
-    usage: UsageLog | None = app.state.usage
-    if usage is not None:
-        helpers.append(asyncio.create_task(usage.run(), name="usage log"))
     if (file := app.state.keys.file) is not None:
         helpers.append(asyncio.create_task(file.watch(), name="watch the keys"))
     try:
@@ -164,7 +157,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         if any(model.settings.idle_unload_s for model in state.models):
             helpers.append(asyncio.create_task(unload_idle_models(state.models), name="unload idle models"))
         async with _metrics_port(state):
-            helpers.append(asyncio.create_task(activity_report.keep_sampling(state, app.state.activity)))
+            helpers.append(asyncio.create_task(activity.keep_sampling(state, app.state.activity)))
             if state.settings.reuse_port:  # it listens after this: connections go to others until then
                 await state.models.until_ready()
             yield
@@ -173,16 +166,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             helper.cancel()
         await state.models.stop()
         await asyncio.to_thread(state.pool.shutdown)
-        if usage is not None:
-            await usage.close()
 
 
 @asynccontextmanager
 async def _metrics_port(state: AppState) -> AsyncIterator[None]:
-    if not state.settings.has_metrics_port:
+    own = state.settings.part(MonitoringSettings)
+    if not own.has_metrics_port:
         yield
         return
-    settings = settings_of_port(state.settings)
+    settings = settings_of_port(own)
     async with listening(create_metrics_app(state, settings), settings) as url:
         announce(f"metrics on {url}/metrics")
         yield

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from asr_server.annexes.model_sources.names import repositories
+from asr_server.annexes.ray import RaySettings
 from asr_server.annexes.realtime.client_events import MAX_MESSAGE_BYTES
+from asr_server.annexes.wyoming import WyomingSettings
 from asr_server.api.models import ModelRegistry, ServedModel
 from asr_server.api.state import AppState
 from asr_server.audio.recording import PreprocessPool
@@ -26,21 +28,22 @@ from asr_server.dispatch.dispatcher import create_local_executor
 from asr_server.dispatch.supervisor import Executor
 from asr_server.errors import ShuttingDown
 from asr_server.machine import (
+    bound_sockets,
     freeze_gc,
     in_url,
     is_loopback,
     raise_open_files_limit,
-    shared_sockets,
     sockets_for,
 )
 from asr_server.protocols.tls import http_protocol
 from asr_server.protocols.websockets import BoundedWebSocketProtocol
 from asr_server.server.app import create_app
+from asr_server.server.settings import ServerSettings
 from asr_server.telemetry import announce
 
 if TYPE_CHECKING:
     from asr_server.annexes.monitoring.traces import Traces
-    from asr_server.annexes.wyoming import WyomingServer
+    from asr_server.annexes.wyoming.server import WyomingServer
 
 
 # Exit statuses
@@ -57,7 +60,7 @@ FILES_BESIDE: Final = 256  # libraries, replicas, decode processes, connections 
 logger = logging.getLogger(__name__)
 
 
-def run(models_settings: Sequence[Settings]) -> int:
+def run(models_settings: Sequence[ServerSettings]) -> int:
     """Serve until SIGINT or SIGTERM; requests in flight get `drain_s`. Return the exit status."""
     settings = models_settings[0]  # what is not of a model is the same in all
     _warn_of_few_files(raise_open_files_limit(), settings)
@@ -94,7 +97,7 @@ def run(models_settings: Sequence[Settings]) -> int:
     return server.exit_status
 
 
-def serve_model(settings: Settings, pool: PreprocessPool) -> ServedModel:
+def serve_model(settings: ServerSettings, pool: PreprocessPool) -> ServedModel:
     model = ServedModel.from_checkpoint(settings, pool, _create_executor)
     model.repositories = repositories(name_elsewhere(Path(settings.model)))
     return model
@@ -105,7 +108,7 @@ def _create_executor(settings: Settings) -> Executor:
         return create_local_executor(settings)
     from asr_server.annexes.ray.executor import RayExecutor
 
-    return RayExecutor(settings)
+    return RayExecutor(settings.part(RaySettings))
 
 
 def start_traces(environment: Mapping[str, str]) -> Traces | None:
@@ -156,7 +159,7 @@ def warn_of_small_disk(state: AppState) -> None:
 
 def _sockets(settings: Settings) -> list[socket.socket] | None:
     if settings.reuse_port:
-        return list(shared_sockets(settings.host, settings.port))
+        return list(bound_sockets(settings.host, settings.port, reuse_port=True))
     return sockets_for(settings.host, settings.port)
 
 
@@ -168,6 +171,7 @@ class Server(uvicorn.Server):
         self._state = state
         self._hurry = False
         self._wyoming: WyomingServer | None = None
+        self._wyoming_port = state.settings.part(WyomingSettings).wyoming_port
         self.exit_status = STOPPED
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -182,30 +186,27 @@ class Server(uvicorn.Server):
             try:
                 await self._open_wyoming()
             except OSError as error:  # something took the port since the settings were checked
-                logger.critical(
-                    "cannot listen for Wyoming on port %d: %s", self._state.settings.wyoming_port, error
-                )
+                logger.critical("cannot listen for Wyoming on port %d: %s", self._wyoming_port, error)
                 self.should_exit, self.exit_status = True, PORT_TAKEN
 
     def _warn_of_strangers(self) -> None:
-        settings = self._state.settings
-        if not settings.asks_for_key and not is_loopback(settings.host):
+        host = self._state.settings.host
+        if not self._state.api_keys.required and not is_loopback(host):
             logger.warning(
                 "no key is asked for on %s: anyone who can reach it can use the server; %s sets one",
-                settings.host,
+                host,
                 naming("api_key"),
             )
 
     async def _open_wyoming(self) -> None:
-        settings = self._state.settings
-        if settings.wyoming_port == NO_PORT:
+        if self._wyoming_port == NO_PORT:
             return
-        from asr_server.annexes.wyoming import WyomingServer
+        from asr_server.annexes.wyoming.server import WyomingServer
 
         self._wyoming = WyomingServer(self._state)
         host, port = await self._wyoming.start()
         announce(f"wyoming on tcp://{in_url(host)}:{port}")
-        if settings.asks_for_key:
+        if self._state.api_keys.required:
             logger.warning("Wyoming has no authentication: anyone who can reach port %d can transcribe", port)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 from asr_server import metrics
 from asr_server.audio.recording import PreprocessPool
-from asr_server.config import Settings
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.errors import RequestStalled
 
@@ -37,11 +36,7 @@ class StallLimits:
     """
 
     request_s: float = 60.0
-    pool_s: float = 660.0
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> StallLimits:
-        return cls(settings.max_stall_s, settings.max_preprocess_s + settings.max_stall_s)
+    pool_s: float = 660.0  # the work that one file may be (`AudioLimits`), and a minute
 
 
 class StallWatch:

@@ -16,8 +16,8 @@ import pytest
 
 from asr_server import __version__
 from asr_server.cli import main
-from asr_server.cli.spellings import OTHER_NAMES, OTHER_SWITCHES, SWITCHES, in_our_spelling
-from asr_server.config import FIELDS, environment_names
+from asr_server.cli.arguments import OTHER_NAMES, OTHER_SWITCHES, SWITCHES, in_our_spelling
+from asr_server.server.settings import FIELDS, environment_names
 from tests.conftest import Server
 
 ROOT = Path(__file__).parents[2]

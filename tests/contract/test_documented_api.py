@@ -11,13 +11,14 @@ import pytest
 from pydantic import BaseModel
 
 from asr_server import errors
-from asr_server.annexes.compat import whisper_asr, whisper_cpp
+from asr_server.annexes import compat
 from asr_server.annexes.model_sources.names import repositories
 from asr_server.api.errors import FOREIGN_FIELDS
 from asr_server.api.models import ModelRegistry
 from asr_server.api.schemas import TranscriptionFields, TranslationFields
-from asr_server.config import MIB, Settings
+from asr_server.config import MIB
 from asr_server.errors import ModelNotFound
+from asr_server.server.settings import ServerSettings
 from tests.support.embedded import embedded
 from tests.unit.api.running_app import RunningApp, error_of, run_app, served
 
@@ -64,9 +65,9 @@ def test_each_field_is_in_a_page(name: str) -> None:
 
 
 COMPATIBLE: dict[str, tuple[type[BaseModel], str, frozenset[str]]] = {
-    "POST /asr": (whisper_asr.AsrFields, "audio_file", frozenset(whisper_asr.WITHOUT_EFFECT)),
-    "POST /detect-language": (whisper_asr.DetectionFields, "audio_file", frozenset({"video_file"})),
-    "POST /inference": (whisper_cpp.InferenceFields, "file", whisper_cpp.WITHOUT_EFFECT),
+    "POST /asr": (compat.AsrFields, "audio_file", frozenset(compat.ASR_WITHOUT_EFFECT)),
+    "POST /detect-language": (compat.DetectionFields, "audio_file", frozenset({"video_file"})),
+    "POST /inference": (compat.InferenceFields, "file", compat.INFERENCE_WITHOUT_EFFECT),
 }
 
 
@@ -91,7 +92,7 @@ def test_the_page_of_errors_lists_each_code_with_its_status() -> None:
 
 
 def test_the_largest_upload_that_a_page_names_is_the_settings() -> None:
-    assert Settings.max_upload_bytes == 1024 * MIB
+    assert ServerSettings.max_upload_bytes == 1024 * MIB
     assert "1 GiB an upload" in (DOCS / "from-openai.md").read_text()
 
 
@@ -133,7 +134,7 @@ async def test_ten_fields_that_people_bring_are_answered_with_what_to_send() -> 
     ],
 )
 def test_a_model_answers_to_its_own_repositories(name: str, is_served: bool) -> None:
-    model = served(Settings(served_model_name="base"))
+    model = served(ServerSettings(served_model_name="base"))
     model.repositories = repositories("Systran/faster-whisper-base")
     models = ModelRegistry([model])
     if is_served:

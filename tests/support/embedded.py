@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from asr_server.config import EMBEDDED_MODEL, Settings
+from asr_server.config import EMBEDDED_MODEL
+from asr_server.server.settings import ServerSettings
 
 
-def embedded(**values: Any) -> Settings:
+def embedded(**values: Any) -> ServerSettings:
     """With these values, and the embedded model unless `values` name another."""
-    return Settings(**{"model": str(EMBEDDED_MODEL)} | values)
+    return ServerSettings(**{"model": str(EMBEDDED_MODEL)} | values)

@@ -8,20 +8,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from asr_server.config import (
-    EMBEDDED_MODEL,
-    NO_PORT,
-    Settings,
-    environment_names,
-    in_mebibytes,
-    naming,
-)
+from asr_server.annexes.keys.api_keys import ApiKeys
+from asr_server.config import EMBEDDED_MODEL, NO_PORT, in_mebibytes, naming
+from asr_server.server.settings import ServerSettings, environment_names
 
 MIB = 1024 * 1024
 
 
-def settings(**values: Any) -> Settings:
-    return Settings(**values)
+def settings(**values: Any) -> ServerSettings:
+    return ServerSettings(**values)
 
 
 @pytest.mark.parametrize(
@@ -76,10 +71,10 @@ def test_only_the_embedded_model_has_a_limit_and_says_why_it_serves() -> None:
     assert instead.model_limit == f"{limit}; it serves because base could not be fetched"
 
 
-def test_a_setting_is_named_by_its_flag_and_the_variable_that_counts_first() -> None:
+def test_a_setting_is_named_by_its_flag_and_its_own_variable() -> None:
     assert naming("max_audio_s") == "--max-audio-s (ASR_SERVER_MAX_AUDIO_S)"
     assert environment_names("api_key") == ("VLLM_API_KEY", "ASR_SERVER_API_KEY")
-    assert naming("api_key") == "--api-key (VLLM_API_KEY)"
+    assert naming("api_key") == "--api-key (ASR_SERVER_API_KEY)"
     assert environment_names("port") == ("ASR_SERVER_PORT",)
 
 
@@ -88,7 +83,7 @@ def test_a_setting_is_named_by_its_flag_and_the_variable_that_counts_first() -> 
 
 @pytest.mark.parametrize("name", ["api_key", "keys_file"])
 def test_a_key_is_asked_for_once_any_is_given(name: str) -> None:
-    assert settings(**{name: "key"}).asks_for_key
+    assert ApiKeys(settings(**{name: "key"})).required
 
 
 def test_a_key_loses_spaces_around_it_and_a_blank_one_is_refused() -> None:

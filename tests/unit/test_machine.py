@@ -318,10 +318,10 @@ def test_this_machine_is_known_by_address_and_name(host: str, is_local: bool, in
 def test_ports_are_bound_for_ourselves_or_with_others() -> None:
     assert machine.listening_on("127.0.0.1", 7, True) == {"host": "127.0.0.1", "port": 7, "reuse_port": True}
     assert machine.sockets_for("127.0.0.1", 7) is None
-    (one,) = machine.shared_sockets("127.0.0.1", 0)
+    (one,) = machine.bound_sockets("127.0.0.1", 0, reuse_port=True)
     with one:
         port = one.getsockname()[1]
-        (other,) = machine.shared_sockets("127.0.0.1", port)
+        (other,) = machine.bound_sockets("127.0.0.1", port, reuse_port=True)
         with other:
             assert other.getsockname()[1] == port
 
@@ -333,6 +333,6 @@ def test_all_addresses_include_those_of_the_fourth_version_and_one_of_the_sixth_
         with own[0]:
             own[0].listen()
             socket.create_connection(("127.0.0.1", own[0].getsockname()[1])).close()
-    (single,) = machine.shared_sockets("::1", 0)
+    (single,) = machine.bound_sockets("::1", 0, reuse_port=True)
     with single:
         assert single.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 1

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from asr_server import process
-from asr_server.config import FIELDS, flag_name
+from asr_server.config import flag_name
 from asr_server.process import SECRET_FLAGS, child_environment
+from asr_server.server.settings import FIELDS
 
 _COUNT_ARENAS = """
 import ctypes, sys, threading

@@ -1,7 +1,11 @@
-"""Who may ask: `--api-key` and `--keys-file`. Knows no request."""
+"""Who may ask: `--api-key`, and `--keys-file`, which is read again when it changes. Knows no request.
+
+A version of the file counts once it rests: one that is being written may already be a shorter list.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -9,19 +13,85 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
+from asr_server.annexes.keys import KeysSettings
 from asr_server.annexes.keys.accounts import Account
-from asr_server.annexes.keys.watched_keys import WatchedKeys
+from asr_server.annexes.keys.keys_file import Key, read_keys_file
 from asr_server.api.state import NOBODY, Caller
-from asr_server.config import Settings, naming
+from asr_server.config import naming
 from asr_server.errors import AdminRequired, InvalidApiKey
 
+LOOK_EVERY_S: Final = 0.5  # at the file; it rests if two looks find the same
 SHORT: Final = 20  # characters: shorter keys can be guessed
+
+_Version = tuple[int, int, int, int]  # when modified, bytes, inode, mode
 
 logger = logging.getLogger(__name__)
 
 
+class WatchedKeys:
+    def __init__(self, path: Path, model_names: Collection[str]) -> None:
+        self.accounts: tuple[Account, ...] = ()
+        self.callers: tuple[Caller, ...] = ()
+        self.is_stale = False  # the file is broken or gone: its last keys are taken
+        self._path, self._model_names = path, model_names
+        self._seen: _Version | None = None
+        self._read_last: _Version | None = None
+        self._problem = ""  # of the version read last
+        for _ in range(2):  # the server starts after the file was written
+            self._take(self._look())
+
+    async def watch(self) -> None:
+        """Run until cancelled. Reads in a thread: the disk may hang."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            self._take(await asyncio.to_thread(self._look))
+
+    def _look(self) -> tuple[Key, ...] | None:
+        """Return the keys of a new version at rest, else None."""
+        keys = None
+        try:
+            before, self._seen = self._seen, self._version()
+            if self._seen == before != self._read_last:
+                keys, self._problem = self._keys_of(self._seen)
+                self._read_last = self._seen
+            self._report(self._problem)
+        except OSError as error:
+            self._report(error.strerror or str(error))
+        return keys
+
+    def _version(self) -> _Version:
+        status = self._path.stat()
+        return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode
+
+    def _keys_of(self, version: _Version) -> tuple[tuple[Key, ...] | None, str]:
+        try:
+            keys = read_keys_file(self._path)
+        except ValueError as error:
+            return None, str(error)
+        is_whole = self._version() == version  # else it changed meanwhile: the next looks see it
+        return (keys, "") if is_whole else (None, self._problem)
+
+    def _report(self, problem: str) -> None:
+        if problem and not self.is_stale:
+            logger.error("%s cannot be used, its last keys are still taken: %s", self._path, problem)
+        self.is_stale = bool(problem)
+
+    def _take(self, keys: tuple[Key, ...] | None) -> None:
+        """Use these keys; a name that stays keeps its account."""
+        if keys is None:
+            return
+        known = {account.name: account for account in self.accounts}
+        self.accounts = tuple(known.get(key.name) or Account(key) for key in keys)
+        for account, key in zip(self.accounts, keys, strict=True):
+            account.set_key(key)
+            for name in sorted(set(key.models or ()).difference(self._model_names)):
+                logger.warning("key '%s' names the model '%s', which is not served", key.name, name)
+        self.callers = tuple(Caller(digest, each) for each in self.accounts for digest in each.key.digests)
+        logger.info("%d keys read from %s", len(keys), self._path)
+
+
 class ApiKeys:
-    def __init__(self, settings: Settings, model_names: Collection[str] = ()) -> None:
+    def __init__(self, settings: KeysSettings, model_names: Collection[str] = ()) -> None:
         self.file = WatchedKeys(Path(settings.keys_file), model_names) if settings.keys_file else None
         self._callers = (Caller(_digest(settings.api_key)),) if settings.api_key else ()
         if 0 < len(settings.api_key) < SHORT:

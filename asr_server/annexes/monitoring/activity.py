@@ -1,15 +1,34 @@
-"""Remember the last 15 minutes of the server in bounded memory, for the page that shows them."""
+"""`/v1/activity`: what the server did in the last 15 minutes, for the page that shows it."""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import Counter as Tally
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, cast
 
+import numpy as np
+from fastapi import APIRouter, Depends, Request
+from prometheus_client import Counter
+from starlette.applications import Starlette
 from starlette.types import Scope
 
+from asr_server import __version__, metrics
+from asr_server.annexes.monitoring.metrics import (
+    DECODING,
+    Labels,
+    Usage,
+    child_pids,
+    resident_bytes,
+    usage_of_each,
+)
 from asr_server.api.middleware import SAFE_METHODS
+from asr_server.api.models import ServedModel, State
+from asr_server.api.openapi import KEY_ERRORS, error_responses
+from asr_server.api.state import AppState, caller_of, get_state, require_key
+from asr_server.formats.render import Body
 from asr_server.metrics import RequestStats
 from asr_server.telemetry import current_request_id
 
@@ -32,6 +51,8 @@ class Answer(NamedTuple):
 
 
 class Sample(NamedTuple):
+    """Fields of `Timeline` behind the first two."""
+
     at: float
     audio_s: float  # transcribed since the start
     requests: int
@@ -91,3 +112,221 @@ def speeds(samples: list[Sample]) -> list[float]:
 
 def _speed_between(first: Sample, last: Sample) -> float:
     return (last.audio_s - first.audio_s) / (last.at - first.at) if last.at > first.at else 0.0
+
+
+MAX_LISTED: Final = 20
+
+router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)], tags=["operations"])
+
+
+class Shares(Body):
+    """Seconds that half of them, 95 % and 99 % stay below."""
+
+    p50: float
+    """The median."""
+    p95: float
+    """19 of 20 stay below."""
+    p99: float
+    """99 of 100 stay below."""
+
+
+class AnsweredRequest(Body):
+    id: str
+    """Its `x-request-id`."""
+    route: str
+    """The path as documented, or `wyoming`."""
+    status: int
+    """Of the answer; 499: the client had left."""
+    seconds_ago: float
+    """When it ended."""
+    seconds: float
+    """From its first byte to its answer's last."""
+    audio_s: float
+    """Seconds of audio with final text."""
+
+
+class Timeline(Body):
+    """A value every five seconds, the oldest first."""
+
+    seconds_ago: list[float]
+    """When it was measured."""
+    speed: list[float]
+    """Seconds of audio transcribed a second, over the half minute before."""
+    requests: list[int]
+    """Requests that held a place."""
+    chunks_waiting: list[int]
+    """Chunks that no replica had."""
+    slots: list[int]
+    """Chunks that replicas could decode at once."""
+    slots_in_use: list[int]
+    """Chunks that they decoded."""
+    sessions: list[int]
+    """Realtime sessions open."""
+
+
+class RunningModel(Body):
+    name: str
+    """Its first name."""
+    state: State
+    """Whether its replicas run."""
+    device: str | None
+    """Where it runs, once a replica was ready."""
+    dtype: str | None
+    """Its precision, once a replica was ready."""
+
+
+class RunningReplica(Body):
+    model: str
+    """The first name of its model."""
+    name: str
+    """`replica 0`, `replica 1` ..."""
+    ready: bool
+    """Whether it takes work."""
+    slots: int
+    """Chunks that it can decode at once."""
+    slots_in_use: int
+    """Chunks that it decodes."""
+    resident_bytes: int | None
+    """Memory of its processes, if they are this machine's; shared pages count for each."""
+
+
+class Activity(Body):
+    """The last 15 minutes of this server, or its last 4096 requests."""
+
+    version: str
+    """Of asr-server."""
+    uptime_s: int
+    """Since the server started."""
+    models: list[RunningModel]
+    """What it serves."""
+    replicas: list[RunningReplica]
+    """The engines."""
+    resident_bytes: int
+    """Memory of the server's own process."""
+    decoding_bytes: int | None
+    """Memory of FFmpeg's processes."""
+    restarts: dict[str, int]
+    """Replicas replaced since the start, by reason."""
+    statuses: dict[str, int]
+    """Requests answered, by status."""
+    latency: Shares | None
+    """Of requests answered with a transcript, from the first byte to the last."""
+    first_text: Shares | None
+    """From the complete upload to the first text that is final."""
+    queue: Shares | None
+    """A chunk's wait for a slot, on average over its request."""
+    timeline: Timeline
+    """How it went."""
+    last: list[AnsweredRequest]
+    """The last requests, the newest first; to a key with a name and without `admin`, its own."""
+
+
+@router.get("/activity", responses=error_responses(*KEY_ERRORS))
+async def activity(request: Request) -> Activity:
+    """Return what the server did in the last 15 minutes."""
+    state, log = get_state(request), activity_log_of(request.app)
+    usages = await asyncio.to_thread(usage_of_each, child_pids(state))
+    now = time.monotonic()
+    answers = log.answers(now)
+    account = caller_of(request).account
+    shown = [each for each in answers if account is None or account.is_admin or each.key == account.name]
+    return Activity(
+        version=__version__,
+        uptime_s=log.uptime_s,
+        models=list(map(_running, state.models)),
+        replicas=[replica for model in state.models for replica in _replicas(model, usages)],
+        resident_bytes=resident_bytes(),
+        decoding_bytes=_resident_bytes(usages.get(DECODING)),
+        restarts={
+            labels["reason"]: int(value) for labels, value in _values(metrics.replica_restarts) if value
+        },
+        statuses=Tally(str(answer.status) for answer in answers),
+        latency=_shares(answer.duration_s for answer in answers if answer.audio_s),
+        first_text=_shares(answer.first_text_s for answer in answers),
+        queue=_shares(answer.queue_s for answer in answers),
+        timeline=_timeline(log.samples(now), now),
+        last=[_listed(answer, now) for answer in shown[: -MAX_LISTED - 1 : -1]],
+    )
+
+
+def _values(counter: Counter) -> list[tuple[Mapping[str, str], float]]:
+    samples = [sample for family in counter.collect() for sample in family.samples]
+    return [(sample.labels, sample.value) for sample in samples]
+
+
+def _running(model: ServedModel) -> RunningModel:
+    engine = model.dispatcher.engine
+    device, dtype = (engine.device, engine.dtype) if engine else (None, None)
+    return RunningModel(name=model.name, state=model.state, device=device, dtype=dtype)
+
+
+def _replicas(model: ServedModel, usages: Mapping[Labels, Usage]) -> Iterator[RunningReplica]:
+    """Yield those that are away too."""
+    supervisor = model.dispatcher.supervisor
+    states = {state.replica.name: state for state in supervisor.replica_states}
+    for name in (f"replica {index}" for index in range(supervisor.num_replicas)):
+        state = states.get(name)
+        yield RunningReplica(
+            model=model.name,
+            name=name,
+            ready=state is not None and state.ready,
+            slots=state.num_slots if state else 0,
+            slots_in_use=state.heartbeat.slots_in_use if state else 0,
+            resident_bytes=_resident_bytes(usages.get((model.name, name))),
+        )
+
+
+def _resident_bytes(usage: Usage | None) -> int | None:
+    return usage.resident_bytes if usage else None
+
+
+def _shares(values_s: Iterable[float | None]) -> Shares | None:
+    known_s = [value_s for value_s in values_s if value_s is not None]
+    if not known_s:
+        return None
+    p50, p95, p99 = (round(float(value), 3) for value in np.percentile(known_s, (50, 95, 99)))
+    return Shares(p50=p50, p95=p95, p99=p99)
+
+
+def _timeline(samples: list[Sample], now: float) -> Timeline:
+    return Timeline(
+        seconds_ago=[round(now - sample.at, 1) for sample in samples],
+        speed=[round(speed, 2) for speed in speeds(samples)],
+        **{name: [getattr(sample, name) for sample in samples] for name in Sample._fields[2:]},
+    )
+
+
+def _listed(answer: Answer, now: float) -> AnsweredRequest:
+    return AnsweredRequest(
+        id=answer.request_id,
+        route=answer.route,
+        status=answer.status,
+        seconds_ago=round(now - answer.ended_at, 1),
+        seconds=answer.duration_s,
+        audio_s=answer.audio_s,
+    )
+
+
+def activity_log_of(app: Starlette) -> ActivityLog:
+    return cast(ActivityLog, app.state.activity)
+
+
+async def keep_sampling(state: AppState, log: ActivityLog) -> None:
+    """Run until cancelled."""
+    while True:
+        log.add_sample(_sample(state))
+        await asyncio.sleep(SAMPLE_EVERY_S)
+
+
+def _sample(state: AppState) -> Sample:
+    dispatchers = [model.dispatcher for model in state.models]
+    replicas = [replica for dispatcher in dispatchers for replica in dispatcher.supervisor.replica_states]
+    return Sample(
+        time.monotonic(),
+        sum(value for _, value in _values(metrics.audio_transcribed_seconds)),
+        state.admission.num_in_flight,
+        sum(dispatcher.num_waiting for dispatcher in dispatchers),
+        sum(replica.num_slots for replica in replicas),
+        sum(replica.heartbeat.slots_in_use for replica in replicas),
+        state.realtime.num_active,
+    )

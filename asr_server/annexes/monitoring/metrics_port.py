@@ -14,6 +14,7 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
+from asr_server.annexes.monitoring import MonitoringSettings
 from asr_server.config import Settings
 from asr_server.machine import in_url, sockets_for
 from asr_server.protocols.tls import http_protocol
@@ -21,15 +22,13 @@ from asr_server.protocols.tls import http_protocol
 CLOSE_LIMIT_S: Final = 1  # for the last replies to be read
 
 
-def settings_of_port(settings: Settings) -> Settings:
+def settings_of_port(settings: MonitoringSettings) -> MonitoringSettings:
     """Return the settings that hold on the port."""
     host = settings.metrics_host or settings.host
     return replace(
         settings,
         host=host,
         port=settings.metrics_port,
-        api_key="",
-        keys_file="",
         ssl_certfile="",
         ssl_keyfile="",
         cors_origins="",

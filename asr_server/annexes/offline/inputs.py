@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import shlex
 import shutil
@@ -21,6 +22,9 @@ from pathlib import Path, PurePath
 from typing import BinaryIO, Final
 
 from asr_server.audio.decoder import FORMATS
+from asr_server.errors import ChunkFailed, RequestError
+
+logger = logging.getLogger(__name__)
 
 STANDARD_INPUT: Final = "-"
 MAX_NAME_BYTES: Final = 255  # of a file's name, on the usual file systems
@@ -80,6 +84,18 @@ def require_file(path: Path) -> None:
 
 def reason_of(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
+
+
+def reason_for(name: str, error: Exception) -> str:
+    match error:
+        case RequestError():
+            return error.message
+        case ChunkFailed():
+            return str(error)
+        case OSError():
+            return reason_of(error)
+    logger.error("%s: unexpected", name, exc_info=error)  # a mistake of this program, not of the file
+    return f"{type(error).__name__}: {error}"
 
 
 def _expand(argument: str, recursive: bool, failures: list[Failure]) -> Iterator[Input]:

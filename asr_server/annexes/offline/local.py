@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -29,8 +29,9 @@ from asr_server.errors import (
 )
 from asr_server.formats.render import FileFormat, RenderOptions
 from asr_server.formats.subtitles import READABLE_LAYOUT, SubtitleLayout
-from asr_server.transcription import StallLimits, Transcriber, prompt_tokens
+from asr_server.transcription import Transcriber, prompt_tokens
 
+FILES_AT_ONCE: Final = 16
 Existing = Literal["refuse", "skip", "overwrite"]  # what happens to a file whose result is there already
 
 
@@ -103,9 +104,12 @@ class LocalTranscriber:
         self._limits = AudioLimits.from_settings(settings, window)
         self._dispatcher = Dispatcher(settings, window=window)
         self._pool = PreprocessPool(settings.preprocess_workers)
-        stall_limits = StallLimits.from_settings(settings)
         self._transcriber = Transcriber(
-            self._dispatcher, self._pool, tokenizer, settings.check_voice, stall_limits, settings.temperatures
+            self._dispatcher,
+            self._pool,
+            tokenizer,
+            settings.check_voice,
+            temperatures=settings.temperatures,
         )
         self._speakers, self._voices = job.speakers, job.voices
         self._choice = parse_choice(job.track, bool(job.speakers))

@@ -21,7 +21,7 @@ from typing import Annotated, BinaryIO, Final, Literal
 import msgspec
 import numpy as np
 
-from asr_server.annexes.offline.inputs import cut_name, reason_of, require_file
+from asr_server.annexes.offline.inputs import cut_name, reason_for, reason_of, require_file
 from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
 from asr_server.annexes.offline.outputs import (
     ENDINGS,
@@ -31,7 +31,6 @@ from asr_server.annexes.offline.outputs import (
     write_whole,
 )
 from asr_server.annexes.offline.progress import ProgressBars
-from asr_server.annexes.offline.run import reason_for
 from asr_server.core import Transcript
 from asr_server.errors import EngineUnavailable
 
@@ -54,13 +53,19 @@ class Entry:
     prompt: str | None = None
 
 
-@dataclass(frozen=True)
-class BadLine:
-    offset: int
-    reason: str
+Outcome = Literal["transcribed", "skipped", "failed"]
 
 
-def read_entries(manifest: Path, start: int = 0, stop: int | None = None) -> Iterator[Entry | BadLine]:
+class LineReport(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
+    offset: int  # of the line in the manifest, in bytes
+    outcome: Outcome
+    id: str = ""
+    audio: str = ""
+    error: str = ""  # of a line that failed
+    duration_s: float = 0.0  # of a recording that was transcribed
+
+
+def read_entries(manifest: Path, start: int = 0, stop: int | None = None) -> Iterator[Entry | LineReport]:
     """Yield the lines that begin in bytes `start` to `stop`, without blank ones. Raises OSError."""
     decoder = msgspec.json.Decoder(_Line)
     for offset, line in _lines(manifest, start, stop):
@@ -77,15 +82,18 @@ class Survey:
 
 
 def survey(manifest: Path) -> Survey:
-    """Read all lines and keep 16 bytes of each. Raises OSError."""
+    """Read all lines and keep 16 bytes of each. Raises OutputError."""
     num_bad_lines = 0
     offsets, keys = array("q"), array("q")
-    for line in read_entries(manifest):
-        if isinstance(line, BadLine):
-            num_bad_lines += 1
-        else:
-            offsets.append(line.offset)
-            keys.append(hash(result_name(line.id).casefold()))
+    try:
+        for line in read_entries(manifest):
+            if isinstance(line, LineReport):
+                num_bad_lines += 1
+            else:
+                offsets.append(line.offset)
+                keys.append(hash(result_name(line.id).casefold()))
+    except OSError as error:
+        raise OutputError(f"cannot read the manifest {manifest}: {reason_of(error)}") from error
     return Survey(num_bad_lines + len(offsets), _repeats(np.asarray(offsets), np.asarray(keys)))
 
 
@@ -117,15 +125,18 @@ def _skip_line(file: BinaryIO) -> None:
         pass
 
 
-def _parsed(decoder: msgspec.json.Decoder[_Line], folder: Path, offset: int, text: bytes) -> Entry | BadLine:
+def _parsed(
+    decoder: msgspec.json.Decoder[_Line], folder: Path, offset: int, text: bytes
+) -> Entry | LineReport:
     if len(text) > MAX_LINE_BYTES:
-        return BadLine(offset, f"the line is longer than {MAX_LINE_BYTES} bytes")
+        return LineReport(offset, "failed", error=f"the line is longer than {MAX_LINE_BYTES} bytes")
     try:
         line = decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return BadLine(offset, f"not a line of a manifest: {error}")
+        return LineReport(offset, "failed", error=f"not a line of a manifest: {error}")
     if "\0" in line.audio:
-        return BadLine(offset, "not a line of a manifest: 'audio' has a null character")
+        reason = "not a line of a manifest: 'audio' has a null character"
+        return LineReport(offset, "failed", error=reason)
     return Entry(offset, line.id or line.audio, folder / line.audio, line.language, line.prompt)
 
 
@@ -164,17 +175,6 @@ def result_name(id: str) -> str:
 
 ERROR_FILE: Final = "errors.jsonl"
 _LINE_EVERY_S: Final = 60.0  # where there is no terminal for a bar
-
-Outcome = Literal["transcribed", "skipped", "failed"]
-
-
-class LineReport(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
-    offset: int  # of the line in the manifest, in bytes
-    outcome: Outcome
-    id: str = ""
-    audio: str = ""
-    error: str = ""  # of a line that failed
-    duration_s: float = 0.0  # of a recording that was transcribed
 
 
 class JobStopped(msgspec.Struct, frozen=True, tag=True):
@@ -238,10 +238,10 @@ class LineTranscriber:
         self._results = results
         self._repeats = repeats
 
-    def sorted_out(self, lines: Iterable[Entry | BadLine]) -> Iterator[Entry | LineReport]:
+    def sorted_out(self, lines: Iterable[Entry | LineReport]) -> Iterator[Entry | LineReport]:
         for line in lines:
-            if isinstance(line, BadLine):
-                yield LineReport(line.offset, "failed", error=line.reason)
+            if isinstance(line, LineReport):
+                yield line
             elif (first := self._repeats.get(line.offset)) is not None:
                 reason = (
                     f"its result would replace that of the line at byte {first}: give each an 'id' of its own"

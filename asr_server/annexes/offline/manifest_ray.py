@@ -22,7 +22,7 @@ import ray
 import ray.data
 
 from asr_server.annexes.model_sources.find import resolve_checkpoint
-from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
+from asr_server.annexes.offline.local import FILES_AT_ONCE, LocalTranscriber, TranscribeJob
 from asr_server.annexes.offline.manifest import (
     Entry,
     JobStopped,
@@ -33,7 +33,6 @@ from asr_server.annexes.offline.manifest import (
     read_entries,
 )
 from asr_server.annexes.offline.outputs import OutputError
-from asr_server.annexes.offline.run import FILES_AT_ONCE
 from asr_server.checkpoint.cache import name_elsewhere
 from asr_server.config import Settings
 from asr_server.errors import EngineUnavailable
@@ -164,4 +163,4 @@ class PartTranscriber:
 
 def _settings_elsewhere(settings: Settings) -> Settings:
     model = name_elsewhere(Path(settings.model))
-    return replace(settings, executor="multiprocess", replicas=1, model=model)
+    return replace(settings.core, executor="multiprocess", replicas=1, model=model)

@@ -1,22 +1,32 @@
-"""Run `asr-server transcribe`, from checks to exit status.
+"""Run `asr-server transcribe`, from checks to exit status: recordings that are named, or those of a manifest.
 
 Many recordings share one transcriber; one's error does not stop the others. Standard error shows
-progress, as bars on a terminal, and the outcome.
+progress, as bars on a terminal, and the outcome. Ray is imported on request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Final, TypeVar
 
-from asr_server.annexes.offline.inputs import Failure, Input, buffered, collect_inputs, reason_of
-from asr_server.annexes.offline.local import FileTranscriber, TranscribeJob
+from asr_server.annexes.offline.inputs import Failure, Input, buffered, collect_inputs, reason_for, reason_of
+from asr_server.annexes.offline.local import FILES_AT_ONCE, FileTranscriber, LocalTranscriber, TranscribeJob
+from asr_server.annexes.offline.manifest import (
+    Entry,
+    LineReport,
+    LineTranscriber,
+    ManifestResults,
+    Reports,
+    read_entries,
+    survey,
+)
 from asr_server.annexes.offline.outputs import (
     FolderOutputs,
     OutputError,
@@ -24,16 +34,15 @@ from asr_server.annexes.offline.outputs import (
     StandardOutput,
     check_writable,
 )
-from asr_server.annexes.offline.progress import SOME_FAILED, SUCCESS, ProgressBars, Summary, speed_of
+from asr_server.annexes.offline.progress import SOME_FAILED, SUCCESS, ProgressBars, Summary, say, speed_of
+from asr_server.annexes.ray import RaySettings
+from asr_server.annexes.ray.cluster import cluster_address
+from asr_server.config import Settings
 from asr_server.core import Track, Transcript
-from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidValue, RequestError
+from asr_server.errors import EngineUnavailable, InvalidValue
 from asr_server.transcription import task_group
 
-FILES_AT_ONCE: Final = 16
-
 T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
 
 
 async def work_through(items: AsyncIterator[T], work: Callable[[T], Awaitable[None]]) -> None:
@@ -123,18 +132,6 @@ def _described(track: Track) -> str:
     return f"number {track.number}" + (f" ({track.language})" if track.language else "")
 
 
-def reason_for(name: str, error: Exception) -> str:
-    match error:
-        case RequestError():
-            return error.message
-        case ChunkFailed():
-            return str(error)
-        case OSError():
-            return reason_of(error)
-    logger.error("%s: unexpected", name, exc_info=error)  # a mistake of this program, not of the file
-    return f"{type(error).__name__}: {error}"
-
-
 INTERRUPTED: Final = 128 + signal.SIGINT
 TERMINATED: Final = 128 + signal.SIGTERM
 
@@ -222,3 +219,69 @@ async def _run(transcriber: FileTranscriber, batch: Batch, indices: Sequence[int
     with cancelled_by_sigterm():
         async with transcriber.running():
             await batch.run(indices)
+
+
+# -- A manifest ----------------------------------------------------------------------------------------------
+
+_LINES_AT_ONCE: Final = 256  # read and looked up on the disk in one go
+
+
+def transcribe_manifest(settings: Settings, job: TranscribeJob) -> int:
+    """Transcribe every entry without a result; return the exit status.
+
+    Raises:
+        OutputError, InvalidValue: nothing can be transcribed or written.
+    """
+    assert job.manifest is not None
+    assert job.output_dir is not None
+    check_writable(job.output_dir)
+    transcriber = LocalTranscriber(settings, job)  # checks the options, for actors elsewhere too
+    surveyed = survey(job.manifest)
+    with Reports(job.output_dir, surveyed.num_lines, job.quiet) as reports:
+        if settings.executor == "ray":
+            stop_reason, status = run_to_the_end(
+                lambda: _run_on_ray(settings, job, reports, surveyed.repeats)
+            )
+        else:
+            lines = LineTranscriber(transcriber, ManifestResults(job.output_dir, job), surveyed.repeats)
+            run = _run_here(transcriber, lines, job.manifest, reports)
+            stop_reason, status = run_to_the_end(lambda: asyncio.run(run))
+    if stop_reason:
+        say(f"stopped: {stop_reason}")
+    if not job.quiet:
+        say(reports.numbers())
+    return status or (SOME_FAILED if reports.counts["failed"] else SUCCESS)
+
+
+def _run_on_ray(settings: Settings, job: TranscribeJob, reports: Reports, repeats: Mapping[int, int]) -> None:
+    signal.signal(signal.SIGTERM, _cancel)
+    with cluster_address(settings.part(RaySettings).ray_address) as address:
+        # Ray reads its environment at the import.
+        from asr_server.annexes.offline.manifest_ray import run_on_ray
+
+        run_on_ray(settings, job, reports, repeats, address)
+
+
+def _cancel(*_: object) -> None:
+    raise asyncio.CancelledError
+
+
+async def _run_here(
+    transcriber: LocalTranscriber, lines: LineTranscriber, manifest: Path, reports: Reports
+) -> None:
+    async def work(entry: Entry) -> None:
+        reports.add(await lines.transcribe(entry))
+
+    with cancelled_by_sigterm():
+        async with transcriber.running():
+            await work_through(_entries(lines, manifest, reports), work)
+
+
+async def _entries(lines: LineTranscriber, manifest: Path, reports: Reports) -> AsyncIterator[Entry]:
+    sorted_out = lines.sorted_out(read_entries(manifest))
+    while batch := await asyncio.to_thread(lambda: list(islice(sorted_out, _LINES_AT_ONCE))):
+        for line in batch:
+            if isinstance(line, LineReport):
+                reports.add(line)
+            else:
+                yield line

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from asr_server import __version__
+from asr_server.annexes.ray import RaySettings
 from asr_server.annexes.ray.cluster import check_answers, cluster_address
 from asr_server.annexes.ray.tcp import TcpEngineClient
 from asr_server.channel.messages import Event, LogLine
 from asr_server.channel.zeromq import ReplicaSpec
 from asr_server.checkpoint.cache import name_elsewhere
-from asr_server.config import Settings
 from asr_server.dispatch.processes import RemoteReplica
 from asr_server.dispatch.supervisor import StartImpossible
 from asr_server.machine import in_daemon_thread
@@ -46,8 +46,9 @@ T = TypeVar("T")
 
 
 class RayExecutor:
-    def __init__(self, settings: Settings) -> None:
-        self._settings = replace(settings, api_key="", model=name_elsewhere(Path(settings.model)))
+    def __init__(self, settings: RaySettings) -> None:
+        self._settings = replace(settings.core, model=name_elsewhere(Path(settings.model)))
+        self._ray_address = settings.ray_address
         self._cluster = contextlib.ExitStack()  # ends the cluster of this machine, where one was started
         self._address = ""
         self._places: list[Any] = []  # by replica
@@ -63,7 +64,7 @@ class RayExecutor:
             raise
         except Exception as error:  # of any kind, as Ray has it
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise StartImpossible(f"no Ray cluster at {self._settings.ray_address}: {reason}") from error
+            raise StartImpossible(f"no Ray cluster at {self._ray_address}: {reason}") from error
 
     async def launch(self, index: int) -> RayReplica:
         """Wait for a place as long as it takes. Raises OSError and Ray's errors."""
@@ -89,7 +90,7 @@ class RayExecutor:
     # -- In the thread --
 
     def _join(self) -> int:
-        self._address = self._cluster.enter_context(cluster_address(self._settings.ray_address))
+        self._address = self._cluster.enter_context(cluster_address(self._ray_address))
         ray = _ray()
         ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
         self._host = ray.util.get_node_ip_address()

@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter, Depends, HTTPException, Request, WebSocket
@@ -28,7 +28,6 @@ from asr_server.annexes.realtime.config import (
     update_config,
     with_model,
 )
-from asr_server.annexes.realtime.openapi import CLIENT_SECRET_BODY, client_secret_responses
 from asr_server.annexes.realtime.server_events import (
     ClientSecret,
     ClientSecretRequest,
@@ -38,9 +37,32 @@ from asr_server.annexes.realtime.session import INTERNAL_ERROR, RealtimeSession
 from asr_server.api.errors import HANDLED, body_of, response_to
 from asr_server.api.middleware import check_origin
 from asr_server.api.models import ServedModel
+from asr_server.api.openapi import KEY_ERRORS, MODEL_ERRORS, Responses, error_responses, reference
 from asr_server.api.state import AppState, caller_of, get_state, metered, models_of, require_key, set_caller
 from asr_server.api.transcribe import answer_headers
 from asr_server.errors import InvalidValue, ShuttingDown
+
+CLIENT_SECRET_BODY: Final = {
+    "requestBody": {"content": {"application/json": {"schema": reference(ClientSecretRequest)}}}
+}
+
+
+def client_secret_responses() -> Responses:
+    secret = {
+        "description": "The secret, and the session that it opens.",
+        "content": {"application/json": {"schema": reference(ClientSecret)}},
+    }
+    return {200: secret} | error_responses(*KEY_ERRORS, *MODEL_ERRORS)
+
+
+def schemas() -> dict[str, Any]:
+    _, schemas = msgspec.json.schema_components(
+        [ClientSecretRequest, ClientSecret], ref_template="#/components/schemas/{name}"
+    )
+    for schema in schemas.values():  # a tag is no field, and so has no description
+        schema["properties"].get("type", {}).setdefault("description", "Which one it is.")
+    return schemas
+
 
 KEY_PROTOCOL: Final = "openai-insecure-api-key."
 PROTOCOL: Final = "realtime"
@@ -88,7 +110,7 @@ async def explain_refusal(request: Request) -> None:
 
 
 def _opening_config(connection: HTTPConnection, state: AppState) -> SessionConfig:
-    check_origin(connection, state.settings)
+    check_origin(connection, state.settings, state.api_keys.required)
     config = _authorized_config(connection, state)
     if state.realtime.is_draining:
         raise ShuttingDown

@@ -17,10 +17,11 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from asr_server import metrics
+from asr_server.annexes.realtime import RealtimeSettings
 from asr_server.annexes.realtime import client_events as client
 from asr_server.annexes.realtime import server_events as out
 from asr_server.annexes.realtime import turn_types as turns
-from asr_server.annexes.realtime.audio_in import AudioBuffer, AudioInput
+from asr_server.annexes.realtime.audio_in import ONSET_MARGIN_MS, AudioBuffer, AudioInput, VoiceActivity
 from asr_server.annexes.realtime.config import (
     SessionConfig,
     decoding_options,
@@ -29,11 +30,9 @@ from asr_server.annexes.realtime.config import (
     interim_interval_s,
     update_config,
 )
-from asr_server.annexes.realtime.reader import Backlog, TurnReader
-from asr_server.annexes.realtime.speakers import SessionSpeakers
+from asr_server.annexes.realtime.reader import Backlog, SessionSpeakers, TurnReader
 from asr_server.annexes.realtime.turn import next_state
 from asr_server.annexes.realtime.turn_types import SAMPLES_PER_MS, State
-from asr_server.annexes.realtime.voice_activity import ONSET_MARGIN_MS, VoiceActivity
 from asr_server.api.errors import body_of
 from asr_server.api.state import AppState, caller_of, models_of
 from asr_server.core import SAMPLE_RATE, Samples
@@ -48,6 +47,7 @@ INTERNAL_ERROR: Final = 1011
 PART_BYTES: Final = 32 * 1024  # of an append that are converted at once: 3 MiB of it take 0.2 s
 BLOCK: Final = SAMPLE_RATE // 10  # samples that are worked on at once
 MAX_SEND_S: Final = 30.0  # for a client that does not read
+MAX_IDLE_S: Final = 600.0  # without an event from the client
 
 
 class _End(msgspec.Struct, frozen=True):
@@ -75,7 +75,8 @@ class RealtimeSession:
         self._models, self._account = models_of(socket), caller_of(socket).account
         self._model = self._models.choose(config.transcription.model)
         self._options = decoding_options(config, self._models)
-        self._expires_at = int(time.time() + app.settings.max_realtime_session_s)
+        self._settings = app.settings.part(RealtimeSettings)
+        self._expires_at = int(time.time() + self._settings.max_realtime_session_s)
         self._inbox: asyncio.Queue[_Inbox] = asyncio.Queue()
         self._state = State(tag=self.id[5:13], interim_samples=self._interim_samples)
         self._backlog = Backlog()
@@ -120,7 +121,7 @@ class RealtimeSession:
             self.end(NORMAL, "Nothing was sent for too long.")
 
     async def _next_message(self) -> MutableMapping[str, Any]:
-        async with asyncio.timeout(self._app.settings.max_realtime_idle_s):
+        async with asyncio.timeout(MAX_IDLE_S):
             message = await self._socket.receive()
         if message["type"] == "websocket.disconnect":
             raise _Gone
@@ -132,7 +133,7 @@ class RealtimeSession:
         await self._backlog.wait_for_room()
 
     async def _watch_the_clock(self) -> None:
-        await asyncio.sleep(self._app.settings.max_realtime_session_s)
+        await asyncio.sleep(self._settings.max_realtime_session_s)
         self.end(GOING_AWAY, "The session has reached its longest duration.")
 
     # -- The one that owns the state --
@@ -217,7 +218,7 @@ class RealtimeSession:
 
     @property
     def _interim_samples(self) -> int:
-        interval_s = interim_interval_s(self._config, self._app.settings.realtime_interim_s)
+        interval_s = interim_interval_s(self._config, self._settings.realtime_interim_s)
         return round(interval_s * SAMPLE_RATE)
 
     def _note_model(self) -> None:

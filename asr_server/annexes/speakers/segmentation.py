@@ -6,13 +6,28 @@ the LSTM over several windows, which halves its time. Blocks; keeps no samples.
 
 from __future__ import annotations
 
-from typing import Final
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from asr_server.annexes.speakers.networks import CONVOLUTIONS, FILTERS, LSTM, load
+from asr_server.audio.voice import load_onnx
 from asr_server.core import SAMPLE_RATE, Samples
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession  # type: ignore[import-untyped]
+
+FOLDER: Final = Path(__file__).parents[2] / "models" / "speakers"
+FILTERS, CONVOLUTIONS, LSTM = "filters.onnx", "convolutions.onnx", "lstm.onnx"  # of the segmentation
+EMBEDDING: Final = "embedding.onnx"
+
+
+@cache
+def load(name: str) -> InferenceSession:
+    return load_onnx(FOLDER / name)
+
 
 Floats = npt.NDArray[np.float32]
 

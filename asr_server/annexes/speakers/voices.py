@@ -15,14 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from asr_server.annexes.speakers.clustering import Flags, Ints, directions, mean, merge
-from asr_server.annexes.speakers.networks import EMBEDDING, load
 from asr_server.annexes.speakers.segmentation import (
     CLASSES,
+    EMBEDDING,
     FIRST_FRAME,
     FRAME,
     NUM_FRAMES,
     WINDOW,
     Floats,
+    load,
     segment,
 )
 from asr_server.core import SAMPLE_RATE, Samples

@@ -64,7 +64,7 @@ async def test_times_are_told_as_the_median_and_what_19_of_20_and_99_of_100_stay
 
 
 async def test_the_timeline_grows_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asr_server.annexes.monitoring.activity_report.SAMPLE_EVERY_S", 0.05)
+    monkeypatch.setattr("asr_server.annexes.monitoring.activity.SAMPLE_EVERY_S", 0.05)
     async with run_app() as app:
         log = app.app.state.activity
         await app.post(THREE_CHUNKS)

@@ -144,7 +144,7 @@ def ask_until(ended: threading.Event, server: Server, model: str) -> Counter[str
 def test_a_model_unloaded_and_loaded_beside_requests_gives_all_back_and_loses_none(keys: str) -> None:
     """Live requests go to the one model throughout; the other is asked each time that it was unloaded."""
     models = f"digits=whisper-digits,base={real_checkpoint('base')}"
-    options = ("--keys-file", keys, "--max-load-wait-s", "300", "--drain-s", "300")
+    options = ("--keys-file", keys, "--drain-s", "300")
     with run_server("--models", models, *options) as server, ThreadPoolExecutor(2) as threads:
         ended = threading.Event()
         beside = threads.submit(ask_until, ended, server, "digits")

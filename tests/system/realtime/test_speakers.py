@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from asr_server.annexes.realtime.speakers import SessionSpeakers
+from asr_server.annexes.realtime.reader import SessionSpeakers
 from asr_server.core import Samples, Segment
 from tests.conftest import Server
 from tests.support.speech import say, silence

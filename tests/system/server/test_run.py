@@ -30,13 +30,14 @@ import tests.unit.wyoming.wyoming_client  # noqa: F401  before a test imports th
 from asr_server.api.models import ModelRegistry, ServedModel
 from asr_server.audio.recording import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow
-from asr_server.config import EMBEDDED_MODEL, Settings
+from asr_server.config import EMBEDDED_MODEL
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import MAX_FAILED_STARTS, ReplicaLimits, StartImpossible
 from asr_server.server import app as app_module
 from asr_server.server import run as run_module
 from asr_server.server.app import create_app
 from asr_server.server.run import ENGINE_FAILED, PORT_TAKEN, STOPPED, run, start_traces
+from asr_server.server.settings import ServerSettings
 from asr_server.telemetry import configure_logging
 from tests.conftest import WITHOUT_ENGINE, Server, run_server
 from tests.support.embedded import embedded
@@ -67,7 +68,7 @@ class Running:
 
 @asynccontextmanager
 async def serving_app(
-    settings: Settings, before_launch: Callable[[], Any] | None = None
+    settings: ServerSettings, before_launch: Callable[[], Any] | None = None
 ) -> AsyncIterator[Running]:
     replica = FakeReplica(number_of_the_chunk)
     replica.before_launch = before_launch or replica.before_launch
@@ -224,7 +225,7 @@ async def test_a_server_that_shares_its_port_leaves_new_connections_to_the_other
 # -- All of it, in a copy of this process --
 
 
-def served(settings: Settings, before: Callable[[], object] = lambda: None) -> Fork:
+def served(settings: ServerSettings, before: Callable[[], object] = lambda: None) -> Fork:
     def work(tell: Callable[[Any], None]) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
         configure_logging(settings.log_level)
@@ -277,7 +278,7 @@ def test_a_server_needs_none_of_the_packages_of_its_extras(module: ModuleType) -
             "opentelemetry",
             "wyoming",
             "asr_server.annexes.monitoring.traces",
-            "asr_server.annexes.wyoming",
+            "asr_server.annexes.wyoming.server",
         ):
             vars(sys)["modules"][name] = None  # cannot be imported
         importlib.reload(module)

@@ -7,10 +7,13 @@ import contextlib
 import random
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
+from asr_server.api.upload import UploadStore
+from asr_server.server import app as app_module
 from asr_server.telemetry import FIGURES
 from tests.conftest import Server
 from tests.support.embedded import embedded
@@ -216,8 +219,11 @@ async def test_a_recording_over_the_limit_is_refused_while_it_arrives() -> None:
         assert app.app.state.server.uploads.memory_bytes == 0
 
 
-async def test_a_recording_is_on_disk_where_memory_has_no_room_for_it() -> None:
-    async with door(max_upload_memory_bytes=0) as (app, port), client_at(port) as client:
+async def test_a_recording_is_on_disk_where_memory_has_no_room_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app_module, "UploadStore", partial(UploadStore, 0))
+    async with door() as (app, port), client_at(port) as client:
         uploads = app.app.state.server.uploads
         await client.write_event(event_of("audio-start", **FORMAT))
         await client.write_event(event_of("audio-chunk", SECOND, **FORMAT))

@@ -31,10 +31,8 @@ pytestmark = pytest.mark.trial
 
 LIMIT_S = 120.0
 SHORT = sound_file(say("3").samples)
-OPTIONS = (
-    *("--max-slots", "1", "--max-concurrent-requests", "64", "--max-upload-memory-bytes", "0"),
-    *("--max-preprocess-s", "1", "--max-stall-s", "1"),
-)
+OPTIONS = ("--max-slots", "1", "--max-concurrent-requests", "64")
+IMPATIENT = "tests.toolchain.deploy.impatient_server"
 # A minute becomes four seconds in a range and one in `for`, so that a fault of seconds is seen.
 RANGE_S, FOR_S = 4, 1
 MOST_QUEUE_WAIT_S = 0.5  # for 30 s
@@ -143,7 +141,7 @@ async def test_every_alert_fires_by_its_fault(tmp_path: Path) -> None:
     temporary = tmp_path / "t"
     temporary.mkdir()
     with (
-        run_server(*OPTIONS, TMPDIR=str(temporary)) as server,
+        run_server(*OPTIONS, module=IMPATIENT, TMPDIR=str(temporary)) as server,
         prometheus(tmp_path, server) as found,
     ):
         patient = Patient(server, 1, EMBEDDED_MODEL, temporary, random.Random(1))

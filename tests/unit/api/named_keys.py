@@ -9,8 +9,8 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from asr_server.annexes.keys.watched_keys import WatchedKeys
-from asr_server.config import Settings
+from asr_server.annexes.keys.api_keys import WatchedKeys
+from asr_server.server.settings import ServerSettings
 from tests.support.embedded import embedded
 from tests.support.until import until
 from tests.unit.api.running_app import RunningApp
@@ -37,7 +37,7 @@ def write(path: Path, *entries: dict[str, Any]) -> Path:
     return path
 
 
-def settings_with(path: Path, *entries: dict[str, Any], **values: Any) -> Settings:
+def settings_with(path: Path, *entries: dict[str, Any], **values: Any) -> ServerSettings:
     return embedded(keys_file=str(write(path, *entries)), **values)
 
 

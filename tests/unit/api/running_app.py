@@ -18,13 +18,13 @@ from asr_server.api.models import ModelRegistry, ServedModel
 from asr_server.audio.recording import PreprocessPool
 from asr_server.channel.messages import Submit
 from asr_server.checkpoint.files import AudioWindow
-from asr_server.config import Settings
 from asr_server.core import ChunkResult
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import ReplicaLimits
 from asr_server.protocols.tls import http_protocol
 from asr_server.protocols.websockets import BoundedWebSocketProtocol
 from asr_server.server.app import create_app
+from asr_server.server.settings import ServerSettings
 from tests.support.embedded import embedded
 from tests.support.fake_replica import FakeReplica, noise, say, wav
 from tests.support.tokens import make_tokenizer, words
@@ -68,7 +68,7 @@ class RunningApp:
             connection.transport.abort()
 
 
-def served(settings: Settings) -> ServedModel:
+def served(settings: ServerSettings) -> ServedModel:
     """A model whose replicas do not run: for what its names and settings decide."""
     return ServedModel(
         settings,
@@ -103,7 +103,7 @@ class QuickServer(uvicorn.Server):
 
 @asynccontextmanager
 async def run_app(
-    settings: Settings | None = None,
+    settings: ServerSettings | None = None,
     answer: Callable[[Submit], ChunkResult | Exception] = number_of_the_chunk,
     credit: int = 100,
     languages: tuple[str, ...] = ("en",),

@@ -28,10 +28,8 @@ pytestmark = pytest.mark.slow
 
 TICK_S = 0.02
 STRICT = embedded(
-    max_header_bytes=4096,
     header_timeout_s=0.3,
     client_grace_s=0.3,
-    min_client_bytes_per_s=1000,
     keep_alive_s=1,
 )
 Connect = Callable[..., Awaitable[RawClient]]
@@ -42,6 +40,7 @@ BIG = "x" * (12 * MIB)  # more than the system's buffers take
 @pytest.fixture(autouse=True)
 def short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol_module, "TICK_S", TICK_S)
+    monkeypatch.setattr(protocol_module, "MAX_HEADER_BYTES", 4096)
 
 
 @asynccontextmanager
@@ -91,7 +90,7 @@ async def test_headers_over_the_limit_are_told_so_by_name(connect: Connect) -> N
         client.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-long: " + b"a" * 4096)
         reply = await client.reply()
         assert reply.status == 431
-        assert "--max-header-bytes" in reply.error["message"]
+        assert "4096 bytes" in reply.error["message"]
         assert reply.headers["x-request-id"]
         assert await client.is_closed()
 
@@ -240,7 +239,7 @@ async def test_an_upload_given_up_is_logged_and_counted_as_408_with_the_id_that_
         await until(lambda: not app.server.server_state.tasks)
         after = await read(app)
     logging.getLogger("asr_server").removeHandler(handler)
-    assert all(name in reply.error["message"] for name in ("--min-client-bytes-per-s", "--client-grace-s"))
+    assert all(name in reply.error["message"] for name in ("1000 bytes a second", "--client-grace-s"))
     assert growth(before, after, counted) == 1
     told = [line for line in lines if reply.headers["x-request-id"] in line]
     assert ["closed the connection" in told[0], "POST /v1/audio/transcriptions: 408" in told[1]] == [True] * 2
@@ -257,8 +256,11 @@ async def test_a_body_that_trickles_below_the_minimum_rate_is_given_up(connect: 
         assert (await reply).status == 408
 
 
-async def test_a_slow_body_above_the_minimum_rate_is_read_to_its_end(connect: Connect) -> None:
-    async with strict_app(min_client_bytes_per_s=100.0) as app:
+async def test_a_slow_body_above_the_minimum_rate_is_read_to_its_end(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol_module, "MIN_BYTES_PER_S", 100.0)
+    async with strict_app() as app:
         client = await connect(app)
         pieces = [b"x" * 50] * 40  # in a second and more, which is three times the grace
         client.begin_upload(len(FILE_PART) + 40 * 50)

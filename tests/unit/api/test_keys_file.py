@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.annexes.keys import watched_keys
+from asr_server.annexes.keys import api_keys
 from tests.support.until import until
 from tests.unit.api.figures import read
 from tests.unit.api.named_keys import (
@@ -35,7 +35,7 @@ BOTH = (entry("web", WEB), entry("shop", SHOP))
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(watched_keys, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(api_keys, "LOOK_EVERY_S", 0.01)
     return tmp_path / "keys.yaml"
 
 

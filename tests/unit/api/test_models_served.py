@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from asr_server.annexes import model_loading as models_module
+from asr_server.api import models as served_model_module
 from asr_server.api.models import ServedModel
 from asr_server.dispatch.supervisor import StartImpossible
 from asr_server.errors import EngineUnavailable
@@ -46,13 +47,15 @@ async def loaded_and_ready(app: RunningApp) -> tuple[float, float]:
     return loaded, ready
 
 
-async def test_requests_wait_for_one_load_together_but_no_longer_than_the_limit() -> None:
+async def test_requests_wait_for_one_load_together_but_no_longer_than_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(served_model_module, "MAX_LOAD_WAIT_S", 0.2)
     may_launch = asyncio.Event()
-    settings = embedded(load="lazy", max_load_wait_s=0.2)
-    async with run_app(settings, before_launch=may_launch.wait) as app:
+    async with run_app(embedded(load="lazy"), before_launch=may_launch.wait) as app:
         refused = await app.post()
         assert refused.status_code == 503
-        assert "--max-load-wait-s" in str(error_of(refused)["message"])
+        assert "is not loaded after 0.2 s" in str(error_of(refused)["message"])
         assert float(refused.headers["retry-after"]) > 0
         assert model_of(app).state == "loading"  # which goes on
         may_launch.set()

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from asr_server.annexes.monitoring.process_usage import Usage, usage_of
+from asr_server.annexes.monitoring.metrics import Usage, usage_of
 
 BUSY_CHILD = """
 import subprocess, sys, time

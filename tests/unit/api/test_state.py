@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from asr_server.annexes.compat.azure import require_azure_key
+from asr_server.annexes.compat import require_azure_key
 from asr_server.api.state import SERVICE_RESTART, AppState, RealtimeSessions
 from asr_server.errors import InvalidApiKey, SessionsTaken
 from tests.support.embedded import embedded

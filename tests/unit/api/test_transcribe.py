@@ -22,9 +22,10 @@ from asr_server.api.request import (
 from asr_server.api.schemas import TranscriptionFields
 from asr_server.api.transcribe import answer_headers, body_response
 from asr_server.channel.messages import Submit
-from asr_server.config import MIB, Settings
+from asr_server.config import MIB
 from asr_server.core import ChunkResult, DecodingOptions, Samples
 from asr_server.formats.render import DEFAULTS, ResponseFormat, render
+from asr_server.server.settings import ServerSettings
 from tests.support.embedded import embedded
 from tests.support.fake_replica import noise, say, wav
 from tests.support.speech import say as say_digits
@@ -342,7 +343,7 @@ async def test_the_embedded_model_says_what_it_hears_in_every_answer(
 ) -> None:
     reply = await app.post(stream=stream)
     assert reply.headers["x-model-limit"] == "hears English digits only, about 1 in 20 of them wrongly"
-    async with run_app(Settings(model=str(tmp_path))) as other:
+    async with run_app(ServerSettings(model=str(tmp_path))) as other:
         assert "x-model-limit" not in (await other.post(stream=stream)).headers
 
 

@@ -9,9 +9,9 @@ import resource
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import closing
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,13 +24,12 @@ from asr_server.api.upload import Upload, UploadStore
 from asr_server.audio.recording import open_source
 from asr_server.config import MIB
 from asr_server.errors import StorageUnavailable, UploadTooLarge
+from asr_server.server import app as app_module
 from asr_server.server.run import warn_of_small_disk
-from tests.support.embedded import embedded
 from tests.support.raw_client import RawClient
 from tests.support.until import until
 from tests.unit.api.running_app import RunningApp, run_app
 
-ON_DISK = replace(embedded(), max_upload_memory_bytes=0)
 SetFree = Callable[[int, UploadStore], None]
 
 
@@ -89,10 +88,17 @@ async def test_an_upload_is_decoded_from_the_memory_that_it_arrived_in() -> None
     upload.close()
 
 
-async def test_an_upload_on_disk_is_heard_as_one_in_memory() -> None:
-    async with run_app(ON_DISK) as app:
-        assert await app.still_works()
-        assert app.app.state.server.uploads.memory_bytes == 0
+@pytest.fixture
+async def app_on_disk(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningApp]:
+    """A server whose memory has no room for uploads."""
+    monkeypatch.setattr(app_module, "UploadStore", partial(UploadStore, 0))
+    async with run_app() as app:
+        yield app
+
+
+async def test_an_upload_on_disk_is_heard_as_one_in_memory(app_on_disk: RunningApp) -> None:
+    assert await app_on_disk.still_works()
+    assert app_on_disk.app.state.server.uploads.memory_bytes == 0
 
 
 async def is_told_503_and_logged(app: RunningApp, caplog: pytest.LogCaptureFixture) -> None:
@@ -105,23 +111,24 @@ async def is_told_503_and_logged(app: RunningApp, caplog: pytest.LogCaptureFixtu
 
 
 async def test_a_full_disk_is_503_with_a_line_in_the_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    app_on_disk: RunningApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with run_app(ON_DISK) as app:
-        with monkeypatch.context() as patch:
-            patch.setattr(tempfile, "TemporaryFile", full_disk)
-            await is_told_503_and_logged(app, caplog)
-        assert await app.still_works()
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "TemporaryFile", full_disk)
+        await is_told_503_and_logged(app_on_disk, caplog)
+    assert await app_on_disk.still_works()
 
 
 async def test_a_temporary_folder_that_has_vanished_is_503_with_a_line_in_the_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    app_on_disk: RunningApp,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
-    async with run_app(ON_DISK) as app:
-        with monkeypatch.context() as patch:
-            patch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-            await is_told_503_and_logged(app, caplog)
-        assert await app.still_works()
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+        await is_told_503_and_logged(app_on_disk, caplog)
+    assert await app_on_disk.still_works()
 
 
 # -- The disk --

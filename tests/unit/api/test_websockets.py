@@ -12,6 +12,7 @@ import pytest
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
 
+from asr_server.annexes.realtime import session as session_module
 from asr_server.annexes.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.protocols.websockets import MAX_FRAMES_AHEAD, BoundedWebSocketProtocol
 from tests.support.embedded import embedded
@@ -90,9 +91,10 @@ async def test_frames_behind_a_handshake_without_a_key_are_not_parsed_on() -> No
         await until(lambda: not app.server.server_state.connections)
 
 
-async def test_what_comes_behind_the_close_is_bounded() -> None:
+async def test_what_comes_behind_the_close_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "MAX_IDLE_S", 0.1)
     large = b"\x82\xff" + (1 << 20).to_bytes(8, "big") + MASK + bytes(1 << 20)
-    async with run_app(embedded(max_realtime_idle_s=0.1)) as app, opened(app) as client:
+    async with run_app() as app, opened(app) as client:
         (connection,) = app.server.server_state.connections
         assert isinstance(connection, BoundedWebSocketProtocol)
         await until(lambda: connection.close_sent)

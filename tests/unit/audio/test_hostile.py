@@ -77,7 +77,7 @@ def test_a_long_recording_in_a_small_file_stops_at_the_limit() -> None:
 
 
 def test_decoded_bytes_are_counted_at_the_file_s_own_rate_and_layout() -> None:
-    with pytest.raises(AudioTooLong, match="--max-decoded-bytes"):
+    with pytest.raises(AudioTooLong, match="decoded size"):
         pieces_of(silent_opus(120), max_decoded_bytes=100 * 48_000 * 4)
 
 
@@ -89,7 +89,7 @@ def flac_header(sample_rate: int, num_channels: int, bits: int = 16, num_frames:
 
 
 def test_a_forged_flac_header_is_refused_by_its_rate() -> None:
-    with pytest.raises(SampleRateTooHigh, match=r"655350 Hz.*--max-sample-rate"):
+    with pytest.raises(SampleRateTooHigh, match=r"655350 Hz.*384000 Hz"):
         pieces_of(flac_header(655_350, 8))
 
 
@@ -112,7 +112,7 @@ def test_a_wav_of_too_many_channels_is_refused(num_channels: int) -> None:
 
 
 def test_work_on_one_file_is_bounded_in_time() -> None:
-    with pytest.raises(AudioTooLong, match="--max-preprocess-s"):
+    with pytest.raises(AudioTooLong, match="decoding time"):
         pieces_of(silent_opus(120), max_preprocess_s=0.02)
 
 

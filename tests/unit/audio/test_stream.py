@@ -66,7 +66,7 @@ def test_a_header_beyond_the_limit_is_refused_before_a_sample_is_read() -> None:
     ("limits", "words"),
     [
         (AudioLimits(max_audio_s=1.0), "max-audio-s"),
-        (AudioLimits(max_decoded_bytes=64_000), "max-decoded-bytes"),
+        (AudioLimits(max_decoded_bytes=64_000), "decoded size"),
     ],
 )
 def test_samples_beyond_a_limit_are_refused_when_they_come(limits: AudioLimits, words: str) -> None:

@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from asr_server.cli import main
 from asr_server.cli.model_list import read_models
-from asr_server.config import EMBEDDED_MODEL, Settings
+from asr_server.config import EMBEDDED_MODEL
+from asr_server.server.settings import ServerSettings
 
 
 def refusal(*arguments: str) -> list[str]:
@@ -83,11 +84,11 @@ def test_models_cannot_be_combined_with_a_model() -> None:
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
     """The settings of the models that a server would be run with."""
-    found: list[Settings] = []
+    found: list[ServerSettings] = []
 
-    def run(models: list[Settings]) -> int:
+    def run(models: list[ServerSettings]) -> int:
         found.extend(models)
         return 0
 
@@ -96,7 +97,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
 
 def test_a_server_has_one_model_or_all_of_the_list_with_its_other_settings(
-    served: list[Settings], monkeypatch: pytest.MonkeyPatch
+    served: list[ServerSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ASR_SERVER_MODEL")
     one = ["serve", str(EMBEDDED_MODEL), "--port", "0", "--drain-s", "7"]

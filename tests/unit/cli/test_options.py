@@ -22,15 +22,9 @@ from asr_server.cli.options import (
     unknown_variables,
 )
 from asr_server.cli.serve import serve
-from asr_server.config import (
-    EMBEDDED_MODEL,
-    FIELDS,
-    Settings,
-    environment_name,
-    extra,
-    flag_name,
-)
+from asr_server.config import EMBEDDED_MODEL, flag_name, variable_name
 from asr_server.errors import CheckpointError
+from asr_server.server.settings import FIELDS, SECTIONS, ServerSettings, extra
 from tests.support.embedded import embedded
 
 
@@ -53,7 +47,7 @@ def test_several_wrong_values_are_a_line_each() -> None:
         ("port", "http", "must be a valid integer, unable to parse string as an integer"),
         ("max_audio_s", "nan", "must be a finite number"),
         ("device", "tpu", "must be 'auto', 'cpu' or 'cuda'"),
-        ("copy_overlap", "maybe", "must be a valid boolean, unable to interpret input"),
+        ("reuse_port", "maybe", "must be a valid boolean, unable to interpret input"),
         ("root_path", "asr", "must be empty, or begins with /"),
         ("cors_origins", "a.example", f"must be {extra('cors_origins')['allowed']}"),
     ],
@@ -61,7 +55,7 @@ def test_several_wrong_values_are_a_line_each() -> None:
 def test_a_wrong_value_is_one_line_with_flag_environment_name_value_and_what_is_allowed(
     setting: str, value: str, reason: str
 ) -> None:
-    named = f"{flag_name(setting)} ({environment_name(setting)})"
+    named = f"{flag_name(setting)} ({variable_name(setting)})"
     assert problems(**{setting: value}) == [f"{named} is {value!r}: {reason}"]
 
 
@@ -149,7 +143,10 @@ def test_a_key_loses_the_line_end_of_its_secret_and_is_refused_where_no_client_c
     assert checked_settings(given | {"api_key": ""}).api_key == ""
     for key in (" ", "\n", "a b", "a\x00b", "schlüssel"):
         (line,) = problems(api_key=key)
-        assert line == "--api-key (VLLM_API_KEY) is wrong: must be empty, or printable ASCII without spaces"
+        assert (
+            line
+            == "--api-key (ASR_SERVER_API_KEY) is wrong: must be empty, or printable ASCII without spaces"
+        )
 
 
 def parsed(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
@@ -212,6 +209,10 @@ def test_help_has_every_flag_and_is_shown_whatever_else_is_wrong(command: str) -
     assert shown.output.startswith("Usage: ")
 
 
+def test_each_setting_is_in_one_section_of_the_help_and_the_page() -> None:
+    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(FIELDS)
+
+
 def test_help_says_of_each_setting_what_it_takes_its_variables_and_its_default() -> None:
     text = " ".join(CliRunner().invoke(main, ["serve", "--help"]).output.split())
     for shown in (
@@ -235,7 +236,7 @@ def test_a_model_is_the_argument_or_the_flag_or_nobodys_wish(
 ) -> None:
     given: dict[str, Any] = {}
 
-    def checked(values: dict[str, Any], *_: object) -> Settings:
+    def checked(values: dict[str, Any], *_: object) -> ServerSettings:
         given.update(values)
         raise SettingsError(["one", "two\x07"])
 
@@ -252,7 +253,7 @@ def test_the_variables_that_nobody_reads_are_lines_of_the_log(
 ) -> None:
     monkeypatch.setenv("ASR_SERVER_PROT", "1")
     monkeypatch.setenv("ASR_SERVER_QQQQQQQQQQQQQQQQQQ", "1")
-    configure_log(Settings(log_level="warning"))
+    configure_log(ServerSettings(log_level="warning"))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].endswith(
         "ASR_SERVER_PROT is ignored: no setting has this name; did you mean ASR_SERVER_PORT?"

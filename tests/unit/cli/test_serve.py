@@ -46,12 +46,10 @@ def _children_cpu_s() -> float:
 
 
 def test_several_wrong_settings_are_told_at_once_wherever_they_come_from() -> None:
-    refusal = Refusal(
-        "--replicas", "-1", ASR_SERVER_MAX_REALTIME_SESSIONS="0", ASR_SERVER_COPY_OVERLAP="maybe"
-    )
+    refusal = Refusal("--replicas", "-1", ASR_SERVER_MAX_REALTIME_SESSIONS="0", ASR_SERVER_REUSE_PORT="maybe")
     assert [line.split()[1] for line in refusal.lines] == [
         "--replicas",
-        "--copy-overlap",
+        "--reuse-port",
         "--max-realtime-sessions",
     ]
     assert refusal.status == 2

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 
 from asr_server.cli import main
 from asr_server.cli.serve import health_url
-from asr_server.config import Settings
 from asr_server.errors import CheckpointError
+from asr_server.server.settings import ServerSettings
 
 
 class Server:
@@ -24,11 +24,11 @@ class Server:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.status = 0
         self.error: Exception | None = None
-        self.models: list[Settings] = []
+        self.models: list[ServerSettings] = []
         self.on_term: object = None
         monkeypatch.setattr("asr_server.server.run.run", self._run)
 
-    def _run(self, models: list[Settings]) -> int:
+    def _run(self, models: list[ServerSettings]) -> int:
         self.models, self.on_term = models, signal.getsignal(signal.SIGTERM)
         if self.error:
             raise self.error

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.cli.spellings import in_our_spelling
+from asr_server.cli.arguments import in_our_spelling
 from asr_server.cli.transcribe import transcribe as command
 from tests.system.cli.test_transcribe import heard, record, said, transcribe
 

@@ -19,11 +19,11 @@ from asr_server.annexes.offline.outputs import OutputError
 from asr_server.annexes.offline.remote import RemoteServer
 from asr_server.cli import main
 from asr_server.cli.transcribe import FORMATS
-from asr_server.config import Settings
 from asr_server.core import Clip, SpeakerCount
 from asr_server.errors import CheckpointError, InvalidValue
 from asr_server.formats.render import ResponseFormat
 from asr_server.formats.subtitles import SubtitleLayout
+from asr_server.server.settings import ServerSettings
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,7 @@ class Asked:
         self.errors = ("", "")  # how standard error is encoded
         name = "transcribe_files"
         monkeypatch.setattr(f"asr_server.annexes.offline.run.{name}", partial(self._take, name))
-        monkeypatch.setattr(
-            "asr_server.annexes.offline.manifest_run.transcribe_manifest", self._take_manifest
-        )
+        monkeypatch.setattr("asr_server.annexes.offline.run.transcribe_manifest", self._take_manifest)
 
     def _take(self, by: str, make_transcriber: Any, job: TranscribeJob) -> int:
         self.by, self.job, (self.transcriber,) = by, job, make_transcriber.args
@@ -90,7 +88,7 @@ class Asked:
             raise self.error
         return self.status
 
-    def _take_manifest(self, settings: Settings, job: TranscribeJob) -> int:
+    def _take_manifest(self, settings: ServerSettings, job: TranscribeJob) -> int:
         self.by, self.job, self.transcriber = "transcribe_manifest", job, settings
         return self.status
 

@@ -18,11 +18,10 @@ from typing import Any
 
 import pytest
 
-from asr_server.annexes.offline import manifest_run
+from asr_server.annexes.offline import run as run_module
 from asr_server.annexes.offline.local import OnProgress, TranscribeJob
 from asr_server.annexes.offline.manifest import (
     MAX_LINE_BYTES,
-    BadLine,
     Entry,
     LineReport,
     ManifestResults,
@@ -31,8 +30,8 @@ from asr_server.annexes.offline.manifest import (
     result_name,
     survey,
 )
-from asr_server.annexes.offline.manifest_run import transcribe_manifest
 from asr_server.annexes.offline.outputs import OutputError
+from asr_server.annexes.offline.run import transcribe_manifest
 from asr_server.audio.recording import Source
 from asr_server.config import Settings
 from asr_server.core import Transcript
@@ -81,9 +80,9 @@ def test_a_bad_line_has_a_reason_and_harms_no_other(tmp_path: Path, line: bytes)
     good = b'{"audio": "a.wav"}\n'
     before, bad, after = read_entries(write(tmp_path, good + line + b"\n \n" + good))
     assert isinstance(before, Entry)
-    assert isinstance(bad, BadLine)
+    assert isinstance(bad, LineReport)
     assert bad.offset == len(good)
-    assert bad.reason
+    assert bad.error
     assert after == Entry(len(good + line) + 3, "a.wav", tmp_path / "a.wav")
 
 
@@ -254,7 +253,7 @@ class Job:
         self._manifest, self.out = folder / "files.jsonl", folder / "out"
         self.plain = TranscribeJob((), output_dir=self.out, manifest=self._manifest)
         self.transcribers: list[Scripted] = []
-        monkeypatch.setattr(manifest_run, "LocalTranscriber", self._make)
+        monkeypatch.setattr(run_module, "LocalTranscriber", self._make)
 
     def _make(self, settings: Settings, job: TranscribeJob) -> Scripted:
         self.transcribers.append(Scripted(settings, job))

@@ -17,11 +17,11 @@ from typing import ClassVar
 import msgspec
 import pytest
 
-from asr_server.annexes.offline.inputs import Failure, Input
+from asr_server.annexes.offline.inputs import Failure, Input, reason_for
 from asr_server.annexes.offline.local import OnProgress, TranscribeJob
 from asr_server.annexes.offline.outputs import FolderOutputs, OutputError, Outputs, StandardOutput
 from asr_server.annexes.offline.progress import SOME_FAILED, ProgressBars, Summary
-from asr_server.annexes.offline.run import Batch, reason_for, run_to_the_end, transcribe_files
+from asr_server.annexes.offline.run import Batch, run_to_the_end, transcribe_files
 from asr_server.audio.recording import Source
 from asr_server.core import Track, Transcript
 from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidAudio, InvalidValue

@@ -26,12 +26,12 @@ from asr_server.annexes.realtime.config import (
 )
 from asr_server.annexes.realtime.server_events import DEFAULT_VAD, SessionTranscription
 from asr_server.api.models import ModelRegistry
-from asr_server.config import Settings
 from asr_server.errors import InvalidApiKey, InvalidValue, ModelNotFound
+from asr_server.server.settings import ServerSettings
 from tests.unit.api.running_app import RunningApp, served
 from tests.unit.realtime.realtime_client import open_session
 
-MODELS = ModelRegistry([served(Settings())])
+MODELS = ModelRegistry([served(ServerSettings())])
 
 
 def updated(config: SessionConfig, **audio_input: Any) -> SessionConfig:
@@ -171,7 +171,7 @@ def test_options_of_a_session_reach_the_decoder() -> None:
 
 
 def test_a_diarized_session_needs_the_times_of_words() -> None:
-    models = ModelRegistry([served(Settings(model_alias="*"))])
+    models = ModelRegistry([served(ServerSettings(model_alias="*"))])
     config = default_config("gpt-4o-transcribe-diarize")
     options = decoding_options(config, models)
     assert (config.is_diarized, options.word_timestamps) == (True, True)
@@ -183,7 +183,7 @@ def test_a_diarized_session_needs_the_times_of_words() -> None:
 def test_a_secret_opens_its_settings_until_its_last_second_for_whoever_made_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    keys = ApiKeys(Settings(api_key="a-key-of-more-than-20-letters"))
+    keys = ApiKeys(ServerSettings(api_key="a-key-of-more-than-20-letters"))
     caller = keys.check("Bearer a-key-of-more-than-20-letters")
     config = updated(default_config("whisper-1"), turn_detection=None, transcription={"prompt": "ü" * 50})
     secret = make_secret(keys, caller, config, 2000)
@@ -201,11 +201,11 @@ def test_a_secret_opens_its_settings_until_its_last_second_for_whoever_made_it(
 
 @pytest.mark.parametrize("at", [5, 40, 60, -3])
 def test_a_secret_that_was_changed_or_is_none_is_refused(at: int) -> None:
-    keys = ApiKeys(Settings(api_key="a-key-of-more-than-20-letters"))
+    keys = ApiKeys(ServerSettings(api_key="a-key-of-more-than-20-letters"))
     caller = keys.check("Bearer a-key-of-more-than-20-letters")
     secret = make_secret(keys, caller, default_config("whisper-1"), 2**40)
     changed = secret[:at] + ("A" if secret[at] != "A" else "B") + secret[at:][1:]
-    other = ApiKeys(Settings(api_key="another-key-of-as-many-letters"))
+    other = ApiKeys(ServerSettings(api_key="another-key-of-as-many-letters"))
     for given, of in ((changed, keys), (secret, other), ("ek_", keys), ("ek_ü", keys), ("ek_AAAAA", keys)):
         with pytest.raises(InvalidApiKey, match="Incorrect client secret"):
             open_secret(of, given)

@@ -332,8 +332,9 @@ async def test_the_options_reach_the_engine(app: RunningApp) -> None:
 # -- How sessions end --
 
 
-async def test_an_idle_session_ends_normally() -> None:
-    async with run_app(embedded(max_realtime_idle_s=0.2)) as app, open_session(url(app)) as client:
+async def test_an_idle_session_ends_normally(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "MAX_IDLE_S", 0.2)
+    async with run_app() as app, open_session(url(app)) as client:
         assert await client.closed() == 1000
 
 
@@ -470,7 +471,8 @@ async def test_a_client_that_leaves_while_its_session_is_closed_is_no_fault_of_t
         await send(protocol, message)
 
     monkeypatch.setattr(BoundedWebSocketProtocol, "send", send_too_late)
-    async with run_app(embedded(max_realtime_idle_s=0.05)) as app, open_session(url(app)) as client:
+    monkeypatch.setattr(session_module, "MAX_IDLE_S", 0.05)
+    async with run_app() as app, open_session(url(app)) as client:
         assert await client.closed() == 1006
         await until(lambda: not app.app.state.server.realtime.num_active)
     assert "has failed" not in caplog.text

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asr_server.annexes.realtime.speakers import SessionSpeakers
+from asr_server.annexes.realtime.reader import SessionSpeakers
 from asr_server.annexes.speakers.labels import Turn
 from asr_server.annexes.speakers.track import Person, Spoken
 from asr_server.core import Segment

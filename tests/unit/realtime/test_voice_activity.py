@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from asr_server.annexes.realtime import voice_activity
+from asr_server.annexes.realtime import audio_in
+from asr_server.annexes.realtime.audio_in import ONSET_MARGIN_MS, VoiceActivity, VoiceEvent
 from asr_server.annexes.realtime.server_events import DEFAULT_VAD, SessionVad
 from asr_server.annexes.realtime.turn_types import (
     SAMPLES_PER_MS,
@@ -13,7 +14,6 @@ from asr_server.annexes.realtime.turn_types import (
     VoiceStarted,
     VoiceStopped,
 )
-from asr_server.annexes.realtime.voice_activity import ONSET_MARGIN_MS, VoiceActivity, VoiceEvent
 from asr_server.audio.voice import FRAME
 from asr_server.core import SAMPLE_RATE, Samples
 from tests.support.noises import make_noise
@@ -145,7 +145,7 @@ def by_frame(probabilities: list[float], activity: VoiceActivity) -> list[tuple[
 
 @pytest.fixture
 def stated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(voice_activity, "VoiceDetector", Stated)
+    monkeypatch.setattr(audio_in, "VoiceDetector", Stated)
 
 
 @pytest.mark.usefixtures("stated")

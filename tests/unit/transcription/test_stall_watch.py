@@ -141,8 +141,3 @@ def test_the_error_says_what_happened_in_openais_body() -> None:
     response = response_to(RequestStalled("It came to a standstill."))
     assert response.status_code == 500
     assert b'"code":"request_stalled"' in response.body
-
-
-def test_the_limits_are_the_settings() -> None:
-    limits = StallLimits.from_settings(embedded(max_stall_s=7, max_preprocess_s=100))
-    assert limits == StallLimits(request_s=7, pool_s=107)

@@ -19,7 +19,7 @@ with warnings.catch_warnings():  # the package imports audioop, which Python 3.1
     from wyoming.client import AsyncTcpClient
     from wyoming.event import Event, async_read_event
 
-    from asr_server.annexes.wyoming import WyomingServer
+    from asr_server.annexes.wyoming.server import WyomingServer
 
 from asr_server.core import SAMPLE_RATE, Samples
 from tests.support.embedded import embedded

@@ -6,7 +6,7 @@ import httpx
 import numpy as np
 import pytest
 
-from asr_server.annexes.compat.whisper_cpp import WITHOUT_EFFECT
+from asr_server.annexes.compat import INFERENCE_WITHOUT_EFFECT
 from tests.conftest import Server
 from tests.support.fake_replica import noise, wav
 from tests.support.speech import say
@@ -66,9 +66,11 @@ async def test_channels_are_speakers_where_the_format_shows_them() -> None:
 
 async def test_fields_without_an_effect_are_taken_and_named() -> None:
     async with run_app() as app:
-        reply = await app.post(path="/inference", max_len="5", **dict.fromkeys(sorted(WITHOUT_EFFECT), "1"))
+        reply = await app.post(
+            path="/inference", max_len="5", **dict.fromkeys(sorted(INFERENCE_WITHOUT_EFFECT), "1")
+        )
         assert reply.json()["text"] == "zero"
-        assert set(reply.headers["x-ignored-fields"].split(", ")) == WITHOUT_EFFECT | {"max_len"}
+        assert set(reply.headers["x-ignored-fields"].split(", ")) == INFERENCE_WITHOUT_EFFECT | {"max_len"}
         refused = await app.post(path="/inference", colour="red")
         assert (refused.status_code, error_of(refused)["param"]) == (400, "colour")
 

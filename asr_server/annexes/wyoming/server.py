@@ -24,6 +24,7 @@ from wyoming.info import AsrModel, AsrProgram, Attribution, Info
 from wyoming.ping import Pong
 
 from asr_server import __version__, metrics
+from asr_server.annexes.wyoming import WyomingSettings
 from asr_server.api.errors import CLIENT_CLOSED_REQUEST, body_of, response_to
 from asr_server.api.middleware import new_request_id, report_request
 from asr_server.api.models import ServedModel
@@ -287,7 +288,7 @@ class WyomingServer:
 
     async def start(self) -> tuple[str, int]:
         """Listen; return address and port. Raises OSError."""
-        settings = self._state.settings
+        settings = self._state.settings.part(WyomingSettings)
         where = listening_on(settings.host, settings.wyoming_port, settings.reuse_port)
         self._listener = await asyncio.start_server(self._connect, **where, limit=MAX_LINE_BYTES)
         host, port = self._listener.sockets[0].getsockname()[:2]

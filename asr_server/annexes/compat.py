@@ -1,0 +1,294 @@
+"""Routes of other speech servers, so that their clients need only a new address.
+
+Each renames fields to OpenAI's and shapes the reply; none transcribes. whisper-asr-webservice has `POST
+/asr` and `POST /detect-language`, as Bazarr and Lingarr call them: fields are in the query or the form, the
+recording in `audio_file`, and `encode=false` means raw 16-bit samples at 16 kHz. whisper.cpp's server has
+`POST /inference`. With Azure OpenAI, `api-key` may hold the key, and a deployment is a name of the model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, Literal
+
+import msgspec
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive
+
+from asr_server.api.models import Models
+from asr_server.api.request import (
+    TranscriptionRequest,
+    parse_transcription_request,
+    parse_translation_request,
+    read_fields,
+)
+from asr_server.api.state import get_state, require_key, set_caller
+from asr_server.api.transcribe import RequestParser, TranscriptionResponse, body_response, transcribing
+from asr_server.api.upload import Form
+from asr_server.audio.native import unsized_header
+from asr_server.core import SAMPLE_RATE, Clip, Segment, Transcript
+from asr_server.errors import InvalidValue
+from asr_server.formats.render import verbose_body, word_body
+from asr_server.formats.subtitles import tsv
+from asr_server.transcription.language import name_of
+
+
+async def require_azure_key(request: Request) -> None:
+    """Take the key from `api-key` or the usual header. Raises InvalidApiKey."""
+    if key := request.headers.get("api-key"):
+        set_caller(request, get_state(request).api_keys.check(f"Bearer {key}"))
+    else:
+        await require_key(request)
+
+
+azure = APIRouter(prefix="/openai", dependencies=[Depends(require_azure_key)], include_in_schema=False)
+whisper = APIRouter(dependencies=[Depends(require_key)], include_in_schema=False)
+
+
+# -- whisper-asr-webservice ----------------------------------------------------------------------------------
+
+FILE_NAME: Final = "audio_file"
+_FORMATS: Final = {"txt": "text", "vtt": "vtt", "srt": "srt", "tsv": "verbose_json", "json": "verbose_json"}
+PCM_HEAD: Final = unsized_header(SAMPLE_RATE, num_channels=1, sample_bytes=2)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    encode: bool = True
+    video_file: str = ""
+
+
+class AsrFields(_File):
+    task: Literal["transcribe", "translate"] = "transcribe"
+    language: str = ""
+    initial_prompt: str = ""
+    vad_filter: bool = False
+    word_timestamps: bool = False
+    output: Literal["txt", "vtt", "srt", "tsv", "json"] = "txt"
+    diarize: bool = False
+    min_speakers: int | None = Field(None, ge=1, le=32)
+    max_speakers: int | None = Field(None, ge=1, le=32)
+
+
+class DetectionFields(_File):
+    detect_lang_offset: float = Field(0, ge=0)
+    detect_lang_length: float | None = Field(None, gt=0)
+
+
+ASR_WITHOUT_EFFECT: Final = ("video_file", "vad_filter")
+
+
+@whisper.post("/asr", response_model=None)
+async def asr(request: Request) -> Response:
+    own = _Asr(request.query_params.multi_items())
+    head = _head(own.query, AsrFields)
+    return TranscriptionResponse(get_state(request), own.parse, own.reply, FILE_NAME, head)
+
+
+@whisper.post("/detect-language", response_model=None)
+async def detect_language(request: Request) -> Response:
+    query = request.query_params.multi_items()
+    head = _head(query, DetectionFields)
+    return _Detection(get_state(request), partial(_parse_detection, query), None, FILE_NAME, head)
+
+
+def _head(query: list[tuple[str, str]], fields_type: type[_File]) -> bytes:
+    return b"" if read_fields(query, fields_type).encode else PCM_HEAD
+
+
+class _Detection(TranscriptionResponse):
+    async def _whole(self, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
+        async with transcribing(self._state, form, request, receive) as session:
+            async for delta in session:
+                if delta.text and delta.language:
+                    probability = session.language_probability
+                    return _detected(delta.language, 1.0 if probability is None else probability)
+        return _detected("", 0.0)
+
+
+def _detected(code: str, confidence: float) -> JSONResponse:
+    name = name_of(code) if code else "unknown"
+    return JSONResponse({"detected_language": name, "language_code": code, "confidence": confidence})
+
+
+def _parse_detection(
+    query: list[tuple[str, str]], pairs: list[tuple[str, str]], models: Models
+) -> TranscriptionRequest:
+    fields = read_fields([*query, *pairs], DetectionFields)
+    start_s = fields.detect_lang_offset
+    end_s = start_s + (fields.detect_lang_length or math.inf)
+    clips = (Clip(start_s, end_s),) if start_s or end_s < math.inf else ()
+    return replace(parse_transcription_request([], models), clips=clips)
+
+
+class _Asr:
+    def __init__(self, query: list[tuple[str, str]]) -> None:
+        self.query = query
+
+    def parse(self, pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
+        self._fields = fields = read_fields([*self.query, *pairs], AsrFields)
+        shows_words = fields.output == "json" and fields.task == "transcribe"
+        if fields.diarize and (fields.output == "txt" or fields.task == "translate"):
+            raise InvalidValue(
+                "'diarize' needs task=transcribe, and output srt, vtt, tsv or json.", "diarize"
+            )
+        asked = [
+            ("response_format", _FORMATS[fields.output]),
+            ("prompt", fields.initial_prompt),
+            ("language", fields.language),
+        ]
+        if fields.word_timestamps and shows_words:
+            asked += [("timestamp_granularities", "segment"), ("timestamp_granularities", "word")]
+        if fields.diarize:
+            counts = (("min_speakers", fields.min_speakers), ("max_speakers", fields.max_speakers))
+            asked += [("diarize", "true"), *((name, str(count)) for name, count in counts if count)]
+        parse = parse_translation_request if fields.task == "translate" else parse_transcription_request
+        without_effect = {*ASR_WITHOUT_EFFECT} | ({"word_timestamps"} if not shows_words else set())
+        ignored = tuple(sorted(without_effect & fields.model_fields_set))
+        return replace(parse(asked, models), ignored_fields=ignored)
+
+    def reply(self, transcript: Transcript, request: TranscriptionRequest) -> Response:
+        output = self._fields.output
+        if output == "json":
+            response: Response = JSONResponse(_json(transcript))
+        elif output == "tsv":
+            response = Response(tsv(transcript.segments), media_type="text/plain")
+        else:
+            response = body_response(transcript, request)
+        response.headers["content-disposition"] = f'attachment; filename="transcript.{output}"'
+        response.headers["asr-engine"] = "asr-server"
+        return response
+
+
+def _json(transcript: Transcript) -> dict[str, object]:
+    return {
+        "text": transcript.text,
+        "segments": [_segment(segment) for segment in transcript.segments],
+        "language": next(iter(transcript.languages), ""),
+    }
+
+
+def _segment(segment: Segment) -> dict[str, object]:
+    body: dict[str, object] = msgspec.to_builtins(segment)
+    body["start"], body["end"] = body.pop("start_s"), body.pop("end_s")
+    body["words"] = [word_body(word, word.text).model_dump(exclude_none=True) for word in segment.words]
+    return {name: value for name, value in body.items() if value not in (None, [], ())}
+
+
+# -- whisper.cpp ---------------------------------------------------------------------------------------------
+
+# What this server does by itself, or has no use for: the answer names them in x-ignored-fields.
+INFERENCE_WITHOUT_EFFECT: Final = frozenset(
+    (
+        *("audio_ctx", "beam_size", "best_of", "carry_initial_prompt", "debug_mode", "detect_language"),
+        *("entropy_thold", "logprob_thold", "max_context", "no_context", "no_fallback", "no_speech_thold"),
+        *("offset_n", "print_realtime", "processors", "suppress_non_speech", "suppress_nst"),
+        *("temperature_inc", "threads", "tinydiarize", "token_timestamps", "word_thold"),
+        *("vad", "vad_threshold", "vad_min_speech_duration_ms", "vad_min_silence_duration_ms"),
+        *("vad_max_speech_duration_s", "vad_speech_pad_ms", "vad_samples_overlap"),
+    )
+)
+
+
+class InferenceFields(BaseModel):
+    translate: bool = False
+    diarize: bool = False
+    no_timestamps: bool = False
+    no_language_probabilities: bool = False
+    offset_t: int = Field(0, ge=0)
+    duration: int = Field(0, ge=0)
+    max_len: int = Field(0, ge=0)
+    split_on_word: bool = True
+
+
+@whisper.post("/inference", response_model=None)
+async def inference(request: Request) -> Response:
+    own = _Inference()
+    return TranscriptionResponse(get_state(request), own.parse, own.reply)
+
+
+class _Inference:
+    def parse(self, pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
+        own = [(name, value.strip()) for name, value in pairs if name in InferenceFields.model_fields]
+        self._fields = fields = read_fields(own, InferenceFields)
+        ignored = tuple(dict.fromkeys(name for name, _ in pairs if name in INFERENCE_WITHOUT_EFFECT))
+        others = [
+            pair
+            for pair in pairs
+            if pair[0] not in {*InferenceFields.model_fields, *INFERENCE_WITHOUT_EFFECT}
+        ]
+        response_format = dict(others).get("response_format", "json")
+        if fields.diarize and response_format in ("json", "text"):
+            raise InvalidValue("'diarize' needs response_format srt, vtt or verbose_json.", "diarize")
+        others += [("channels", "split")] if fields.diarize else []
+        if fields.max_len and (fields.translate or response_format not in ("srt", "vtt")):
+            ignored += ("max_len",)
+        elif fields.max_len:
+            others += [("max_line_width", str(fields.max_len)), ("max_line_count", "1")]
+        if response_format == "verbose_json" and not fields.translate:
+            others += [("timestamp_granularities", "segment"), ("timestamp_granularities", "word")]
+        parse = parse_translation_request if fields.translate else parse_transcription_request
+        request = parse(others, models)
+        return replace(request, clips=self._clips(), ignored_fields=request.ignored_fields + ignored)
+
+    def _clips(self) -> tuple[Clip, ...]:
+        start_s, duration_s = self._fields.offset_t / 1000, self._fields.duration / 1000
+        return (Clip(start_s, start_s + (duration_s or math.inf)),) if start_s or duration_s else ()
+
+    def reply(self, transcript: Transcript, request: TranscriptionRequest) -> Response:
+        if request.fields.response_format != "verbose_json":
+            return body_response(transcript, request)
+        body = verbose_body(transcript).model_dump(exclude_none=True)
+        for own, segment in zip(body["segments"], transcript.segments, strict=True):
+            own["words"] = [
+                word_body(word, word.text).model_dump(exclude_none=True) for word in segment.words
+            ]
+            if self._fields.no_timestamps:
+                for timed in (own, *own["words"]):
+                    del timed["start"], timed["end"]
+        return JSONResponse(body | self._detected(transcript))
+
+    def _detected(self, transcript: Transcript) -> dict[str, Any]:
+        probability = transcript.language_probability
+        if self._fields.no_language_probabilities or probability is None or not transcript.languages:
+            return {}
+        language = name_of(transcript.languages[0])
+        return {"detected_language": language, "detected_language_probability": probability}
+
+
+# -- Azure OpenAI --------------------------------------------------------------------------------------------
+
+
+@azure.post("/deployments/{deployment}/audio/transcriptions", response_model=None)
+async def transcribe(deployment: str, request: Request) -> Response:
+    parse = partial(_parse_for, deployment, parse_transcription_request)
+    return TranscriptionResponse(get_state(request), parse)
+
+
+@azure.post("/deployments/{deployment}/audio/translations", response_model=None)
+async def translate(deployment: str, request: Request) -> Response:
+    return TranscriptionResponse(
+        get_state(request), partial(_parse_for, deployment, parse_translation_request)
+    )
+
+
+@azure.post("/v1/audio/transcriptions", response_model=None)
+async def transcribe_by_model(request: Request) -> Response:
+    return TranscriptionResponse(get_state(request), parse_transcription_request)
+
+
+@azure.post("/v1/audio/translations", response_model=None)
+async def translate_by_model(request: Request) -> Response:
+    return TranscriptionResponse(get_state(request), parse_translation_request)
+
+
+def _parse_for(
+    deployment: str, parse_request: RequestParser, pairs: list[tuple[str, str]], models: Models
+) -> TranscriptionRequest:
+    others = [(name, value) for name, value in pairs if name != "model"]
+    return parse_request([("model", deployment), *others], models)

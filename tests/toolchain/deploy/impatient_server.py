@@ -1,0 +1,17 @@
+"""`asr-server` for `test_alerts_fire.py`: uploads lie on the disk, and seconds of standstill are a stall."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from asr_server.__main__ import main
+from asr_server.api.upload import UploadStore
+from asr_server.server import app
+from asr_server.transcription import request
+from asr_server.transcription.stall_watch import StallLimits
+
+vars(app)["UploadStore"] = partial(UploadStore, 0)
+vars(request)["StallLimits"] = partial(StallLimits, request_s=1.0, pool_s=2.0)
+
+if __name__ == "__main__":
+    main()
