@@ -4,10 +4,14 @@ Runs on the event loop, which it never blocks. Knows no HTTP and imports no torc
 """
 
 from asr_server.transcription.language import Languages
-from asr_server.transcription.prompt import boosted_keywords, prompt_tokens
-from asr_server.transcription.request import Labeller, Transcriber, TranscriptionSession
-from asr_server.transcription.stall_watch import StallLimits
-from asr_server.transcription.tasks import first_error, task_group
+from asr_server.transcription.request import (
+    Labeller,
+    Transcriber,
+    TranscriptionSession,
+    boosted_keywords,
+    prompt_tokens,
+)
+from asr_server.transcription.tasks import StallLimits, first_error, task_group
 
 __all__ = [
     "Labeller",

@@ -1,4 +1,4 @@
-"""Hold the final text of a chunk under way, which a stream never takes back.
+"""Hold the final text of a chunk under way, which a stream never takes back, and the prompt of its next part.
 
 A replica reports plausible closed segments (`EarlyResult`). They stay: if the rest fails or another replica
 takes over, the part ends with them, and the audio behind is the next part.
@@ -15,6 +15,8 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult, DecodingOptions, TranscriptDelta
 from asr_server.transcription.segments import DecodedPart
 
+# Half of Whisper's text positions, less <|startofprev|>: the rule of openai-whisper.
+MAX_PROMPT_TOKENS: Final = 223
 NOTHING_SENT: Final = TranscriptDelta("", (), (), None, 0, 0, 0.0)
 
 
@@ -99,3 +101,24 @@ def not_yet_sent(sent: TranscriptDelta, whole: TranscriptDelta) -> TranscriptDel
         num_audio_tokens=whole.num_audio_tokens - sent.num_audio_tokens,
         num_text_tokens=whole.num_text_tokens - sent.num_text_tokens,
     )
+
+
+# -- The prompt of the next part -----------------------------------------------------------------------------
+#
+# The request's, then the text so far: the chunk's, or all chunks' on request. The rules are openai-whisper's
+# (`transcribe.py`, `condition_on_previous_text`).
+
+UNRELIABLE_TEMPERATURE: Final = 0.5  # above it a text is no prompt for the next
+
+
+class PreviousText:
+    def __init__(self, prompt_tokens: tuple[int, ...]) -> None:
+        self.tokens = prompt_tokens  # to decode the next part with
+
+    def add(self, part: DecodedPart) -> None:
+        """Add the part's text and timestamps; silence adds nothing."""
+        if part.result.temperature > UNRELIABLE_TEMPERATURE and part.num_read:
+            self.tokens = ()
+            return
+        heard = tuple(token for span in part.spans for token in span.tokens)
+        self.tokens = (*self.tokens, *heard)[-MAX_PROMPT_TOKENS:]

@@ -36,8 +36,7 @@ from asr_server.transcription.judge import (
     until_left_out,
 )
 from asr_server.transcription.language import LanguageDetector
-from asr_server.transcription.progress import ChunkProgress, EarlyResults
-from asr_server.transcription.prompt import PreviousText
+from asr_server.transcription.progress import ChunkProgress, EarlyResults, PreviousText
 from asr_server.transcription.segments import (
     DecodedPart,
     decode_part,
@@ -50,7 +49,7 @@ from asr_server.transcription.segments import (
     with_times_of_words,
     with_words_by_length,
 )
-from asr_server.transcription.stall_watch import StallWatch
+from asr_server.transcription.tasks import StallWatch
 
 MAX_READINGS: Final = 8  # of one piece, tails and speech without text included
 MAX_COMPLETIONS: Final = 3  # of them for speech without text, each of less audio than the one before

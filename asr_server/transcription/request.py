@@ -12,7 +12,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Protocol
+from itertools import islice
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -32,11 +33,9 @@ from asr_server.dispatch.queue import RequestHandle
 from asr_server.telemetry import unique_request_id
 from asr_server.transcription.channels import ClearChannels, SplitChannels
 from asr_server.transcription.language import MAX_VOTES, LanguageDetector, Languages
-from asr_server.transcription.progress import NOTHING_SENT, ChunkProgress, not_yet_sent
-from asr_server.transcription.prompt import boosted_keywords, prompt_tokens
+from asr_server.transcription.progress import MAX_PROMPT_TOKENS, NOTHING_SENT, ChunkProgress, not_yet_sent
 from asr_server.transcription.reading import ChunkReader
-from asr_server.transcription.stall_watch import StallLimits, StallWatch
-from asr_server.transcription.tasks import task_group
+from asr_server.transcription.tasks import StallLimits, StallWatch, task_group
 from asr_server.transcription.transcript import TranscriptBuilder
 
 
@@ -313,3 +312,30 @@ class TranscriptionSession:
 
 async def _nothing() -> None:
     pass
+
+
+# -- What the request gives to its chunks --------------------------------------------------------------------
+
+MAX_BOOSTED_KEYWORDS: Final = 64
+MAX_BOOSTED_CHARS: Final = 100  # of one: what is longer is a sentence
+MAX_CHARS: Final = 8192  # more can never fit; keeps a huge field from costing time
+
+
+class Encoder(Protocol):
+    def encode(self, text: str) -> list[int]: ...
+
+
+def prompt_tokens(encoder: Encoder, prompt: str) -> tuple[int, ...]:
+    """Return the tokens after <|startofprev|>: the end of the prompt. Special tokens' text is plain.
+
+    Keywords are not among them: a list before the speech costs a word in a hundred elsewhere.
+    """
+    text = prompt[-MAX_CHARS:].strip()
+    return tuple(encoder.encode(" " + text)[-MAX_PROMPT_TOKENS:]) if text else ()
+
+
+def boosted_keywords(keywords: Sequence[str]) -> tuple[str, ...]:
+    """Return the keywords that get a bonus in decoding, each once: the first ones, as many as may."""
+    terms = (word.strip() for word in keywords)
+    kept = dict.fromkeys(term for term in terms if 0 < len(term) <= MAX_BOOSTED_CHARS)
+    return tuple(islice(kept, MAX_BOOSTED_KEYWORDS))

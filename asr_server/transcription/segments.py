@@ -31,11 +31,11 @@ from asr_server.transcription.word_times import (
     AlignedWord,
     aligned_word,
     edges_by_letters,
+    group_words,
     leave_out_pauses,
     without_lead,
     words_until,
 )
-from asr_server.transcription.words import group_words
 
 FRAMES_PER_S: Final = 100  # `seek` counts 10 ms frames
 SAMPLES_PER_FRAME: Final = SAMPLE_RATE // FRAMES_PER_S  # so that a segment's `seek` is exact

@@ -10,7 +10,7 @@ import pytest
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import DecodingOptions, Samples
-from asr_server.transcription.prompt import PreviousText
+from asr_server.transcription.progress import PreviousText
 from harness.clips import make_clip
 from harness.engine_helpers import Reference
 from tests.support.checkpoints import terse_directory

@@ -12,7 +12,7 @@ import torch
 
 from asr_server.audio import split
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Samples
-from asr_server.transcription.prompt import PreviousText
+from asr_server.transcription.progress import PreviousText
 from harness.clips import make_clip
 from harness.openai_whisper import load_openai_whisper
 from tests.support.checkpoints import brief_directory

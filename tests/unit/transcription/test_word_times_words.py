@@ -10,7 +10,7 @@ from whisper.timing import WordTiming, merge_punctuations
 from whisper.tokenizer import get_tokenizer
 
 from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.transcription.words import WITH_THE_NEXT_WORD, WITH_THE_WORD_BEFORE, group_words
+from asr_server.transcription.word_times import WITH_THE_NEXT_WORD, WITH_THE_WORD_BEFORE, group_words
 from tests.support.checkpoints import pocket_directory
 from tests.support.tokens import make_tokenizer, words
 

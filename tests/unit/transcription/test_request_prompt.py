@@ -1,7 +1,8 @@
 import msgspec
 import pytest
 
-from asr_server.transcription.prompt import PreviousText, boosted_keywords, prompt_tokens
+from asr_server.transcription.progress import PreviousText
+from asr_server.transcription.request import boosted_keywords, prompt_tokens
 from asr_server.transcription.segments import DecodedPart, Span
 from tests.support.fake_replica import say
 from tests.support.tokens import make_tokenizer, words

@@ -19,7 +19,7 @@ from asr_server.errors import RequestStalled
 from asr_server.metrics import REGISTRY
 from asr_server.transcription import StallLimits, Transcriber
 from asr_server.transcription.progress import ChunkProgress
-from asr_server.transcription.stall_watch import MAX_STEPS_IN_FLIGHT
+from asr_server.transcription.tasks import MAX_STEPS_IN_FLIGHT
 from tests.support.embedded import embedded
 from tests.support.fake_replica import FakeReplica, noise, say, wav
 from tests.support.memory_file import MemoryFile
