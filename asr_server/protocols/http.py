@@ -299,7 +299,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             return
-        if self._last_reply is None:
+        if self._is_answered_early and self.expect_100_continue and not self._num_body_bytes:
+            self.transport.close()  # the body may never come: what comes next would be taken for it
+        elif self._last_reply is None:
             self._wait_for_request(self._is_idle)
         elif self._is_replying:
             self.flow.pause_reading()

@@ -119,6 +119,16 @@ async def test_the_rest_of_an_upload_that_is_refused_is_read_for_the_clients_gra
         await client.close()
 
 
+async def test_a_client_that_was_refused_before_it_might_send_its_body_is_not_kept() -> None:
+    async with run_app(SMALL) as app:
+        client = await RawClient.connect(app.host, app.port)
+        head = "POST /v1/audio/transcriptions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\n"
+        client.send(f"{head}content-length: {1 << 40}\r\n\r\n".encode())
+        assert (await client.reply()).status == 413
+        assert await client.is_closed()
+        await client.close()
+
+
 async def test_a_refusal_of_a_body_that_has_come_whole_keeps_the_connection() -> None:
     async with run_app(SMALL) as app:
         reply = await app.post(b"no audio")
