@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -21,17 +20,22 @@ from asr_server.engine.slots import SlotStart, SlotTable
 from asr_server.engine.tokens import noise_seed_of
 
 
-class LaunchedSearch(NamedTuple):
+class LaunchedChunk(NamedTuple):
+    """What a step computes for one chunk."""
+
     chunk: ActiveChunk
-    beam: BeamSearch
-    slots: tuple[int, ...]  # of its hypotheses
+    beam: BeamSearch | None
+    slots: tuple[int, ...]  # one, or of a search one for each hypothesis
     restarts: int  # of the chunk, before this step
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether the results are for what the chunk decodes now."""
+        return self.chunk.stage is Stage.DECODING and self.chunk.restarts == self.restarts
 
 
 class Launched(NamedTuple):
-    rows: list[tuple[ActiveChunk, int, int]]  # chunk, its slot, and its restarts before this step
-    searches: list[LaunchedSearch]
-    boosted: list[tuple[ActiveChunk, int]]  # those of both with keywords, and their restarts
+    chunks: list[LaunchedChunk]
     report: HostCopy
 
 
@@ -166,52 +170,36 @@ class DecodeLoop:
     # -- Launch -------------------------------------------------------------------------------------------
 
     def _launch(self) -> Launched | None:
-        single = [chunk for chunk in self.chunks if chunk.beam is None]
-        searches = [
-            LaunchedSearch(chunk, chunk.beam, tuple(chunk.slots), chunk.restarts)
-            for chunk in self.chunks
-            if chunk.beam is not None
-        ]
-        waiting = self._waiting_searches()
-        searches = [each for each in searches if id(each.chunk) not in waiting]
-        if not single and not searches:
+        in_flight = self._in_flight.chunks if self._in_flight else []
+        unread = {each.chunk for each in in_flight if each.is_current}
+        waiting = {chunk for chunk, _, _ in self._waiting}
+        # With lookahead, a search of several hypotheses waits for the host.
+        waiting |= {chunk for chunk in unread if chunk.beam is not None and len(chunk.beam.running) > 1}
+        chunks = [chunk for chunk in self.chunks if chunk not in waiting]
+        if not chunks:
             return None
-        hypotheses = [slot for each in searches for slot in each.slots]
         self.num_steps += 1
-        self.num_tokens += len(single) + len(hypotheses)
-        chunks = chain(single, (each.chunk for each in searches))
-        boosted = [(chunk, chunk.restarts) for chunk in chunks if chunk.boost is not None]
-        plan = self._plan(single, hypotheses, *self._boost_rows(boosted))
-        rows = [(chunk, chunk.slot, chunk.restarts) for chunk in single]
-        return Launched(rows, searches, boosted, self._runner.decode(plan))
+        self.num_tokens += sum(len(chunk.slots) for chunk in chunks)
+        plan = self._plan(chunks, *self._boost_rows(chunks, unread))
+        launched = [LaunchedChunk(each, each.beam, tuple(each.slots), each.restarts) for each in chunks]
+        return Launched(launched, self._runner.decode(plan))
 
-    def _waiting_searches(self) -> set[int]:
-        """With lookahead, a search of several hypotheses waits for the host."""
-        in_flight = self._in_flight.searches if self._in_flight else []
-        unread = (
-            each.chunk
-            for each in in_flight
-            if len(each.beam.running) > 1 and each.chunk.restarts == each.restarts
-        )
-        return {id(chunk) for chunk in chain(unread, (waiting for waiting, _, _ in self._waiting))}
-
-    def _boost_rows(self, boosted: list[tuple[ActiveChunk, int]]) -> tuple[Rows, Rows]:
+    def _boost_rows(self, chunks: list[ActiveChunk], unread: set[ActiveChunk]) -> tuple[Rows, Rows]:
         """Return what keywords name in the slots of texts of one hypothesis, and in those of searches."""
-        in_flight = self._in_flight.boosted if self._in_flight else []
-        unread = {id(chunk) for chunk, restarts in in_flight if chunk.restarts == restarts}
         single: Rows = []
         searched: Rows = []
-        for chunk, _ in boosted:
-            rows = chunk.boost_rows(id(chunk) in unread)
+        for chunk in chunks:
+            rows = chunk.boost_rows(chunk in unread)
             if chunk.beam is None:
                 single += [(slot, row) for slot, row in rows if row.tokens]
             else:
                 searched += rows  # without tokens too: the step before has left some in its slot
         return single, searched
 
-    def _plan(self, single: list[ActiveChunk], hypotheses: list[int], boosted: Rows, named: Rows) -> StepPlan:
+    def _plan(self, chunks: list[ActiveChunk], boosted: Rows, named: Rows) -> StepPlan:
+        single = [chunk for chunk in chunks if chunk.beam is None]
         return StepPlan(
-            num_rows=1 + max([*(chunk.slot for chunk in single), *hypotheses]),
+            num_rows=1 + max(max(chunk.slots) for chunk in chunks),
             context=self.context,
             sampled=tuple(chunk.slot for chunk in single if chunk.temperature > 0),
             restricted=any(chunk.is_restricted for chunk in single if chunk.temperature > 0),
@@ -226,7 +214,8 @@ class DecodeLoop:
         if launched is None:
             return []
         report = Report(launched.report.array(), self._tokenizer.specials.end_of_text)
-        ended = self._collect_tokens(launched, report) + self._collect_searches(launched, report)
+        current = [each for each in launched.chunks if each.is_current]
+        ended = self._collect_tokens(current, report) + self._collect_searches(current, report)
         finished: Finished = []
         again: list[ActiveChunk] = []
         for chunk, result in ended:
@@ -237,27 +226,23 @@ class DecodeLoop:
                 kept = chunk.best_result(result)
                 finished.append((chunk, chunk.with_fallbacks(kept)))
         self._start(again)
-        self._drop_wrong_guesses(launched.boosted)
+        self._drop_wrong_guesses([each.chunk for each in current if each.is_current])
         return finished
 
-    def _is_of(self, chunk: ActiveChunk, restarts: int) -> bool:
-        """Return whether a step's results are for what the chunk decodes now."""
-        return chunk.stage is Stage.DECODING and chunk.restarts == restarts
-
-    def _drop_wrong_guesses(self, boosted: list[tuple[ActiveChunk, int]]) -> None:
+    def _drop_wrong_guesses(self, chunks: list[ActiveChunk]) -> None:
         branches = []
-        for chunk, restarts in boosted:
-            if self._is_of(chunk, restarts) and chunk.has_guessed_wrong():
+        for chunk in chunks:
+            if chunk.has_guessed_wrong():
                 tokens = chunk.tokens if chunk.beam is None else chunk.beam.running[0].tokens
                 branches.append((chunk.slot, self._slot_start(chunk, chunk.slot, tuple(tokens))))
                 chunk.restarts += 1
         self._apply(branches)
 
-    def _collect_tokens(self, launched: Launched, report: Report) -> Finished:
+    def _collect_tokens(self, current: list[LaunchedChunk], report: Report) -> Finished:
         ended: Finished = []
         end_of_text = self._tokenizer.specials.end_of_text
-        for chunk, slot, restarts in launched.rows:
-            if not self._is_of(chunk, restarts):
+        for chunk, beam, (slot, *_), _ in current:
+            if beam is not None:
                 continue
             chunk.no_speech_prob = report.no_speech[slot]
             reason = chunk.append(int(report.tokens[slot]), report.logprobs[slot], end_of_text)
@@ -270,11 +255,11 @@ class DecodeLoop:
 
     # -- Beam search --------------------------------------------------------------------------------------
 
-    def _collect_searches(self, launched: Launched, report: Report) -> Finished:
+    def _collect_searches(self, current: list[LaunchedChunk], report: Report) -> Finished:
         ended: Finished = []
         branches: list[tuple[int, SlotStart]] = []
-        for chunk, beam, slots, restarts in launched.searches:
-            if not self._is_of(chunk, restarts):
+        for chunk, beam, slots, _ in current:
+            if beam is None:
                 continue
             chunk.no_speech_prob = report.no_speech[slots[0]]
             has_keywords = chunk.boost is not None

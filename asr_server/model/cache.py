@@ -311,7 +311,7 @@ class TextEnds:
         self._ends[:num_rows] += 1
 
     def extend(self, slots: Sequence[int], end: int) -> None:
-        rows = list(slots)  # a tuple, as other ranks receive it, would be one index of numpy's
+        rows = list(slots)  # a tuple would be one index of numpy's
         self._ends[rows] = np.maximum(self._ends[rows], end)
 
     def restart(self, slots: Sequence[int], end: int) -> int:

@@ -6,26 +6,12 @@ Torch's products gather slots that are not adjacent; the flash-decode kernel rea
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from asr_server.model.cache import MAX_QUERIES, DecoderCache, Slots, slot_ids
-from asr_server.model.kernels import Kernels
 from asr_server.model.layers import attend_cached, attend_cached_audio, sums_text_rows
-
-
-class CacheRows(Protocol):
-    kernels: Kernels  # in use
-
-    def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Append keys and values, then attend to the text: [B, T, H, d] each (query scaled) to [B, T, D]."""
-        ...
-
-    def attend_audio(self, layer: int, query: Tensor) -> Tensor:
-        """Attend to the audio: [B, T, H, d], scaled, to [B, T, D]."""
-        ...
 
 
 class TorchRows:
@@ -51,6 +37,7 @@ class TorchRows:
         return (slot_heads[:, None] * num_positions + torch.arange(self._context)).int()
 
     def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Append keys and values, then attend to the text: [B, T, H, d] each (query scaled) to [B, T, D]."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys[self._index, :, self._positions] = key
         values[self._index, :, self._positions] = value
@@ -59,6 +46,7 @@ class TorchRows:
         return attend_cached(query, keys[seen], seen_values, self._mask, self._value_rows)
 
     def attend_audio(self, layer: int, query: Tensor) -> Tensor:
+        """Attend to the audio: [B, T, H, d], scaled, to [B, T, D]."""
         cache = self._cache
         if self._own_blocks is None:
             if not isinstance(self._audio_slots, list):
@@ -73,7 +61,7 @@ class TorchRows:
 
 
 class FlashRows:
-    """Read slots in place, each to its own length."""
+    """Do as `TorchRows`: read slots in place, each to its own length."""
 
     def __init__(
         self,
@@ -109,6 +97,9 @@ class FlashRows:
         keys, values = cache.cross_keys[layer].transpose(2, 3), cache.cross_values[layer]
         attended = self._flash_decode(query.flatten(0, 1), keys, values, rows, lengths, keys.shape[2])
         return attended.view(*query.shape[:2], -1)
+
+
+CacheRows = TorchRows | FlashRows
 
 
 def row_lengths(
