@@ -105,12 +105,14 @@ class Bench:
 
     def round(self, case: Case, busy: GpuBusy) -> None:
         engine, clips = self.engine, clips_of(case)
-        steps, decoded, encoding = engine.num_decode_steps, engine.num_decoded_tokens, self._encoding.seconds
+        before, encoding = engine.heartbeat(), self._encoding.seconds
         started = time.perf_counter()
         wall_s, latencies = run_once(engine, clips, case.tokens, case.word_times)
         case.wall_s.append(wall_s)
         case.latency_s += latencies
-        case.decode_batch_mean = (engine.num_decoded_tokens - decoded) / (engine.num_decode_steps - steps)
+        after = engine.heartbeat()
+        num_steps = after.num_decode_steps - before.num_decode_steps
+        case.decode_batch_mean = (after.num_decoded_tokens - before.num_decoded_tokens) / num_steps
         case.encode_share = (self._encoding.seconds - encoding) / wall_s
         if (share := busy.share_since(started)) is not None:
             case.gpu_busy.append(share)

@@ -12,7 +12,6 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -25,8 +24,8 @@ from asr_server.channel.messages import (
     Drain,
     EarlyResult,
     Event,
+    Heartbeat,
     Result,
-    StepTimes,
     Submit,
 )
 from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineServer
@@ -49,10 +48,8 @@ class InstantEngine:
     """What `engine_loop` asks of an engine."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.num_steps = self.slots_in_use = self.num_decode_steps = self.num_decoded_tokens = 0
-        self.num_layers = 0
+        self.num_steps = self.slots_in_use = self.num_decoded_tokens = 0
         self.draining = False
-        self.step_timer = SimpleNamespace(times=StepTimes())
         self._first_time = tokenizer.specials.timestamp_begin
         text = [token for token in range(self._first_time) if tokenizer.is_text(token)]
         self._text_tokens = np.array(text)
@@ -61,6 +58,10 @@ class InstantEngine:
 
     def initial_credit(self) -> Credit:
         return Credit(ENCODE_BATCH, NUM_SLOTS)
+
+    def heartbeat(self) -> Heartbeat:
+        tokens = self.num_decoded_tokens
+        return Heartbeat(self.num_steps, num_decode_steps=tokens, num_decoded_tokens=tokens)
 
     @property
     def has_work(self) -> bool:
@@ -87,7 +88,6 @@ class InstantEngine:
             tokens += [self._first_time + start, *text, self._first_time + end]
             if submit.options.early_results and index:
                 yield EarlyResult(submit.id, _result(tokens))
-        self.num_decode_steps += len(tokens)
         self.num_decoded_tokens += len(tokens)
         yield Result(submit.id, _result(tokens), ChunkTimes(0.0, 0.0))
 

@@ -26,6 +26,7 @@ from asr_server.channel.messages import (
     EarlyResult,
     Event,
     Failed,
+    Heartbeat,
     LanguageDetected,
     Result,
     SetLanguage,
@@ -151,23 +152,17 @@ class Engine:
     def slots_in_use(self) -> int:
         return len(self._slots)
 
-    @property
-    def num_decode_steps(self) -> int:
-        return self._loop.num_steps
-
-    @property
-    def num_decoded_tokens(self) -> int:
-        return self._loop.num_tokens
-
-    @property
-    def search_steps(self) -> tuple[int, int, int]:
-        """Return the steps of chunks in a beam search: all, sure ones, those of several hypotheses."""
-        return self._loop.search_steps
-
-    @property
-    def num_layers(self) -> int:
-        """Return the layers computed so far, progress within a step. Thread-safe."""
-        return self.model.encoder.progress[0] + self.model.decoder.progress[0]
+    def heartbeat(self) -> Heartbeat:
+        """Return how far it has come; layers show progress within a step. Thread-safe."""
+        return Heartbeat(
+            num_steps=self.num_steps,
+            slots_in_use=self.slots_in_use,
+            num_decode_steps=self._loop.num_steps,
+            num_decoded_tokens=self._loop.num_tokens,
+            step_times=self.step_timer.times,
+            num_layers=self.model.encoder.progress[0] + self.model.decoder.progress[0],
+            search_steps=self._loop.search_steps,
+        )
 
     @property
     def has_work(self) -> bool:

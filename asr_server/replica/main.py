@@ -133,18 +133,7 @@ class HeartbeatThread(threading.Thread):
             self._server.send(self._state())
 
     def _state(self) -> Heartbeat:
-        engine = self.engine
-        if engine is None:
-            return Heartbeat(num_steps=0)
-        return Heartbeat(
-            engine.num_steps,
-            engine.slots_in_use,
-            engine.num_decode_steps,
-            engine.num_decoded_tokens,
-            engine.step_timer.times,
-            engine.num_layers,
-            engine.search_steps,
-        )
+        return Heartbeat(num_steps=0) if self.engine is None else self.engine.heartbeat()
 
     def stop(self) -> None:
         self._stopped.set()

@@ -61,7 +61,8 @@ def test_graphs_that_overwrite_their_memory_change_no_token(
     found = results(run_mixed(engine))
     assert [found[str(i)].tokens for i in range(len(alone))] == [each.tokens for each in alone]
     assert [found[str(i)].temperature for i in range(len(alone))] == [each.temperature for each in alone]
-    assert StandInGraphs.num_replays == 2 * engine.num_decode_steps, "also where rows draw or have penalties"
+    num_steps = engine.heartbeat().num_decode_steps
+    assert StandInGraphs.num_replays == 2 * num_steps, "also where rows draw or have penalties"
 
 
 @pytest.mark.parametrize("seed", seeds(2, trial=6))

@@ -87,7 +87,7 @@ def test_other_requests_change_no_tokens(
         assert found[str(i)].tokens == expected.tokens
         assert found[str(i)].temperature == expected.temperature
         assert found[str(i)].avg_logprob == pytest.approx(expected.avg_logprob, abs=1e-4)
-    assert engine.num_decoded_tokens > 1.2 * engine.num_decode_steps
+    assert engine.heartbeat().num_decoded_tokens > 1.2 * engine.heartbeat().num_decode_steps
 
 
 # Every option, with a value that changes what its own request is told.
@@ -377,7 +377,7 @@ def test_audio_of_which_the_model_makes_no_numbers_fails_and_harms_no_later_chun
         submit(engine, f"too loud {i}", CLIPS[2] * np.float32(1e25), ladder)
     failed = [event.id.request_id for event in run(engine) if isinstance(event, Failed)]
     assert failed == ["too loud 0", "too loud 1"]
-    assert engine.num_decode_steps < 2 * 30, "nothing is tried again at another temperature"
+    assert engine.heartbeat().num_decode_steps < 2 * 30, "nothing is tried again at another temperature"
     assert hear(engine) == hear(pocket.engine(num_slots=2, short_audio=short_audio, lookahead=True))
 
 
@@ -393,7 +393,7 @@ def test_a_chunk_of_nan_that_is_cancelled_before_its_language_is_chosen_harms_no
     submit(engine, "first", CLIPS[3], beside)
     submit(engine, "too loud", CLIPS[2] * np.float32(1e25), loud)
     submit(engine, "last", CLIPS[6], beside)
-    while engine.num_decode_steps < 40:
+    while engine.heartbeat().num_decode_steps < 40:
         engine.step()
     engine.handle(Cancel("too loud"))
     submit(engine, "innocent", CLIPS[1], PLAIN)
@@ -403,13 +403,14 @@ def test_a_chunk_of_nan_that_is_cancelled_before_its_language_is_chosen_harms_no
 
 def test_heartbeat_figures_count_steps_and_batches(pocket: Checkpoint) -> None:
     engine = pocket.engine(encode_batch=4)
-    num_layers = engine.num_layers
+    num_layers = engine.heartbeat().num_layers
     for i in range(4):
         submit(engine, str(i), CLIPS[1], PLAIN)
     engine.step()
-    assert (engine.num_steps, engine.slots_in_use) == (1, 4)
-    assert (engine.num_decoded_tokens, engine.num_decode_steps) == (4, 1)
+    found = engine.heartbeat()
+    assert (found.num_steps, found.slots_in_use) == (1, 4)
+    assert (found.num_decoded_tokens, found.num_decode_steps) == (4, 1)
     sizes = pocket.model.sizes
     prefill_and_decode = 2
     computed = 4 * sizes.encoder_layers + prefill_and_decode * sizes.decoder_layers
-    assert engine.num_layers - num_layers == computed
+    assert found.num_layers - num_layers == computed

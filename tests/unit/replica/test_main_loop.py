@@ -151,10 +151,7 @@ def test_heartbeats_come_before_the_engine_is_there_and_then_tell_of_its_steps(
     assert server.beats[0] == Heartbeat(0)
     serve(engine, server)
     beating.engine = engine
-    last = Heartbeat(
-        *(engine.num_steps, engine.slots_in_use, engine.num_decode_steps, engine.num_decoded_tokens),
-        *(engine.step_timer.times, engine.num_layers),
-    )
+    last = engine.heartbeat()
     assert last.num_steps > 0
     assert last.num_decoded_tokens > 0
     until(lambda: server.beats[-1] == last)
