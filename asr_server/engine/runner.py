@@ -160,7 +160,7 @@ class Runner:
     def encode(self, slots: Sequence[int], audio_slots: Sequence[int], chunks: Sequence[Samples]) -> Pending:
         """Fill these audio slots, or begin to; the slots attend to them."""
         on_device = self._transfers.to_device(torch.tensor([slots, audio_slots]))
-        self.cache.attend_to(slots, audio_slots, on_device)
+        self.cache.attend_to(on_device)
         return self._encoder.start(audio_slots, chunks)
 
     # -- Prefill ------------------------------------------------------------------------------------------

@@ -110,7 +110,6 @@ class DecoderCache:
             self.cross_values = _zeros(audio_values, device, audio_dtype)
         # The audio slot of each slot: one of the same number, until `attend_to` gives another.
         self.audio_of = torch.arange(num_texts, device=device) % num_slots
-        self._audio_of = [slot % num_slots for slot in range(num_texts)]  # the same, for the host
         # On the CPU, positions stored in each audio slot; silence follows them. A slot that was never written
         # may be read between others: it has a whole window of zeros.
         self.audio_lengths = torch.full((num_slots,), sizes.audio_positions, dtype=torch.int32)
@@ -200,11 +199,9 @@ class DecoderCache:
         )
         return keys.transpose(-3, -2).flatten(-2), values
 
-    def attend_to(self, slots: Sequence[int], audio_slots: Sequence[int], on_device: Tensor) -> None:
-        """Map slots to audio slots; `on_device` [2, B] holds both."""
-        for slot, audio_slot in zip(slots, audio_slots, strict=True):
-            self._audio_of[slot] = audio_slot
-        self.audio_of.index_copy_(0, *on_device)
+    def attend_to(self, slots_and_audio: Tensor) -> None:
+        """Map slots to audio slots, [2, B]."""
+        self.audio_of.index_copy_(0, *slots_and_audio)
 
     def copy_text(self, moves: Sequence[tuple[int, int]], on_device: Tensor, length: int) -> None:
         """Copy the first `length` positions between slots, and their audio slot; slots may overlap.
@@ -216,10 +213,7 @@ class DecoderCache:
         sources, targets = on_device.unbind(1)
         texts = self._texts[..., :length, :]
         texts.index_copy_(2, targets, texts.index_select(2, sources))
-        audio_slots = [self._audio_of[source] for source, _ in moves]
         self.audio_of.index_copy_(0, targets, self.audio_of.index_select(0, sources))
-        for (_, target), audio_slot in zip(moves, audio_slots, strict=True):
-            self._audio_of[target] = audio_slot
         self.begin_text([target for _, target in moves], targets, length)
 
     def begin_text(self, slots: Sequence[int], on_device: Slots, length: int) -> None:
@@ -235,9 +229,10 @@ class DecoderCache:
         """Return the audio slots: a slice if the host knows that they are adjacent and in order, else a
         list.
         """
-        if isinstance(slots, Tensor) or self.audio_of.is_cuda:
-            return self.audio_of[slots]
-        audio_slots = self._audio_of[slots]
+        found = self.audio_of[slots]
+        if isinstance(slots, Tensor) or found.is_cuda:
+            return found
+        audio_slots: list[int] = found.tolist()
         block = slice(audio_slots[0], audio_slots[0] + len(audio_slots))
         return block if audio_slots == list(range(block.start, block.stop)) else audio_slots
 

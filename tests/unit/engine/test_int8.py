@@ -112,7 +112,7 @@ def test_silence_is_read_from_a_slot_of_its_own_for_few_rows_and_little_silence_
         audio = model.encoder(mel, silence=silence)
         cache.write_audio(slot, model.decoder.cross_keys_values(audio))
     audio_slots = [0, 1, 1, 2, 1, 2, 0, 0, 1, 1, 0, 2]
-    cache.attend_to(range(12), audio_slots, torch.tensor([list(range(12)), audio_slots]))
+    cache.attend_to(torch.tensor([list(range(12)), audio_slots]))
     query = torch.randn(12, 1, *cache.keys.shape[2::2], dtype=dtype)
     positions = torch.zeros(12, 1, dtype=torch.long)
     many = rows_of(cache, slice(0, 12), positions, 1).attend_audio(1, query).float()
@@ -120,7 +120,7 @@ def test_silence_is_read_from_a_slot_of_its_own_for_few_rows_and_little_silence_
         found = rows_of(cache, few, positions[few], 1).attend_audio(1, query[few]).float()
         assert (found - many[few]).norm() / many[few].norm() < (0.01 if dtype == torch.bfloat16 else 1e-5)
     mostly_whole = [2] * 8 + audio_slots[8:]
-    cache.attend_to(range(12), mostly_whole, torch.tensor([list(range(12)), mostly_whole]))
+    cache.attend_to(torch.tensor([list(range(12)), mostly_whole]))
     rows = rows_of(cache, slice(0, 12), positions, 1)
     found = rows.attend_audio(1, query).float()[8:]
     assert (found - many[8:]).norm() / many[8:].norm() < (0.01 if dtype == torch.bfloat16 else 1e-5)

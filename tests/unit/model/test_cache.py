@@ -81,7 +81,7 @@ def test_a_text_reads_the_audio_that_it_was_given() -> None:
     cache = DecoderCache(SIZES, 4, CPU, torch.float32, num_texts=8)
     assert cache.audio_slots(slice(1, 3)) == slice(1, 3)
     assert cache.audio_slots(slice(3, 5)) == [3, 0]
-    cache.attend_to([0, 1], [2, 2], torch.tensor([[0, 1], [2, 2]]))
+    cache.attend_to(torch.tensor([[0, 1], [2, 2]]))
     assert cache.audio_slots(slice(0, 2)) == [2, 2]
     found = cache.audio_slots(torch.tensor([0, 5]))
     assert isinstance(found, Tensor)

@@ -50,7 +50,7 @@ def test_queries_read_the_whole_window_of_their_audio(
     cache.write_silence(silence, is_shared)
     cache.store_audio(torch.tensor([0, 1, 2]), audio)
     numbers = [1, 2] if isinstance(slots, slice) else slots.tolist()
-    cache.attend_to(numbers, audio_slots, torch.tensor([numbers, audio_slots]))
+    cache.attend_to(torch.tensor([numbers, audio_slots]))
     query = torch.randn(2, num_queries, HEADS, DEPTH, generator=torch.Generator().manual_seed(3))
     rows = rows_of(cache, slots, torch.zeros(2, num_queries, dtype=torch.long), context=1)
     for layer in range(LAYERS):

@@ -54,7 +54,7 @@ def caches() -> tuple[DecoderCache, DecoderCache]:
         cache.values.copy_(random(*cache.values.shape, seed=2))
         cache.write_silence(keys_values(1, WINDOW, seed=3))
         cache.store_audio(torch.tensor([0, 1, 2]), keys_values(3, 600, seed=4))
-        cache.attend_to([1, 2, 0], [2, 2, 1], torch.tensor([[1, 2, 0], [2, 2, 1]]))
+        cache.attend_to(torch.tensor([[1, 2, 0], [2, 2, 1]]))
     return made[0], made[1]
 
 
