@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 import torch
@@ -187,7 +188,7 @@ class SlotTable:
             old and new slots.
         """
         gaps = deque(slot for slot, holder in enumerate(self._holders) if holder is None)
-        held = sorted(((slot, chunk) for chunk in movable for slot in chunk.slots), key=_slot)
+        held = sorted(((slot, chunk) for chunk in movable for slot in chunk.slots), key=itemgetter(0))
         if not held:
             return []
         num_before, num_after = held[-1][0] + 1, 0
@@ -202,10 +203,6 @@ class SlotTable:
             self._holders[slot], self._holders[gap] = None, chunk
             chunk.slots[chunk.slots.index(slot)] = gap
         return [(slot, gap) for slot, _, gap in moving]
-
-
-def _slot(held: tuple[int, ActiveChunk]) -> int:
-    return held[0]
 
 
 def grouped(chunks: Iterable[ActiveChunk], key: Callable[[ActiveChunk], object]) -> list[list[ActiveChunk]]:

@@ -41,7 +41,7 @@ IDLE_WAIT_S = 0.5
 END_LIMIT_S = 30.0
 MAX_REASON_CHARS = 400  # torch lists every weight that does not fit
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("asr_server.replica.main")  # `__main__` in a process of its own
 
 
 class CannotStart(Exception):
