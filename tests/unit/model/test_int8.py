@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from asr_server.machine import VNNI_FLAGS
+from asr_server.machine import VNNI_FLAGS, cpu_flags
 from asr_server.model import products as int8
 from asr_server.model.layers import Int8EncoderLinear, Int8Linear, Linear
 from asr_server.model.products import (
@@ -150,8 +150,10 @@ def test_products_are_as_near_whatever_the_size_of_the_numbers(size: float) -> N
 
 def test_weights_have_a_bit_less_on_processors_without_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = torch.randn(200, 64), torch.eye(64)
-    errors = []
-    for flags in (VNNI_FLAGS, frozenset({"avx2"})):
+    has_vnni, errors = bool(cpu_flags() & VNNI_FLAGS), []
+    for flags in (frozenset({"avx2"}), VNNI_FLAGS):
         monkeypatch.setattr(int8, "cpu_flags", lambda flags=flags: flags)
         errors.append(error(Int8Weight(weight).product(x), weight.t()))
-    assert 1.7 < errors[1] / errors[0] < 2.3
+    assert 0.011 < errors[0] < 0.013
+    if has_vnni:  # without it, sums of two such products overflow
+        assert 1.7 < errors[0] / errors[1] < 2.3
