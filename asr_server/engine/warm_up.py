@@ -41,7 +41,7 @@ def warm_up(runner: Runner, tokenizer: Tokenizer, num_slots: int) -> None:
             runner.language_probabilities([0]).array()
         for count in (min(_NUM_PROMPTS, num_slots), 1):  # many rows and few have kernels of their own
             prompts = [chunk.prompt[: chunk.sot_index + 2]] * count
-            runner.prefill(range(count), prompts, chunk.sot_index)
+            runner.prefill(list(range(count)), prompts, chunk.sot_index)
         runner.start([SlotStart(0, chunk.prompt, chunk.options)])
         _check(_decode(runner, chunk))
         result = ChunkResult(_TEXT, (), 0.0, 0.0, 0.0, 0.0, None, "stop")

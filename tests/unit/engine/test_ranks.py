@@ -20,6 +20,7 @@ from asr_server.engine.config import EngineConfig, Loaded
 from asr_server.engine.ranks import check_ranks, follow, join, lead
 from asr_server.engine.runner import RanksFailed, Runner, StepPlan
 from asr_server.engine.slots import SlotStart
+from asr_server.engine.warm_up import warm_up
 from asr_server.model import WHOLE
 from tests.support.checkpoints import pocket_directory
 from tests.unit.engine.small import PROMPT, clip, small
@@ -115,6 +116,16 @@ def test_ranks_align_the_text_that_rank_0_has_read(monkeypatch: pytest.MonkeyPat
     assert (found.slot, found.audio_slot, found.options, found.language) == (2, 1, OPTIONS, "de")
     assert len(found.samples) == len(chunk.samples)
     assert (tokens.tokens, tokens.finish_reason) == (result.tokens, "length")
+    runner.close()
+
+
+def test_ranks_warm_up_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+    runner = led(sent)
+    warm_up(runner, small().tokenizer, CONFIG.num_slots)
+    other = followed(sent, monkeypatch)
+    assert torch.equal(runner.state.integers, other.state.integers)
+    assert torch.equal(runner.cache.keys, other.cache.keys)
     runner.close()
 
 
