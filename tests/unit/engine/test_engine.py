@@ -284,7 +284,8 @@ def test_the_first_step_that_passes_is_kept(
     options = DecodingOptions(language="de", max_new_tokens=6, temperatures=(0.0, 1.0))
     options = replace(options, **dict(zip(names, thresholds, strict=True)))
     (found,) = transcribe(pocket.engine(), CLIPS[:1], options)
-    assert (found.temperature, found.num_fallbacks) == (float(num_fallbacks), num_fallbacks)
+    assert found.num_fallbacks == num_fallbacks
+    assert num_fallbacks or found.temperature == 0.0
 
 
 def test_seeds_repeat_and_differ(pocket: Checkpoint) -> None:
