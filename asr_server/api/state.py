@@ -241,8 +241,8 @@ NOBODY: Final = Caller(secrets.token_bytes(32))  # who asks a server without key
 
 
 class Keys(Protocol):
-    @property
-    def required(self) -> bool: ...
+    required: bool
+
     @property
     def accounts(self) -> Sequence[Account]: ...
     @property

@@ -94,16 +94,13 @@ class ApiKeys:
     def __init__(self, settings: KeysSettings, model_names: Collection[str] = ()) -> None:
         self.file = WatchedKeys(Path(settings.keys_file), model_names) if settings.keys_file else None
         self._callers = (Caller(_digest(settings.api_key)),) if settings.api_key else ()
+        self.required = bool(self._callers or self.file)
         if 0 < len(settings.api_key) < SHORT:
             logger.warning(
                 "the key of %s can be guessed: a key should have at least %d random characters",
                 naming("api_key"),
                 SHORT,
             )
-
-    @property
-    def required(self) -> bool:
-        return bool(self._callers or self.file)
 
     @property
     def accounts(self) -> tuple[Account, ...]:
