@@ -40,26 +40,40 @@ _SHARE_BEYOND: Final = 0.01
 _THOUSANDS: Final = 1000.0  # far beyond what speech into a microphone at full level reaches as float
 _MOST: Final = 0.5  # a bump against the microphone is shorter than half a block
 _AUDIBLE: Final = 0.02
+_LOUD_POWER: Final = 0.05
 
 
 class FloatScale:
-    """Scale floats at the scale of integers to 1.0, by the first block that tells."""
+    """Scale floats at the scale of integers (numpy without dividing) to 1.0.
+
+    Each block shows its own scale, or is too quiet to do so: then most of the blocks before decide.
+    """
 
     def __init__(self) -> None:
-        self._scale: float | None = None
+        self._scale = 1.0  # of integers
+        self._num_more = 0  # blocks of integers than of others, since the first one
 
     def push(self, block: Block) -> Block:
         """Return the block without NaN and huge values, which would silence the filter."""
         flat = block.ravel(order="K")  # no copy
         with np.errstate(over="ignore", invalid="ignore"):
-            if self._scale is None:
-                self._scale = _scale_of(flat)
-            if self._scale not in (None, 1.0):
+            if not self._num_more and np.einsum("i,i->", flat, flat) <= _LOUD_POWER * len(flat):
+                return block
+            self._judge(flat)
+            if self._num_more:
                 block = block * np.float32(1 / self._scale)
                 flat = block.ravel(order="K")
             if np.einsum("i,i->", flat, flat) <= _LOUDEST**2:  # then none of them is larger
                 return block
         return np.clip(np.nan_to_num(block, nan=0.0, posinf=0.0, neginf=0.0), -_LOUDEST, _LOUDEST)
+
+    def _judge(self, flat: Samples) -> None:
+        scale = _scale_of(flat)
+        if scale == 1.0:
+            self._num_more = max(0, self._num_more - 1)
+        elif scale is not None:
+            self._scale = max(self._scale, scale) if self._num_more else scale
+            self._num_more += 1
 
 
 def _scale_of(flat: Samples) -> float | None:
