@@ -102,6 +102,7 @@ def test_every_path_of_http_that_is_named_is_answered(server: Server) -> None:
         "/v1/realtime",
         "/v1",
         "/static-offline-docs",
+        "/v1/activity",
     }
     for page in PAGES:
         paths = re.findall(r"`(?:GET |POST |WS )?(/(?:v1/[a-zA-Z_/]+|[a-z]+))(?=[`?])", page.read_text())

@@ -121,7 +121,6 @@ async def test_real_replies_are_of_the_document(app: RunningApp) -> None:
             "/load",
             "/metrics",
             "/v1/models",
-            "/v1/activity",
         )
     } | {
         ("get /v1/models/{name}", await get("/v1/models/whisper-1")),

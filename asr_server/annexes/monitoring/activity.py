@@ -25,10 +25,8 @@ from asr_server.annexes.monitoring.metrics import (
     usage_of_each,
 )
 from asr_server.api.middleware import SAFE_METHODS
-from asr_server.api.models import ServedModel, State
-from asr_server.api.openapi import KEY_ERRORS, error_responses
+from asr_server.api.models import ServedModel
 from asr_server.api.state import AppState, caller_of, get_state, require_key
-from asr_server.formats.render import Body
 from asr_server.metrics import RequestStats
 from asr_server.telemetry import current_request_id
 
@@ -51,7 +49,7 @@ class Answer(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Fields of `Timeline` behind the first two."""
+    """At `at`; the fields behind `audio_s` are the timeline's."""
 
     at: float
     audio_s: float  # transcribed since the start
@@ -116,137 +114,36 @@ def _speed_between(first: Sample, last: Sample) -> float:
 
 MAX_LISTED: Final = 20
 
-router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)], tags=["operations"])
+# For the page, and not in the API's description.
+router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)], include_in_schema=False)
 
 
-class Shares(Body):
-    """Seconds that half of them, 95 % and 99 % stay below."""
-
-    p50: float
-    """The median."""
-    p95: float
-    """19 of 20 stay below."""
-    p99: float
-    """99 of 100 stay below."""
-
-
-class AnsweredRequest(Body):
-    id: str
-    """Its `x-request-id`."""
-    route: str
-    """The path as documented, or `wyoming`."""
-    status: int
-    """Of the answer; 499: the client had left."""
-    seconds_ago: float
-    """When it ended."""
-    seconds: float
-    """From its first byte to its answer's last."""
-    audio_s: float
-    """Seconds of audio with final text."""
-
-
-class Timeline(Body):
-    """A value every five seconds, the oldest first."""
-
-    seconds_ago: list[float]
-    """When it was measured."""
-    speed: list[float]
-    """Seconds of audio transcribed a second, over the half minute before."""
-    requests: list[int]
-    """Requests that held a place."""
-    chunks_waiting: list[int]
-    """Chunks that no replica had."""
-    slots: list[int]
-    """Chunks that replicas could decode at once."""
-    slots_in_use: list[int]
-    """Chunks that they decoded."""
-    sessions: list[int]
-    """Realtime sessions open."""
-
-
-class RunningModel(Body):
-    name: str
-    """Its first name."""
-    state: State
-    """Whether its replicas run."""
-    device: str | None
-    """Where it runs, once a replica was ready."""
-    dtype: str | None
-    """Its precision, once a replica was ready."""
-
-
-class RunningReplica(Body):
-    model: str
-    """The first name of its model."""
-    name: str
-    """`replica 0`, `replica 1` ..."""
-    ready: bool
-    """Whether it takes work."""
-    slots: int
-    """Chunks that it can decode at once."""
-    slots_in_use: int
-    """Chunks that it decodes."""
-    resident_bytes: int | None
-    """Memory of its processes, if they are this machine's; shared pages count for each."""
-
-
-class Activity(Body):
-    """The last 15 minutes of this server, or its last 4096 requests."""
-
-    version: str
-    """Of asr-server."""
-    uptime_s: int
-    """Since the server started."""
-    models: list[RunningModel]
-    """What it serves."""
-    replicas: list[RunningReplica]
-    """The engines."""
-    resident_bytes: int
-    """Memory of the server's own process."""
-    decoding_bytes: int | None
-    """Memory of FFmpeg's processes."""
-    restarts: dict[str, int]
-    """Replicas replaced since the start, by reason."""
-    statuses: dict[str, int]
-    """Requests answered, by status."""
-    latency: Shares | None
-    """Of requests answered with a transcript, from the first byte to the last."""
-    first_text: Shares | None
-    """From the complete upload to the first text that is final."""
-    queue: Shares | None
-    """A chunk's wait for a slot, on average over its request."""
-    timeline: Timeline
-    """How it went."""
-    last: list[AnsweredRequest]
-    """The last requests, the newest first; to a key with a name and without `admin`, its own."""
-
-
-@router.get("/activity", responses=error_responses(*KEY_ERRORS))
-async def activity(request: Request) -> Activity:
-    """Return what the server did in the last 15 minutes."""
+@router.get("/activity")
+async def activity(request: Request) -> dict[str, Any]:
+    """Return what the server did in the last 15 minutes, or in its last 4096 requests."""
     state, log = get_state(request), activity_log_of(request.app)
     usages = await asyncio.to_thread(usage_of_each, child_pids(state))
     now = time.monotonic()
     answers = log.answers(now)
     account = caller_of(request).account
     shown = [each for each in answers if account is None or account.is_admin or each.key == account.name]
-    return Activity(
-        version=__version__,
-        uptime_s=log.uptime_s,
-        models=list(map(_running, state.models)),
-        replicas=[replica for model in state.models for replica in _replicas(model, usages)],
-        resident_bytes=resident_bytes(),
-        decoding_bytes=_resident_bytes(usages.get(DECODING)),
-        restarts={
+    return {
+        "version": __version__,
+        "uptime_s": log.uptime_s,
+        "models": list(map(_running, state.models)),
+        "replicas": [replica for model in state.models for replica in _replicas(model, usages)],
+        "resident_bytes": resident_bytes(),  # of the server's own process
+        "decoding_bytes": _resident_bytes(usages.get(DECODING)),
+        "restarts": {  # since the start
             labels["reason"]: int(value) for labels, value in _values(metrics.replica_restarts) if value
         },
-        statuses=Tally(str(answer.status) for answer in answers),
-        latency=_shares(answer.duration_s for answer in answers if answer.audio_s),
-        first_text=_shares(answer.first_text_s for answer in answers),
-        queue=_shares(answer.queue_s for answer in answers),
-        timeline=_timeline(log.samples(now), now),
-        last=[_listed(answer, now) for answer in shown[: -MAX_LISTED - 1 : -1]],
-    )
+        "statuses": Tally(str(answer.status) for answer in answers),
+        "latency": _shares(answer.duration_s for answer in answers if answer.audio_s),
+        "first_text": _shares(answer.first_text_s for answer in answers),
+        "queue": _shares(answer.queue_s for answer in answers),
+        "timeline": _timeline(log.samples(now), now),
+        "last": [_listed(answer, now) for answer in shown[: -MAX_LISTED - 1 : -1]],
+    }
 
 
 def _values(counter: Counter) -> list[tuple[Mapping[str, str], float]]:
@@ -254,57 +151,58 @@ def _values(counter: Counter) -> list[tuple[Mapping[str, str], float]]:
     return [(sample.labels, sample.value) for sample in samples]
 
 
-def _running(model: ServedModel) -> RunningModel:
+def _running(model: ServedModel) -> dict[str, str | None]:
     engine = model.dispatcher.engine
     device, dtype = (engine.device, engine.dtype) if engine else (None, None)
-    return RunningModel(name=model.name, state=model.state, device=device, dtype=dtype)
+    return {"name": model.name, "state": model.state, "device": device, "dtype": dtype}
 
 
-def _replicas(model: ServedModel, usages: Mapping[Labels, Usage]) -> Iterator[RunningReplica]:
+def _replicas(model: ServedModel, usages: Mapping[Labels, Usage]) -> Iterator[dict[str, Any]]:
     """Yield those that are away too."""
     supervisor = model.dispatcher.supervisor
     states = {state.replica.name: state for state in supervisor.replica_states}
     for name in (f"replica {index}" for index in range(supervisor.num_replicas)):
         state = states.get(name)
-        yield RunningReplica(
-            model=model.name,
-            name=name,
-            ready=state is not None and state.ready,
-            slots=state.num_slots if state else 0,
-            slots_in_use=state.heartbeat.slots_in_use if state else 0,
-            resident_bytes=_resident_bytes(usages.get((model.name, name))),
-        )
+        yield {
+            "model": model.name,
+            "name": name,
+            "ready": state is not None and state.ready,
+            "slots": state.num_slots if state else 0,
+            "slots_in_use": state.heartbeat.slots_in_use if state else 0,
+            "resident_bytes": _resident_bytes(usages.get((model.name, name))),
+        }
 
 
 def _resident_bytes(usage: Usage | None) -> int | None:
     return usage.resident_bytes if usage else None
 
 
-def _shares(values_s: Iterable[float | None]) -> Shares | None:
+def _shares(values_s: Iterable[float | None]) -> dict[str, float] | None:
+    """Return the seconds that half of them, 95 % and 99 % stay below."""
     known_s = [value_s for value_s in values_s if value_s is not None]
     if not known_s:
         return None
-    p50, p95, p99 = (round(float(value), 3) for value in np.percentile(known_s, (50, 95, 99)))
-    return Shares(p50=p50, p95=p95, p99=p99)
+    percentiles = np.percentile(known_s, (50, 95, 99))
+    return dict(zip(("p50", "p95", "p99"), (round(float(value), 3) for value in percentiles), strict=True))
 
 
-def _timeline(samples: list[Sample], now: float) -> Timeline:
-    return Timeline(
-        seconds_ago=[round(now - sample.at, 1) for sample in samples],
-        speed=[round(speed, 2) for speed in speeds(samples)],
-        **{name: [getattr(sample, name) for sample in samples] for name in Sample._fields[2:]},
-    )
+def _timeline(samples: list[Sample], now: float) -> dict[str, list[float]]:
+    """Return a value every five seconds, the oldest first."""
+    return {
+        "seconds_ago": [round(now - sample.at, 1) for sample in samples],
+        "speed": [round(speed, 2) for speed in speeds(samples)],
+    } | {name: [getattr(sample, name) for sample in samples] for name in Sample._fields[2:]}
 
 
-def _listed(answer: Answer, now: float) -> AnsweredRequest:
-    return AnsweredRequest(
-        id=answer.request_id,
-        route=answer.route,
-        status=answer.status,
-        seconds_ago=round(now - answer.ended_at, 1),
-        seconds=answer.duration_s,
-        audio_s=answer.audio_s,
-    )
+def _listed(answer: Answer, now: float) -> dict[str, str | float]:
+    return {
+        "id": answer.request_id,
+        "route": answer.route,
+        "status": answer.status,
+        "seconds_ago": round(now - answer.ended_at, 1),
+        "seconds": answer.duration_s,
+        "audio_s": answer.audio_s,
+    }
 
 
 def activity_log_of(app: Starlette) -> ActivityLog:
