@@ -130,6 +130,7 @@ class Word(msgspec.Struct, frozen=True):
     start_s: float
     end_s: float
     probability: float | None = None  # the mean of its tokens'; None after a replica was lost
+    confidence: float | None = None  # the probability that it was said; None likewise
 
 
 class Segment(msgspec.Struct, frozen=True):

@@ -106,6 +106,8 @@ class VerboseWord(Body):
     end: Time
     probability: float | None = None
     """Not OpenAI's: the mean probability of its tokens, as faster-whisper has it."""
+    confidence: float | None = None
+    """Not OpenAI's: how probable it is that the word was said, by its tokens and their attention."""
     speaker: Speaker = None
 
 
@@ -304,12 +306,16 @@ def _words(transcript: Transcript) -> Iterator[VerboseWord]:
     if any(speaker is not None for _, speaker in words):
         words.sort(key=lambda each: each[0].start_s)
     for word, speaker in words:
-        yield word_body(word, word.text.strip(), speaker)
+        yield word_body(word, word.text.strip(), speaker, word.confidence)
 
 
-def word_body(word: Word, text: str, speaker: str | None = None) -> VerboseWord:
+def word_body(
+    word: Word, text: str, speaker: str | None = None, confidence: float | None = None
+) -> VerboseWord:
     times = {"start": _seconds(word.start_s), "end": _seconds(word.end_s)}
-    return VerboseWord(word=text, **times, probability=word.probability, speaker=speaker)
+    return VerboseWord(
+        word=text, **times, probability=word.probability, confidence=confidence, speaker=speaker
+    )
 
 
 def diarized_body(transcript: Transcript) -> DiarizedJson:

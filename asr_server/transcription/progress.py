@@ -84,6 +84,7 @@ class EarlyResults:
             last,
             token_times_s=result.token_times_s[: num_text + 1],
             token_peaks_s=result.token_peaks_s[:num_text],
+            token_focus=result.token_focus[:num_text],
             pauses_s=result.pauses_s,
         )
 

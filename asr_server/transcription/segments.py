@@ -26,9 +26,11 @@ from asr_server.core import (
     Word,
 )
 from asr_server.metrics import ReadAgainReason
+from asr_server.transcription.confidence import TokensOfWord, confidences
 from asr_server.transcription.language import ENGLISH, UNSPACED
 from asr_server.transcription.word_times import (
     AlignedWord,
+    WordGroup,
     aligned_word,
     edges_by_letters,
     group_words,
@@ -127,26 +129,32 @@ def _with_words(
     spans: Sequence[Span], result: ChunkResult, end_s: float, tokenizer: Tokenizer, spaced: bool
 ) -> tuple[Span, ...]:
     by_span: list[list[AlignedWord]] = []
-    probabilities: list[float] = []
+    tokens: list[TokensOfWord] = []
     num_text = 0  # text tokens of the spans so far
     for span in spans:
-        tokens = [token for token in span.tokens if tokenizer.is_text(token)]
-        groups = group_words(tokens, tokenizer, spaced)
+        groups, logprobs = _word_groups(span, tokenizer, spaced)
         by_span.append([aligned_word(g.text, result, num_text + g.first, num_text + g.end) for g in groups])
-        both = zip(span.tokens, span.logprobs, strict=True)
-        logprobs = [logprob for token, logprob in both if tokenizer.is_text(token)]
-        probabilities += [fmean(map(math.exp, logprobs[g.first : g.end])) for g in groups]
-        num_text += len(tokens)
+        focus = result.token_focus[num_text : num_text + len(logprobs)]
+        tokens += [TokensOfWord(logprobs[g.first : g.end], focus[g.first : g.end]) for g in groups]
+        num_text += len(logprobs)
     words = without_lead(leave_out_pauses(list(chain(*by_span)), result.pauses_s, end_s))
-    timed = map(_with_probability, words, probabilities)
+    timed = map(_with_certainty, words, tokens, confidences(tokens))
     return tuple(
         msgspec.structs.replace(span, words=tuple(islice(timed, len(words))))
         for span, words in zip(spans, by_span, strict=True)
     )
 
 
-def _with_probability(word: Word, probability: float) -> Word:
-    return msgspec.structs.replace(word, probability=probability)
+def _word_groups(span: Span, tokenizer: Tokenizer, spaced: bool) -> tuple[list[WordGroup], list[float]]:
+    """Return the span's words and the log-probabilities of its text tokens."""
+    both = zip(span.tokens, span.logprobs, strict=True)
+    text = [(token, logprob) for token, logprob in both if tokenizer.is_text(token)]
+    return group_words([token for token, _ in text], tokenizer, spaced), [logprob for _, logprob in text]
+
+
+def _with_certainty(word: Word, tokens: TokensOfWord, confidence: float) -> Word:
+    probability = fmean(map(math.exp, tokens.logprobs))
+    return msgspec.structs.replace(word, probability=probability, confidence=confidence)
 
 
 def with_words_by_length(part: DecodedPart, options: DecodingOptions, tokenizer: Tokenizer) -> DecodedPart:
@@ -157,7 +165,7 @@ def with_words_by_length(part: DecodedPart, options: DecodingOptions, tokenizer:
 
 
 def _with_words_by_length(span: Span, tokenizer: Tokenizer, spaced: bool) -> Span:
-    groups = group_words([token for token in span.tokens if tokenizer.is_text(token)], tokenizer, spaced)
+    groups, _ = _word_groups(span, tokenizer, spaced)
     texts = [group.text for group in groups]
     edges_s = edges_by_letters(texts, span.start_s, span.end_s)
     words = tuple(Word(text, *each) for text, each in zip(texts, edges_s, strict=True))
@@ -263,7 +271,9 @@ def _segment(part: DecodedPart, span: Span, text: str, segment_id: int, speaker:
         compression_ratio=result.compression_ratio,
         no_speech_prob=result.no_speech_prob,
         words=tuple(
-            Word(word.text, part.start_s + word.start_s, part.start_s + word.end_s, word.probability)
+            msgspec.structs.replace(
+                word, start_s=part.start_s + word.start_s, end_s=part.start_s + word.end_s
+            )
             for word in span.words
         ),
         speaker=speaker,

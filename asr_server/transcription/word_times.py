@@ -17,6 +17,8 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
+import msgspec
+
 from asr_server.checkpoint.tokenizer import Tokenizer, num_letters
 from asr_server.core import ChunkResult, Word
 from asr_server.levels import runs
@@ -331,6 +333,7 @@ def words_until(words: Sequence[Word], end_s: float) -> tuple[Word, ...]:
     cut: list[Word] = []
     for word in reversed(words):
         end_s = min(word.end_s, end_s)
-        cut.append(Word(word.text, max(0.0, min(word.start_s, end_s - MIN_WORD_S)), end_s))
+        start_s = max(0.0, min(word.start_s, end_s - MIN_WORD_S))
+        cut.append(msgspec.structs.replace(word, start_s=start_s, end_s=end_s))
         end_s = cut[-1].start_s
     return tuple(cut[::-1])

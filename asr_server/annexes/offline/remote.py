@@ -82,7 +82,7 @@ def _words_by_segment(
 def _words_of(text: str, remaining: Iterator[VerboseWord]) -> Iterator[Word]:
     while text.strip() and (word := next(remaining, None)) is not None:
         end = text.find(word.word) + len(word.word)
-        yield Word(text[:end], word.start, word.end, word.probability)
+        yield Word(text[:end], word.start, word.end, word.probability, word.confidence)
         text = text[end:]
 
 

@@ -23,5 +23,8 @@ def timed(text: Sequence[int], start_s: float, end_s: float, duration_s: float) 
     edges_s = np.linspace(start_s, end_s, len(text) + 1).tolist()
     result = say(at(_TOKENIZER, 0), *text, at(_TOKENIZER, duration_s))
     return msgspec.structs.replace(
-        result, token_times_s=tuple(edges_s), token_peaks_s=tuple(edge_s + 0.01 for edge_s in edges_s[:-1])
+        result,
+        token_times_s=tuple(edges_s),
+        token_peaks_s=tuple(edge_s + 0.01 for edge_s in edges_s[:-1]),
+        token_focus=(0.5,) * len(text),
     )

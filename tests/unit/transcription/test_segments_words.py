@@ -30,7 +30,10 @@ def timed(*tokens: int, every_s: float = 0.5) -> ChunkResult:
     num_text = sum(map(TOKENIZER.is_text, tokens))
     times_s = tuple(every_s * n for n in range(num_text + 1))
     return msgspec.structs.replace(
-        say(*tokens), token_times_s=times_s, token_peaks_s=tuple(s + every_s / 2 for s in times_s[:-1])
+        say(*tokens),
+        token_times_s=times_s,
+        token_peaks_s=tuple(s + every_s / 2 for s in times_s[:-1]),
+        token_focus=(0.5,) * (len(times_s) - 1),
     )
 
 

@@ -195,6 +195,7 @@ def heard(
         finish_reason="stop",
         token_times_s=times_s,
         token_peaks_s=peaks_s,
+        token_focus=(0.5,) * len(peaks_s),
         pauses_s=pauses_s,
     )
 
