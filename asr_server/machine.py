@@ -186,17 +186,13 @@ def listening_on(host: str, port: int, reuse_port: bool = False) -> dict[str, An
     """Return asyncio's arguments for a listener; `::` includes IPv4."""
     if host != "::" or not socket.has_dualstack_ipv6():
         return {"host": host, "port": port, "reuse_port": reuse_port}
-    return {"sock": next(bound_sockets(host, port, reuse_port)) if reuse_port else _all_addresses(port)}
+    return {"sock": next(bound_sockets(host, port, reuse_port))}
 
 
 def sockets_for(host: str, port: int) -> list[socket.socket] | None:
     """Bind what uvicorn is to listen on; None where its own way includes IPv4. Raises OSError."""
     own = listening_on(host, port).get("sock")
     return [own] if own else None
-
-
-def _all_addresses(port: int) -> socket.socket:
-    return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
 
 
 def bound_sockets(host: str, port: int, reuse_port: bool) -> Iterator[socket.socket]:
