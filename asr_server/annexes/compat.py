@@ -34,7 +34,7 @@ from asr_server.core import SAMPLE_RATE, Clip, Segment, Transcript
 from asr_server.errors import InvalidValue
 from asr_server.formats.render import verbose_body, word_body
 from asr_server.formats.subtitles import tsv
-from asr_server.transcription.language import name_of
+from asr_server.language_codes import name_of
 
 
 async def require_azure_key(request: Request) -> None:

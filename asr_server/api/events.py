@@ -27,7 +27,7 @@ from asr_server.formats.render import (
     tracks_body,
     verbose_body,
 )
-from asr_server.transcription.language import continuation
+from asr_server.language_codes import continuation
 
 _OF_VERBOSE: Final = VerboseJson.model_fields.keys() & TextDone.model_fields.keys()
 

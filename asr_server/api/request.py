@@ -30,7 +30,7 @@ from asr_server.core import Clip, DecodingOptions, SpeakerCount
 from asr_server.errors import InvalidValue
 from asr_server.formats.render import RenderOptions
 from asr_server.formats.subtitles import SubtitleLayout
-from asr_server.transcription.language import ENGLISH, is_given
+from asr_server.language_codes import ENGLISH, is_given
 
 _NAME: Final = re.compile(r"(?P<field>[^\[\]]+)(?:\[(?P<key>[^\[\]]*)\])?")
 MAX_ENTRIES: Final = 1024  # of an array, as in realtime events

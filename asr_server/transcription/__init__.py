@@ -3,7 +3,7 @@
 Runs on the event loop, which it never blocks. Knows no HTTP and imports no torch.
 """
 
-from asr_server.transcription.language import Languages
+from asr_server.language_codes import Languages
 from asr_server.transcription.request import (
     Labeller,
     Transcriber,

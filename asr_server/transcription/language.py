@@ -1,118 +1,20 @@
-"""Name languages, join their texts, and find a request's by the vote of its first chunks with speech."""
+"""Find a request's language by the vote of its first chunks with speech."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Final
 
-from asr_server.errors import InvalidValue
-from asr_server.language_codes import whisper_code
-
-ENGLISH: Final = "en"
-AUTO: Final = "auto"  # as many clients write "detect it"
-UNKNOWN_NAME: Final = "unknown"  # nothing was said and nothing was given; a string, as clients require
-
-
-def _pairs(table: str) -> dict[str, str]:
-    return dict(entry.split(" ", 1) for entry in table.split("|"))
-
-
-# Code of Whisper's <|xx|> token and lower-case English name.
-NAMES: Final[Mapping[str, str]] = _pairs(
-    "af afrikaans|am amharic|ar arabic|as assamese|az azerbaijani|ba bashkir|be belarusian|"
-    "bg bulgarian|bn bengali|bo tibetan|br breton|bs bosnian|ca catalan|cs czech|cy welsh|"
-    "da danish|de german|el greek|en english|es spanish|et estonian|eu basque|fa persian|"
-    "fi finnish|fo faroese|fr french|gl galician|gu gujarati|ha hausa|haw hawaiian|he hebrew|"
-    "hi hindi|hr croatian|ht haitian creole|hu hungarian|hy armenian|id indonesian|is icelandic|"
-    "it italian|ja japanese|jw javanese|ka georgian|kk kazakh|km khmer|kn kannada|ko korean|"
-    "la latin|lb luxembourgish|ln lingala|lo lao|lt lithuanian|lv latvian|mg malagasy|mi maori|"
-    "mk macedonian|ml malayalam|mn mongolian|mr marathi|ms malay|mt maltese|my myanmar|ne nepali|"
-    "nl dutch|nn nynorsk|no norwegian|oc occitan|pa punjabi|pl polish|ps pashto|pt portuguese|"
-    "ro romanian|ru russian|sa sanskrit|sd sindhi|si sinhala|sk slovak|sl slovenian|sn shona|"
-    "so somali|sq albanian|sr serbian|su sundanese|sv swedish|sw swahili|ta tamil|te telugu|"
-    "tg tajik|th thai|tk turkmen|tl tagalog|tr turkish|tt tatar|uk ukrainian|ur urdu|uz uzbek|"
-    "vi vietnamese|yi yiddish|yo yoruba|yue cantonese|zh chinese"
-)
-_OTHER_NAMES: Final = (
-    "bn bangla|my burmese|es castilian|fa farsi|tl filipino|nl flemish|ht haitian|"
-    "lb letzeburgesch|zh mandarin|ro moldavian|ro moldovan|pa panjabi|ps pushto|si sinhalese|"
-    "ca valencian"
-)
-_CODES: Final = {name: code for code, name in NAMES.items()} | {
-    name: code for code, name in (entry.split(" ", 1) for entry in _OTHER_NAMES.split("|"))
-}
-
-# Written without spaces between words, so that chunks are joined without one.
-UNSPACED: Final = frozenset({"bo", "ja", "km", "lo", "my", "th", "yue", "zh"})
-
-
-class Languages:
-    def __init__(self, codes: Iterable[str]) -> None:
-        self.codes: frozenset[str] = frozenset(codes) or frozenset({ENGLISH})
-
-    @property
-    def only(self) -> str | None:
-        return next(iter(self.codes)) if len(self.codes) == 1 else None
-
-    def given_code(self, text: str | None, param: str = "language") -> str | None:
-        """Return the client's code; None means detection. Raises InvalidValue."""
-        return self.code(text, param) if text and is_given(text) else None
-
-    def choice(
-        self, language: str | None, candidates: Sequence[str], params: tuple[str, str]
-    ) -> tuple[str | None, tuple[str, ...]]:
-        """Return the code (None is detected) and the candidates; a single candidate is the language.
-
-        Args:
-            params: the client's field names for both.
-
-        Raises InvalidValue.
-        """
-        codes = tuple(self.code(candidate, params[1]) for candidate in candidates)
-        given = self.given_code(language, params[0])
-        return (codes[0], ()) if len(codes) == 1 else (given, codes)
-
-    def code(self, text: str, param: str = "language") -> str:
-        """Read `en`, `EN`, `eng`, `english`, `en-GB`, `zh_Hans_CN`. Raises InvalidValue."""
-        word = text.strip().lower().replace("_", "-")
-        for candidate in (word, _CODES.get(word, ""), word.split("-")[0]):
-            code = candidate if candidate in self.codes else whisper_code(candidate)
-            if code in self.codes:
-                return code
-        known = ", ".join(f"{code} ({name_of(code)})" for code in sorted(self.codes))
-        raise InvalidValue(f"Language '{text[:40]}' is not known to this model. Known: {known}.", param)
-
-
-def is_given(text: str) -> bool:
-    return text.strip().lower() not in ("", AUTO)
-
-
-def name_of(code: str | None) -> str:
-    return UNKNOWN_NAME if code is None else NAMES.get(code, code)
+CONFIDENT: Final = 0.8  # that the language is right: more chunks need not be heard
+MAX_VOTES: Final = 4  # chunks with speech, however doubtful
+LEAST_PROBABILITY: Final = 1e-6  # so that one chunk cannot rule out a language
 
 
 def likeliest(probabilities: Mapping[str, float], candidates: Collection[str]) -> str:
     eligible = [code for code in probabilities if code in candidates] or list(probabilities)
     return max(eligible, key=probabilities.__getitem__)
-
-
-def continuation(so_far: str, text: str, language: str | None) -> str:
-    """Return what `text` adds to `so_far`, with one space between.
-
-    Languages without spaces keep only the model's.
-    """
-    words = text.strip()
-    if not so_far or not words:
-        return words
-    spaced = language not in UNSPACED or text[0].isspace()
-    return f" {words}" if spaced else words
-
-
-CONFIDENT: Final = 0.8  # that the language is right: more chunks need not be heard
-MAX_VOTES: Final = 4  # chunks with speech, however doubtful
-LEAST_PROBABILITY: Final = 1e-6  # so that one chunk cannot rule out a language
 
 
 class LanguageDetector:

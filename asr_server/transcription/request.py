@@ -30,9 +30,10 @@ from asr_server.core import (
 )
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.queue import RequestHandle
+from asr_server.language_codes import Languages
 from asr_server.telemetry import unique_request_id
 from asr_server.transcription.channels import ClearChannels, SplitChannels
-from asr_server.transcription.language import MAX_VOTES, LanguageDetector, Languages
+from asr_server.transcription.language import MAX_VOTES, LanguageDetector
 from asr_server.transcription.progress import MAX_PROMPT_TOKENS, NOTHING_SENT, ChunkProgress, not_yet_sent
 from asr_server.transcription.reading import ChunkReader
 from asr_server.transcription.tasks import StallLimits, StallWatch, task_group

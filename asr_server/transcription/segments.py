@@ -25,9 +25,9 @@ from asr_server.core import (
     TokenLogprob,
     Word,
 )
+from asr_server.language_codes import ENGLISH, UNSPACED
 from asr_server.metrics import ReadAgainReason
 from asr_server.transcription.confidence import TokensOfWord, confidences
-from asr_server.transcription.language import ENGLISH, UNSPACED
 from asr_server.transcription.word_times import (
     AlignedWord,
     WordGroup,

@@ -23,7 +23,8 @@ from asr_server.core import (
     Transcript,
     TranscriptDelta,
 )
-from asr_server.transcription.language import ENGLISH, LanguageDetector, continuation, name_of
+from asr_server.language_codes import ENGLISH, continuation, name_of
+from asr_server.transcription.language import LanguageDetector
 from asr_server.transcription.segments import DecodedPart, segments_of, token_logprobs
 
 logger = logging.getLogger(__name__)

@@ -1,10 +1,13 @@
-"""Language codes of other standards, as Whisper's."""
+"""Codes and names of languages as clients write them, and how their texts are joined."""
 
 from __future__ import annotations
 
 import pytest
 
-from asr_server.language_codes import whisper_code
+from asr_server.errors import InvalidValue
+from asr_server.language_codes import NAMES, Languages, continuation, whisper_code
+
+WHISPER = Languages(NAMES)
 
 
 @pytest.mark.parametrize(
@@ -27,3 +30,73 @@ from asr_server.language_codes import whisper_code
 )
 def test_a_code_of_another_standard_is_whispers_and_an_unknown_one_stays(given: str, code: str) -> None:
     assert whisper_code(given) == code
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("en", "en"),
+        ("EN", "en"),
+        (" de ", "de"),
+        ("english", "en"),
+        ("German", "de"),
+        ("zh-CN", "zh"),
+        ("zh_Hans_CN", "zh"),
+        ("pt-BR", "pt"),
+        ("mandarin", "zh"),
+        ("Haitian Creole", "ht"),
+        ("yue", "yue"),
+        ("jv", "jw"),
+        ("nb-NO", "no"),
+        ("iw", "he"),
+        ("eng", "en"),
+        ("deu", "de"),
+        ("ger", "de"),
+        ("spa", "es"),
+        ("POR-br", "pt"),
+    ],
+)
+def test_codes_names_and_regional_forms_are_understood(text: str, code: str) -> None:
+    assert WHISPER.code(text) == code
+
+
+@pytest.mark.parametrize("text", ["xx", "klingon", "-", "e", "<|en|>", "en; drop"])
+def test_an_unknown_language_is_refused(text: str) -> None:
+    with pytest.raises(InvalidValue):
+        WHISPER.code(text)
+
+
+def test_the_refusal_names_the_field_and_lists_what_this_model_knows() -> None:
+    with pytest.raises(InvalidValue) as caught:
+        Languages(["en", "de"]).code("french", "languages[]")
+    assert caught.value.param == "languages[]"
+    assert "de (german), en (english)" in caught.value.message
+    assert "french'" in caught.value.message
+    assert "(french)" not in caught.value.message
+
+
+def test_a_model_of_one_language_has_none_to_detect() -> None:
+    assert Languages(["en"]).only == "en"
+    assert Languages([]).only == "en"
+    assert WHISPER.only is None
+
+
+@pytest.mark.parametrize(
+    ("so_far", "text", "language", "added"),
+    [
+        ("", " one", "en", "one"),
+        ("one", " two ", "en", " two"),
+        ("one", "two", "en", " two"),
+        ("one", "two", None, " two"),
+        ("one", "  ", "en", ""),
+        ("一", "二", "zh", "二"),
+        ("一", " 二", "zh", " 二"),
+    ],
+)
+def test_one_space_between_stretches_where_the_language_has_spaces(
+    so_far: str, text: str, language: str | None, added: str
+) -> None:
+    assert continuation(so_far, text, language) == added
+
+
+# -- The vote --

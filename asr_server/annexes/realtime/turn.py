@@ -57,7 +57,7 @@ from asr_server.annexes.realtime.turn_types import (
 )
 from asr_server.api.schemas import ErrorDetail
 from asr_server.core import SAMPLE_RATE, TokenLogprob
-from asr_server.transcription.language import continuation
+from asr_server.language_codes import continuation
 
 MIN_COMMIT_MS: Final = 100
 

@@ -16,7 +16,7 @@ import msgspec
 
 from asr_server.annexes.realtime import server_events as out
 from asr_server.core import SAMPLE_RATE, TokenLogprob
-from asr_server.transcription.language import UNSPACED
+from asr_server.language_codes import UNSPACED
 
 _WORD: Final = re.compile(r"\S+")
 
