@@ -10,7 +10,6 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from setproctitle import setproctitle
@@ -48,13 +47,11 @@ class CannotStart(Exception):
     """The engine cannot be loaded; the message gives the reason in one line."""
 
 
-def load_engine(
-    settings: Settings, num_on_device: int, start_ranks: Callable[[], Ranks] | None = None
-) -> Engine:
+def load_engine(settings: Settings, num_on_device: int, replica: int | None = None) -> Engine:
     """Load the engine of one of `num_on_device` replicas on a device.
 
     Args:
-        start_ranks: starts the other ranks if the settings ask for them.
+        replica: its number, where it may start other ranks.
 
     Raises CannotStart where another try would fail too.
     """
@@ -63,10 +60,10 @@ def load_engine(
 
     config = EngineConfig.from_settings(settings, num_on_device)
     try:
-        if config.num_ranks == 1 or start_ranks is None:
+        if config.num_ranks == 1 or replica is None:
             return Engine.load(config)
         check_ranks(config)
-        ranks = start_ranks()
+        ranks = Ranks(replica, settings, num_on_device)
         shard = join(config, 0, ranks.store, ranks.links)
         return Engine.load(config, ranks.broadcast, shard)
     except (CheckpointError, ValueError, OSError) as error:
@@ -154,9 +151,8 @@ def main() -> None:
 
 
 def create_engine(spec: ReplicaSpec) -> Engine:
-    start_ranks = partial(Ranks, spec.index, spec.settings, spec.num_on_device)
     with gc_paused():
-        engine = load_engine(spec.settings, spec.num_on_device, start_ranks)
+        engine = load_engine(spec.settings, spec.num_on_device, spec.index)
         freeze_gc()
     return engine
 

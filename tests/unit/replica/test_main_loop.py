@@ -28,7 +28,6 @@ from asr_server.core import ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine import Engine
 from asr_server.replica import main
 from asr_server.replica.main import CannotStart, HeartbeatThread, load_engine, serve
-from asr_server.replica.ranks import Ranks
 from asr_server.telemetry import TextFormatter
 from harness.clips import make_clip
 from harness.engine_helpers import Checkpoint
@@ -192,19 +191,22 @@ def test_another_error_of_the_start_is_not_hidden_and_leaves_no_thread() -> None
     assert (server.sent, server.is_closed) == ([], True)
 
 
-def test_other_ranks_are_started_only_where_the_model_is_split_and_can_be() -> None:
+def test_other_ranks_are_started_only_where_the_model_is_split_and_can_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     started = []
 
-    def start_ranks() -> Ranks:
-        started.append(True)
+    def start_ranks(*about: object) -> None:
+        started.append(about)
         raise OSError("no more processes,\n  it seems")
 
+    monkeypatch.setattr(main, "Ranks", start_ranks)
     directory = str(pocket_directory())
-    load_engine(settings_of(directory), 1, start_ranks).close()
+    load_engine(settings_of(directory), 1, 4).close()
     load_engine(settings_of(directory, tensor_parallel_size=2), 1).close()  # a replica that has no others
     with pytest.raises(CannotStart, match="does not divide"):
-        load_engine(settings_of(directory, tensor_parallel_size=3), 1, start_ranks)
+        load_engine(settings_of(directory, tensor_parallel_size=3), 1, 4)
     assert not started
     with pytest.raises(CannotStart, match=r"^no more processes, it seems$"):
-        load_engine(settings_of(directory, tensor_parallel_size=2), 1, start_ranks)
-    assert started
+        load_engine(settings_of(directory, tensor_parallel_size=2), 1, 4)
+    assert [about[0] for about in started] == [4]
