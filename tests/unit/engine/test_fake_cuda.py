@@ -116,7 +116,8 @@ class CountLaunches(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = function(*args, **(kwargs or {}))
         tensors = [each for each in tree_leaves((args, kwargs, output)) if isinstance(each, torch.Tensor)]
-        is_launch = not (function.is_view or str(function).startswith(("prim.", "aten.empty")))
+        copies = str(function).startswith("aten.to.") and output is not args[0]
+        is_launch = copies or not (function.is_view or str(function).startswith(("prim.", "aten.empty")))
         if is_launch and any(each.is_cuda for each in tensors):
             self.names.append(str(function))
         return output
