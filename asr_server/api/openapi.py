@@ -6,7 +6,6 @@ differ from the reply. Forms and keys follow this server's settings.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -160,14 +159,12 @@ def install(
     settings: Settings,
     models: ModelRegistry,
     asks_for_key: bool,
-    make_more_schemas: Callable[[], dict[str, Any]],
 ) -> None:
-    """`make_more_schemas` returns those that routes of other folders refer to."""
     document: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
         if not document:
-            document.update(_document(app, settings, models, asks_for_key, make_more_schemas()))
+            document.update(_document(app, settings, models, asks_for_key))
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -178,7 +175,6 @@ def _document(
     settings: Settings,
     models: ModelRegistry,
     asks_for_key: bool,
-    more_schemas: dict[str, Any],
 ) -> dict[str, Any]:
     document = get_openapi(
         title=app.title,
@@ -190,7 +186,7 @@ def _document(
     schemas = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):  # the framework's own; ours are 400
         schemas.pop(name, None)
-    schemas |= _schemas() | more_schemas
+    schemas |= _schemas()
     for fields_type in (TranscriptionFields, TranslationFields):
         schemas[fields_type.__name__], parts = _form(fields_type, settings, models)
         schemas |= parts

@@ -119,7 +119,7 @@ def create_app(
     app.include_router(compat.whisper)
     page.install(app)
     app.router.default = refusing_unknown_websockets(app.router.default)
-    openapi.install(app, settings, models, keys.required, realtime.schemas)
+    openapi.install(app, settings, models, keys.required)
     app.add_middleware(PlainRoutes, routes=transcribe.router.routes)
     _wrap(app, settings, keys.required, app.state.server.observers)
     return app

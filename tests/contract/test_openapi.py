@@ -16,7 +16,6 @@ from tests.toolchain.deploy.tools import run_tool
 from tests.unit.api.running_app import RunningApp, run_app
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
-SECRETS = "/v1/realtime/client_secrets"
 
 
 async def document_of(app: RunningApp) -> dict[str, Any]:
@@ -136,8 +135,6 @@ async def test_real_replies_are_of_the_document(app: RunningApp) -> None:
         (f"post {TRANSCRIPTIONS}", await app.post(model="nobody")),
         (f"post {TRANSCRIPTIONS}", await post(TRANSCRIPTIONS, json={})),
         ("post /v1/audio/translations", await app.post(path="/v1/audio/translations")),
-        (f"post {SECRETS}", await post(SECRETS)),
-        (f"post {SECRETS}", await post(SECRETS, json={"session": {"type": "realtime"}})),
     }
     for operation, reply in replies:
         check(operation, reply, document)

@@ -48,7 +48,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class PcmFormat(_Part, tag_field="type", tag="audio/pcm", frozen=True, kw_only=True):
     """Signed 16 bits, little-endian, mono."""
 
-    rate: Annotated[Literal[24000], Meta(description="Samples a second.")] = 24000
+    rate: Literal[24000] = 24000
 
 
 class UlawFormat(_Part, tag_field="type", tag="audio/pcmu", frozen=True, kw_only=True):
@@ -65,78 +65,54 @@ AudioFormat = PcmFormat | UlawFormat | AlawFormat
 class NoiseReduction(_Part, frozen=True, kw_only=True):
     """Checked and reported as null: this server reduces no noise."""
 
-    type: Annotated[Literal["near_field", "far_field"] | None, Meta(description="Checked only.")] = None
-    strength: Annotated[float | None, Meta(description="Checked only.")] = None
+    type: Literal["near_field", "far_field"] | None = None
+    strength: float | None = None
 
 
 class TranscriptionUpdate(_Part, frozen=True, kw_only=True):
     """Options of the transcription. Null: the default."""
 
-    model: Annotated[Text | UnsetType | None, Meta(description="As `/v1/models` lists it.")] = UNSET
-    language: Annotated[Text | UnsetType | None, Meta(description="A code, a name or `auto`.")] = UNSET
-    languages: Annotated[Words | UnsetType | None, Meta(description="Candidates for detection.")] = UNSET
-    keywords: Annotated[Words | UnsetType | None, Meta(description="Words to listen for.")] = UNSET
-    prompt: Annotated[Text | UnsetType | None, Meta(description="Text that precedes the speech.")] = UNSET
-    delay: Annotated[
-        Literal["minimal", "low", "medium", "high", "xhigh"] | UnsetType | None,
-        Meta(description="How often a growing turn is read: from `minimal` (soon) to `xhigh`."),
-    ] = UNSET
+    model: Text | UnsetType | None = UNSET
+    language: Text | UnsetType | None = UNSET
+    languages: Words | UnsetType | None = UNSET
+    keywords: Words | UnsetType | None = UNSET
+    prompt: Text | UnsetType | None = UNSET
+    # How often a growing turn is read.
+    delay: Literal["minimal", "low", "medium", "high", "xhigh"] | UnsetType | None = UNSET
 
 
 class VadUpdate(_Part, frozen=True, kw_only=True):
     """Settings that begin and end a turn."""
 
-    type: Annotated[
-        Literal["server_vad", "semantic_vad"] | UnsetType,
-        Meta(description="`semantic_vad` waits for a silence that `eagerness` sets."),
-    ] = UNSET
-    threshold: Annotated[
-        Annotated[float, Meta(ge=0, le=1)] | UnsetType | None,
-        Meta(description="How sure of speech the detector must be."),
-    ] = UNSET
-    prefix_padding_ms: Annotated[
-        Annotated[int, Meta(ge=0, le=5000)] | UnsetType | None, Meta(description="Audio kept before speech.")
-    ] = UNSET
-    silence_duration_ms: Annotated[
-        Annotated[int, Meta(ge=20, le=10_000)] | UnsetType | None,
-        Meta(description="Silence that ends a turn."),
-    ] = UNSET
-    idle_timeout_ms: Annotated[
-        Annotated[int, Meta(ge=1000, le=600_000)] | UnsetType | None,
-        Meta(description="Silence after which an empty turn is committed."),
-    ] = UNSET
+    type: Literal["server_vad", "semantic_vad"] | UnsetType = UNSET
+    threshold: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
+    prefix_padding_ms: Annotated[int, Meta(ge=0, le=5000)] | UnsetType | None = UNSET
+    silence_duration_ms: Annotated[int, Meta(ge=20, le=10_000)] | UnsetType | None = UNSET
+    idle_timeout_ms: Annotated[int, Meta(ge=1000, le=600_000)] | UnsetType | None = UNSET
     # There are no responses in a transcription session.
-    create_response: Annotated[bool | UnsetType | None, Meta(description="Has no effect here.")] = UNSET
-    interrupt_response: Annotated[bool | UnsetType | None, Meta(description="Has no effect here.")] = UNSET
-    eagerness: Annotated[
-        Literal["low", "medium", "high", "auto"] | UnsetType | None,
-        Meta(description="Of `semantic_vad`: how soon silence ends a turn."),
-    ] = UNSET
+    create_response: bool | UnsetType | None = UNSET
+    interrupt_response: bool | UnsetType | None = UNSET
+    # Of `semantic_vad`: how soon silence ends a turn.
+    eagerness: Literal["low", "medium", "high", "auto"] | UnsetType | None = UNSET
 
 
 class InputUpdate(_Part, frozen=True, kw_only=True):
-    format: Annotated[AudioFormat | UnsetType | None, Meta(description="Its encoding.")] = UNSET
-    noise_reduction: Annotated[NoiseReduction | UnsetType | None, Meta(description="None is done.")] = UNSET
-    transcription: Annotated[
-        TranscriptionUpdate | UnsetType | None, Meta(description="How it is transcribed.")
-    ] = UNSET
-    turn_detection: Annotated[
-        VadUpdate | UnsetType | None, Meta(description="What begins and ends turns; null: the client does.")
-    ] = UNSET
+    format: AudioFormat | UnsetType | None = UNSET
+    noise_reduction: NoiseReduction | UnsetType | None = UNSET
+    transcription: TranscriptionUpdate | UnsetType | None = UNSET
+    turn_detection: VadUpdate | UnsetType | None = UNSET  # null: the client commits
 
 
 class AudioUpdate(_Part, frozen=True, kw_only=True):
-    input: Annotated[InputUpdate | UnsetType, Meta(description="What comes in.")] = UNSET
+    input: InputUpdate | UnsetType = UNSET
 
 
 class SessionFields(_Part, frozen=True, kw_only=True):
     """A session in `session.update` and `client_secrets`."""
 
-    type: Annotated[Literal["transcription"], Meta(description="The only kind here.")] = "transcription"
-    audio: Annotated[AudioUpdate | UnsetType, Meta(description="Its audio.")] = UNSET
-    include: Annotated[
-        list[Include] | UnsetType | None, Meta(description="What `completed` events have besides.")
-    ] = UNSET
+    type: Literal["transcription"] = "transcription"
+    audio: AudioUpdate | UnsetType = UNSET
+    include: list[Include] | UnsetType | None = UNSET  # what `completed` events have besides
 
 
 class OldSessionFields(_Part, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from fastapi import APIRouter, Depends, HTTPException, Request, WebSocket
@@ -37,32 +37,9 @@ from asr_server.annexes.realtime.session import INTERNAL_ERROR, RealtimeSession
 from asr_server.api.errors import HANDLED, body_of, response_to
 from asr_server.api.middleware import check_origin
 from asr_server.api.models import ServedModel
-from asr_server.api.openapi import KEY_ERRORS, MODEL_ERRORS, Responses, error_responses, reference
 from asr_server.api.state import AppState, caller_of, get_state, metered, models_of, require_key, set_caller
 from asr_server.api.transcribe import answer_headers
 from asr_server.errors import InvalidValue, ShuttingDown
-
-CLIENT_SECRET_BODY: Final = {
-    "requestBody": {"content": {"application/json": {"schema": reference(ClientSecretRequest)}}}
-}
-
-
-def client_secret_responses() -> Responses:
-    secret = {
-        "description": "The secret, and the session that it opens.",
-        "content": {"application/json": {"schema": reference(ClientSecret)}},
-    }
-    return {200: secret} | error_responses(*KEY_ERRORS, *MODEL_ERRORS)
-
-
-def schemas() -> dict[str, Any]:
-    _, schemas = msgspec.json.schema_components(
-        [ClientSecretRequest, ClientSecret], ref_template="#/components/schemas/{name}"
-    )
-    for schema in schemas.values():  # a tag is no field, and so has no description
-        schema["properties"].get("type", {}).setdefault("description", "Which one it is.")
-    return schemas
-
 
 KEY_PROTOCOL: Final = "openai-insecure-api-key."
 PROTOCOL: Final = "realtime"
@@ -71,7 +48,8 @@ MAX_SECRET_LETTERS: Final = (
     8000  # a line of a handshake's head has 8192 bytes, with its name and `KEY_PROTOCOL`
 )
 
-router = APIRouter(prefix="/v1/realtime", tags=["realtime"])
+# OpenAI describes these; /openapi.json cannot describe a WebSocket.
+router = APIRouter(prefix="/v1/realtime", include_in_schema=False)
 logger = logging.getLogger(__name__)
 
 
@@ -94,7 +72,7 @@ async def realtime(socket: WebSocket) -> None:
             await _fail(socket, error)
 
 
-@router.get("", include_in_schema=False)
+@router.get("")
 async def explain_refusal(request: Request) -> None:
     """Answer a plain GET as the handshake would be: pages never see that."""
     state = get_state(request)
@@ -161,8 +139,6 @@ async def _fail(socket: WebSocket, error: Exception) -> None:
     "/client_secrets",
     dependencies=[Depends(require_key)],
     response_model=None,
-    openapi_extra=CLIENT_SECRET_BODY,
-    responses=client_secret_responses(),
 )
 async def create_client_secret(request: Request) -> Response:
     """Create a browser's key that opens sessions with these settings until it expires."""

@@ -55,25 +55,23 @@ class UserMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
 class SessionTranscription(msgspec.Struct, frozen=True, omit_defaults=True):
     """Options of the transcription."""
 
-    model: Annotated[str, Meta(description="The model's name.")]
-    language: Annotated[str, Meta(description="Of the speech.")] = ""
-    languages: Annotated[tuple[str, ...], Meta(description="Candidates for detection.")] = ()
-    keywords: Annotated[tuple[str, ...], Meta(description="Words to listen for.")] = ()
-    prompt: Annotated[str, Meta(description="Text that precedes the speech.")] = ""
-    delay: Annotated[str, Meta(description="How often a growing turn is read.")] = ""
+    model: str
+    language: str = ""
+    languages: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
+    prompt: str = ""
+    delay: str = ""
 
 
 class SessionVad(msgspec.Struct, frozen=True):
     """Settings that begin and end a turn."""
 
-    type: Annotated[Literal["server_vad", "semantic_vad"], Meta(description="The kind of detection.")]
-    threshold: Annotated[float, Meta(description="How sure of speech the detector must be.")]
-    prefix_padding_ms: Annotated[int, Meta(description="Audio kept before speech.")]
-    silence_duration_ms: Annotated[int, Meta(description="Silence that ends a turn.")]
-    idle_timeout_ms: Annotated[
-        int | None, Meta(description="Silence after which an empty turn is committed.")
-    ]
-    eagerness: Annotated[str | UnsetType, Meta(description="Of `semantic_vad`.")] = UNSET
+    type: Literal["server_vad", "semantic_vad"]
+    threshold: float
+    prefix_padding_ms: int
+    silence_duration_ms: int
+    idle_timeout_ms: int | None
+    eagerness: str | UnsetType = UNSET
 
 
 DEFAULT_VAD: Final = SessionVad("server_vad", 0.5, 300, 500, None)  # OpenAI's
@@ -81,23 +79,23 @@ SEMANTIC_VAD: Final = SessionVad("semantic_vad", 0.5, 300, 800, None, "auto")
 
 
 class SessionInput(msgspec.Struct, frozen=True):
-    format: Annotated[AudioFormat, Meta(description="Its encoding.")]
-    noise_reduction: Annotated[None, Meta(description="Always null: none is done.")]
-    transcription: Annotated[SessionTranscription, Meta(description="How it is transcribed.")]
-    turn_detection: Annotated[SessionVad | None, Meta(description="Null: the client commits.")]
+    format: AudioFormat
+    noise_reduction: None
+    transcription: SessionTranscription
+    turn_detection: SessionVad | None
 
 
 class SessionAudio(msgspec.Struct, frozen=True):
-    input: Annotated[SessionInput, Meta(description="What comes in.")]
+    input: SessionInput
 
 
 class Session(msgspec.Struct, frozen=True):
-    id: Annotated[str, Meta(description="`sess_...`")]
-    object: Annotated[Literal["realtime.transcription_session"], Meta(description="The kind of object.")]
-    type: Annotated[Literal["transcription"], Meta(description="The kind of session.")]
-    expires_at: Annotated[int, Meta(description="In Unix seconds.")]
-    include: Annotated[tuple[str, ...] | None, Meta(description="What `completed` events have besides.")]
-    audio: Annotated[SessionAudio, Meta(description="Its audio.")]
+    id: str
+    object: Literal["realtime.transcription_session"]
+    type: Literal["transcription"]
+    expires_at: int
+    include: tuple[str, ...] | None
+    audio: SessionAudio
 
 
 # -- Events --
@@ -213,22 +211,20 @@ def error_event(detail: ErrorDetail, client_event_id: str | None = None) -> Erro
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
     """Lifetime of the secret."""
 
-    seconds: Annotated[int, Meta(ge=10, le=7200, description="From now on.")] = 600
-    anchor: Annotated[Literal["created_at"], Meta(description="Always `created_at`.")] = "created_at"
+    seconds: Annotated[int, Meta(ge=10, le=7200)] = 600
+    anchor: Literal["created_at"] = "created_at"
 
 
 class ClientSecretRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The settings allowed to a browser; all are optional."""
 
-    expires_after: Annotated[ExpiresAfter, Meta(description="The secret's end.")] = msgspec.field(
-        default_factory=ExpiresAfter
-    )
-    session: Annotated[SessionFields, Meta(description="Settings of the session.")] = SessionFields()
+    expires_after: ExpiresAfter = msgspec.field(default_factory=ExpiresAfter)
+    session: SessionFields = SessionFields()
 
 
 class ClientSecret(msgspec.Struct):
     """A browser's key."""
 
-    value: Annotated[str, Meta(description="The key: `ek_...`.")]
-    expires_at: Annotated[int, Meta(description="Its end, in Unix seconds.")]
-    session: Annotated[Session, Meta(description="What it opens.")]
+    value: str
+    expires_at: int
+    session: Session
