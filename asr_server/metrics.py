@@ -1,6 +1,6 @@
 """Define every metric that is counted as things happen: name, meaning, labels.
 
-`api/metrics.py` reads the server's state on request. Imports no torch.
+`annexes/monitoring/metrics.py` reads the server's state on request. Imports no torch.
 """
 
 from __future__ import annotations

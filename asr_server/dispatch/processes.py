@@ -1,6 +1,6 @@
 """Start replicas as processes of this machine, the default executor.
 
-`RemoteReplica` is also the base of `ray.py`'s. Knows no requests.
+`RemoteReplica` is also the base of `annexes/ray/`'s. Knows no requests.
 """
 
 from __future__ import annotations
