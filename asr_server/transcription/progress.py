@@ -86,6 +86,7 @@ class EarlyResults:
             token_peaks_s=result.token_peaks_s[:num_text],
             token_focus=result.token_focus[:num_text],
             pauses_s=result.pauses_s,
+            is_full=result.is_full,
         )
 
     def _is_beginning_of(self, result: ChunkResult) -> bool:

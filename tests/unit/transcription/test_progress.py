@@ -236,6 +236,14 @@ async def test_the_words_of_what_was_sent_have_the_times_of_the_result_that_is_j
     assert (word.text, word.start_s, word.end_s) == (" zero", 0.2, 0.7)
 
 
+async def test_no_time_is_guessed_for_a_full_text_that_shows_none_and_is_judged_silence(app: App) -> None:
+    silence = say(*(t(0), *words("0"), t(1), t(1), *words("1"), t(2)), avg_logprob=-2.0, no_speech_prob=0.9)
+    app.answers = [msgspec.structs.replace(silence, is_full=True), say()]
+    num_before = num_guessed()
+    assert await app.texts(options=msgspec.structs.replace(STREAMED, text_only=True)) == ["zero", ""]
+    assert num_guessed() == num_before
+
+
 async def test_doubtful_text_is_sent_early_where_somebody_surely_speaks(app: App) -> None:
     """A model may give all of a clean recording a no-speech probability above the bound of doubt."""
     app.replica.early = say(t(0), *words("31415"), t(3), finish_reason="length", no_speech_prob=0.5)
