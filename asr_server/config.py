@@ -179,7 +179,7 @@ class Settings:
     ssl_keyfile: str = setting("", "TLS key file")
     max_connections: int = setting(
         1000,
-        "connections open at once; beyond them idle and slow ones are closed, else uploads get 429",
+        "connections open at once; beyond them idle and silent ones are closed, else uploads get 429",
         ge=1,
     )
     header_timeout_s: float = setting(10.0, "seconds a client may take to send a request's headers", gt=0)
