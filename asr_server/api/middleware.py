@@ -320,6 +320,7 @@ def refusing_unknown_websockets(not_found: ASGIApp) -> ASGIApp:
 
 _PORT: Final = re.compile(r":\d*$")
 _MAX_QUOTED: Final = 200  # characters
+_USUAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 class LocalHosts:
@@ -327,7 +328,7 @@ class LocalHosts:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._allowed = settings.allowed_host_names
+        self._allowed = _USUAL_HOSTS.union(settings.allowed_host_names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         host = Headers(scope=scope).get("host", "") if scope["type"] in ("http", "websocket") else ""
@@ -342,7 +343,7 @@ class LocalHosts:
 
     def _allows(self, name: str) -> bool:
         """Allow a missing Host, as in HTTP/1.0; browsers always send one."""
-        return not name or is_loopback(name) or name in self._allowed
+        return not name or name in self._allowed or is_loopback(name)
 
 
 def checks_hosts(settings: Settings, asks_for_key: bool) -> bool:
