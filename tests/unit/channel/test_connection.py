@@ -226,7 +226,7 @@ async def test_an_end_that_cannot_listen_leaves_nothing(
 
 def test_a_replica_is_given_all_in_a_line_that_keeps_its_secret_out_of_logs() -> None:
     keys = CurveKeys("public", "the secret", "peer")
-    spec = ReplicaSpec(3, Address("tcp://a:1", "tcp://a:2", keys=keys), embedded(), 2)
+    spec = ReplicaSpec(3, Address("tcp://a:1", "tcp://a:2", keys=keys), embedded().core, 2)
     line = spec.to_line()
     assert line.count(b"\n") == 1
     assert ReplicaSpec.from_line(line) == spec
