@@ -151,7 +151,7 @@ def test_what_is_wrong_with_a_file_is_answered_by_the_name_of_its_error(tmp_path
     assert [each.message.split(",")[0] for each in found[:3]] == [
         "The file is not audio",
         "The file's duration is over the limit of 0.5 s",
-        "The file's decoding time is over the limit of -1 s",
+        "The file's decoding time is over the limit of -1 s.",
     ]
     assert all(issubclass(getattr(errors, each.error), errors.RequestError) for each in found)
 
