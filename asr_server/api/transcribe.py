@@ -86,7 +86,11 @@ class TranscriptionResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = self._state
-        state.models.require_engine()
+        try:
+            state.models.require_engine()
+        except ShuttingDown:
+            await _discard_body(receive)
+            raise
         _require_connection(scope)
         connection, stats = Request(scope, receive), metrics.current_request_stats()
         with (
@@ -115,6 +119,12 @@ class TranscriptionResponse(Response):
         response.headers.update(answer_headers(request.model.settings, request.ignored_fields))
         response.headers.update(recording_headers(transcript))
         return response
+
+
+async def _discard_body(receive: Receive) -> None:
+    """Read what a client still sends: the reply closes the connection, which would reset it before."""
+    while (await receive()).get("more_body", False):
+        pass
 
 
 def _require_connection(scope: Scope) -> None:

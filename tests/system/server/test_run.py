@@ -175,7 +175,7 @@ async def test_the_first_signal_lets_requests_finish_while_probes_are_answered(
         app.signal()
         await until(lambda: "draining: 1 requests in flight have 30 s to finish" in caplog.text)
         assert (await app.client.get("/health")).status_code == 200
-        refused = await app.client.post(TRANSCRIPTIONS)  # without a body, which the close might meet
+        refused = await app.client.post(TRANSCRIPTIONS, files={"file": SECOND}, data=MODEL)
         assert refused.status_code == 503
         app.replica.release(app.replica.held[0])
         assert (await request).json()["text"] == "zero"
