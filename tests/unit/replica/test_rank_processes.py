@@ -20,7 +20,7 @@ from asr_server.replica.ranks import Ranks, RankSpec
 from tests.support.embedded import embedded
 from tests.support.forked import Ended, Fork, parent_death_signal
 
-SETTINGS = embedded(tensor_parallel_size=3)
+SETTINGS = embedded(tensor_parallel_size=3).core
 
 
 def with_ranks(rank: str, work: Callable[[Ranks, Callable[[Any], None]], None], **limits: float) -> Ended:
