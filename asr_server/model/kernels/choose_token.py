@@ -58,12 +58,14 @@ def _choose(  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
     slot = integers + row
     is_active = tl.load(slot + stride * _ACTIVE) != 0
-    generated = tl.load(slot + stride * _NUM_GENERATED)
+    token, previous = tl.load(slot + stride * _TOKEN), tl.load(slot + stride * _PREVIOUS)
+    last_time = tl.load(slot + stride * _LAST_TIME).to(tl.int32)
+    generated = tl.load(slot + stride * _NUM_GENERATED).to(tl.int32)
     begin = generated == 0
-    after_time = (generated > 0) & (tl.load(slot + stride * _TOKEN) >= first_time)
-    after_two = after_time & ((generated < 2) | (tl.load(slot + stride * _PREVIOUS) >= first_time))
+    after_time = (generated > 0) & (token >= first_time)
+    after_two = after_time & ((generated < 2) | (previous >= first_time))
     after_one = after_time & (after_two == 0)
-    earliest = tl.load(slot + stride * _LAST_TIME).to(tl.int32) + tl.where(after_one, 0, 1)
+    earliest = last_time + tl.where(after_one, 0, 1)
     cases = 1 + tl.where(begin, 2, 0)  # bits of `suppressed` that count here
     # Other tokens are allowed from `first` to `end`, times from `first_allowed` to `time_end`.
     first = tl.where(after_one, end_of_text, 0)
