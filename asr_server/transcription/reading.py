@@ -75,9 +75,8 @@ class ChunkReader:
 
     def __post_init__(self) -> None:
         self._shows_words = self.options.word_timestamps
-        if (
-            self.voice_pool is not None
-        ):  # speech without words is found, and no segment shown begins in a pause
+        # Speech without words is found, and no segment that is shown begins in a pause.
+        if self.voice_pool is not None:
             self.options = msgspec.structs.replace(self.options, word_timestamps=True)
         prompt = self.options.prompt_tokens
         self._previous_texts = [PreviousText(prompt), PreviousText(prompt)]  # of channels that are kept apart
