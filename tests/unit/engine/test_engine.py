@@ -100,6 +100,8 @@ EACH_OPTION: dict[str, Any] = {
     "keywords": ("one", "two", "Kubernetes"),
     "condition_on_previous_text": True,
     "word_timestamps": True,
+    "text_only": True,
+    "full_letters": 10,
     "early_results": True,
     "streams": True,
     "temperatures": (0.0, 0.6, 1.0),
