@@ -73,6 +73,7 @@ def correct(tab: Tab, word: int, text: str) -> None:
 
 
 def open_correction(tab: Tab, word: int, text: str) -> None:
+    tab.wait(f"document.querySelectorAll('.word').length > {word}")
     tab.evaluate(f"document.querySelectorAll('.word')[{word}].setAttribute('data-chosen', '')")
     tab.click(".word[data-chosen]", times=2)
     tab.wait("document.activeElement.matches('.word input')")
