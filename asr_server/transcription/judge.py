@@ -34,8 +34,8 @@ MOST_LETTERS_PER_S: Final = 30.0  # nobody says more
 # Letters for a second of certain speech: a reader says 11 to 17, a speech of Kennedy's has 7.5. A segment
 # with fewer may have lost a sentence.
 FEWEST_LETTERS_PER_S: Final = 7.0
-# Text of more has no sentence missing, whatever the times of its words.
-MANY_LETTERS_PER_S: Final = 10.0
+# Text of more has no sentence missing, whatever the times of its words: pauses do not count here.
+MANY_LETTERS_PER_S: Final = 12.0
 # What one word of known time may fill: drawn out, or of many letters.
 SLOW_WORD_S: Final = 1.5
 SLOW_LETTERS_PER_S: Final = 5.0
