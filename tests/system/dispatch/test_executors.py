@@ -18,7 +18,7 @@ from asr_server.core import Chunk, ChunkResult, DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher
 from tests.support.embedded import embedded
 from tests.support.speech import Spoken, digits_of, say
-from tests.support.until import until
+from tests.support.until import LIMIT_S, until
 from tests.unit.dispatch.ray_cluster import RayCluster, ray_cluster
 
 OPTIONS = DecodingOptions(language="en")
@@ -128,7 +128,7 @@ async def test_replicas_that_are_killed_lose_nothing_and_are_replaced(dispatcher
     assert all(state.in_flight for state in dispatcher.supervisor.replica_states)
     for process in killed:
         process.kill()
-    results = await asyncio.wait_for(asyncio.gather(*tasks), 120)
+    results = await asyncio.wait_for(asyncio.gather(*tasks), LIMIT_S)
     assert [heard(result) for result in results] == [spoken.digits for spoken in said]
     await until_ready(dispatcher)
     assert len(named_replicas()) == len(killed) == 2
