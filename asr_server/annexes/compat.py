@@ -173,10 +173,15 @@ def _json(transcript: Transcript) -> dict[str, object]:
     }
 
 
+def _words(segment: Segment) -> list[dict[str, Any]]:
+    """Return the words as both servers have them, with the spaces before them."""
+    return [word_body(word, word.text).model_dump(exclude_none=True) for word in segment.words]
+
+
 def _segment(segment: Segment) -> dict[str, object]:
     body: dict[str, object] = msgspec.to_builtins(segment)
     body["start"], body["end"] = body.pop("start_s"), body.pop("end_s")
-    body["words"] = [word_body(word, word.text).model_dump(exclude_none=True) for word in segment.words]
+    body["words"] = _words(segment)
     return {name: value for name, value in body.items() if value not in (None, [], ())}
 
 
@@ -245,9 +250,7 @@ class _Inference:
             return body_response(transcript, request)
         body = verbose_body(transcript).model_dump(exclude_none=True)
         for own, segment in zip(body["segments"], transcript.segments, strict=True):
-            own["words"] = [
-                word_body(word, word.text).model_dump(exclude_none=True) for word in segment.words
-            ]
+            own["words"] = _words(segment)
             if self._fields.no_timestamps:
                 for timed in (own, *own["words"]):
                     del timed["start"], timed["end"]

@@ -34,6 +34,11 @@ class TokensOfWord(NamedTuple):
     logprobs: Sequence[float]  # of each token
     focus: Sequence[float]  # share of each token's attention that lies in its time
 
+    @property
+    def probability(self) -> float:
+        """Return the mean of the tokens'."""
+        return fmean(map(math.exp, self.logprobs))
+
 
 class Model(msgspec.Struct, frozen=True):
     bias: float
@@ -58,13 +63,12 @@ def evidence_of(words: Sequence[TokensOfWord]) -> Evidence:
     least = [max(math.log(LEAST_PROBABILITY), min(word.logprobs)) for word in words]
     beside = [0.0, *least, 0.0]  # nothing is doubted where no word is
     rows = [
-        (_logit(word.logprobs), least[number], min(beside[number], beside[number + 2]), min(word.focus))
+        (_logit(word.probability), least[number], min(beside[number], beside[number + 2]), min(word.focus))
         for number, word in enumerate(words)
     ]
     return np.array(rows)
 
 
-def _logit(logprobs: Sequence[float]) -> float:
-    probability = fmean(map(math.exp, logprobs))
+def _logit(probability: float) -> float:
     inside = min(max(probability, LEAST_PROBABILITY), 1 - LEAST_PROBABILITY)
     return math.log(inside / (1 - inside))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice, pairwise
-from statistics import fmean
 from typing import Final
 
 import msgspec
@@ -153,8 +152,7 @@ def _word_groups(span: Span, tokenizer: Tokenizer, spaced: bool) -> tuple[list[W
 
 
 def _with_certainty(word: Word, tokens: TokensOfWord, confidence: float) -> Word:
-    probability = fmean(map(math.exp, tokens.logprobs))
-    return msgspec.structs.replace(word, probability=probability, confidence=confidence)
+    return msgspec.structs.replace(word, probability=tokens.probability, confidence=confidence)
 
 
 def with_words_by_length(part: DecodedPart, options: DecodingOptions, tokenizer: Tokenizer) -> DecodedPart:

@@ -6,13 +6,11 @@ checks sums. `main` is that process. Blocks: never call it on an event loop.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import logging
 import os
 import re
-import signal
 import subprocess  # nosec B404 # arguments are lists, and no shell is started
 import sys
 from pathlib import Path
@@ -22,6 +20,7 @@ from asr_server.annexes.model_sources.foreign import explain_listing
 from asr_server.annexes.model_sources.names import Published
 from asr_server.checkpoint.files import CTRANSLATE2, INDEX, PICKLED, SINGLE
 from asr_server.errors import CheckpointError, NotFetched
+from asr_server.process import be_killed_with_the_parent
 
 LIST_LIMIT_S: Final = 5.0  # for the list of files, connecting included
 CONNECT_LIMIT_S: Final = 4.0  # to the host of the files
@@ -35,7 +34,6 @@ _ENVIRONMENT: Final = {
     "HF_HUB_DISABLE_XET": "1",  # plain HTTP, each read of which has a time limit
 }
 _MAX_REASON_LETTERS: Final = 300
-_PR_SET_PDEATHSIG: Final = 1
 _LOG_IN: Final = "log in with `hf auth login`, or set HF_TOKEN"
 
 logger = logging.getLogger(__name__)
@@ -83,10 +81,9 @@ def has_sum(path: Path, expected: str) -> bool:
 
 def main(repository: str, revision: str, folder: str, with_weights: str) -> None:
     """Print the commit and each file's sum as JSON, or why there is none."""
+    be_killed_with_the_parent()  # a signal that ends whoever asked for the download ends it, too
     from huggingface_hub import errors
 
-    if sys.platform == "linux":  # a signal that ends whoever asked for the download ends it, too
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     try:
         print(json.dumps(_download(repository, revision, Path(folder), bool(with_weights))))
     except CheckpointError as error:
