@@ -45,7 +45,7 @@ CHECKED: Final = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 @dataclass(frozen=True, config=CHECKED)
 class Settings:
-    """What the core needs. An annex adds a subclass with its own; `server/settings.py` puts all together.
+    """The settings of the core. An annex adds its own in a subclass; `server/settings.py` joins them.
 
     Raises pydantic.ValidationError, which lists every wrong value.
     """

@@ -154,7 +154,7 @@ class Transfers:
 
 
 class Pending:
-    """What the current stream has launched so far; on CPU, all of it is done."""
+    """All that the current stream has launched so far; on CPU, it is done."""
 
     def __init__(self, is_on_gpu: bool) -> None:
         self._event: torch.cuda.Event | None = None

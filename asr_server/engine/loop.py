@@ -21,7 +21,7 @@ from asr_server.engine.tokens import noise_seed_of
 
 
 class LaunchedChunk(NamedTuple):
-    """What a step computes for one chunk."""
+    """The work of a step for one chunk."""
 
     chunk: ActiveChunk
     beam: BeamSearch | None

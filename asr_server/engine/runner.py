@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TypeVar, TypeVarTuple
 
 import torch
 from torch import Tensor
@@ -69,20 +69,20 @@ class RanksFailed(Exception):
 
 
 Tell = Callable[[str, tuple[object, ...]], None]  # a method's name and its arguments
-P = ParamSpec("P")
+Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
 
 
-def on_all_ranks(method: Callable[Concatenate[Runner, P], T]) -> Callable[Concatenate[Runner, P], T]:
+def on_all_ranks(method: Callable[[Runner, *Arguments], T]) -> Callable[[Runner, *Arguments], T]:
     """Tell the other ranks first, where there are any. Then an error ends all: they may not share it."""
 
     @wraps(method)
-    def call(self: Runner, /, *arguments: P.args, **named: P.kwargs) -> T:
+    def call(self: Runner, /, *arguments: *Arguments) -> T:
         if self.tell is None:
-            return method(self, *arguments, **named)
+            return method(self, *arguments)
         self.tell(method.__name__, arguments)
         try:
-            return method(self, *arguments, **named)
+            return method(self, *arguments)
         except (torch.OutOfMemoryError, MemoryError, ValueError) as error:
             raise RanksFailed(f"{method.__name__} failed on rank 0: {error}") from error
 
@@ -100,7 +100,7 @@ class Runner:
         tell: Tell | None = None,
     ) -> None:
         """Args:
-        tell: sends what this rank does to the others; None: it is alone, or is told.
+        tell: sends what this rank does to the others; None: it is alone, or follows.
         """
         self.tell, self._kernels = tell, kernels
         num_texts, device, specials = config.num_texts, model.device, tokenizer.specials

@@ -1,4 +1,4 @@
-"""What a GPU computes before its engine is ready.
+"""Try a GPU before its engine is ready.
 
 A step on random numbers, by which Triton's kernels are compared with torch; then one second of silence, as
 each kernel's first call compiles it, 1 to 2 s.

@@ -49,7 +49,7 @@ class Answer(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """At `at`; the fields behind `audio_s` are the timeline's."""
+    """The figures of one moment, `at`; the fields behind `audio_s` are the timeline's."""
 
     at: float
     audio_s: float  # transcribed since the start
