@@ -164,11 +164,9 @@ def _judged(sound: Known, reading: Reading) -> Iterator[tuple[float, bool, float
     spelt = [normalise(word.text, sound.language) for word in words]
     owner = [number for number, own in enumerate(spelt) for _ in own]
     found = [text for own in spelt for text in own]
-    wrong = set(range(len(words)))
     operations = Levenshtein.opcodes(normalise(sound.text, sound.language), found)
     right = [n for each in operations if each.tag == "equal" for n in range(each.dest_start, each.dest_end)]
-    wrong -= {owner[n] for n in right}
-    wrong |= {owner[n] for n in set(range(len(found))) - set(right)}
+    wrong = {owner[n] for n in set(range(len(found))) - set(right)}
     for number, word in enumerate(words):
         if spelt[number]:
             yield word.confidence or 0.0, number not in wrong, word.probability or 0.0
@@ -240,10 +238,8 @@ def main() -> None:
         fitted = fit(select(words, is_even))
         WEIGHTS.parent.mkdir(exist_ok=True)
         WEIGHTS.write_bytes(msgspec.json.format(msgspec.json.encode(fitted), indent=1) + b"\n")
-    table, figures = (
-        Table("condition", "words", "said", "", "calibration error", "AUROC"),
-        dict[str, object](),
-    )
+    table = Table("condition", "words", "said", "", "calibration error", "AUROC")
+    figures: dict[str, object] = {}
     for number, condition in enumerate(CONDITIONS):
         own = select(words, ~is_even & (words.condition == number))
         measures = {
