@@ -1,7 +1,4 @@
-"""The entry of `asr-server` and `python -m asr_server`.
-
-Prepares the process before the modules load, so that Ctrl-C ends it without a traceback.
-"""
+"""The entry of `asr-server`: prepares the process before the modules load, so that Ctrl-C is silent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Define the core's settings; a setting's flag and environment name derive from its field.
-
-A flag wins over the environment. `cli/options.py` checks what depends on the machine. Imports no torch.
-"""
+"""Define the core's settings; a setting's flag and environment name derive from its field."""
 
 from __future__ import annotations
 
@@ -45,10 +42,7 @@ CHECKED: Final = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 @dataclass(frozen=True, config=CHECKED)
 class Settings:
-    """The settings of the core. An annex adds its own in a subclass; `server/settings.py` joins them.
-
-    Raises pydantic.ValidationError, which lists every wrong value.
-    """
+    """The settings of the core; annexes add theirs in subclasses. Raises pydantic.ValidationError."""
 
     # The model and where it runs
     model: str = setting(

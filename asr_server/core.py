@@ -57,10 +57,7 @@ def temperatures_for(temperature: float, ladder: tuple[float, ...]) -> tuple[flo
 
 
 class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The options of one request's chunks; `language` None is detected.
-
-    Timestamps are always decoded, as by openai-whisper: they show an unread tail.
-    """
+    """The options of one request's chunks. Timestamps are always decoded: they show an unread tail."""
 
     task: Task = "transcribe"
     language: str | None = None  # ISO code as in the checkpoint's <|xx|> tokens
@@ -173,10 +170,7 @@ class DroppedSegment(msgspec.Struct, frozen=True):
 
 
 class TranscriptDelta(msgspec.Struct, frozen=True):
-    """Final text, in file order, never taken back.
-
-    One a chunk; more with split channels or early results. Segments come with a chunk's last delta.
-    """
+    """Final text, in file order, never taken back. Segments come with a chunk's last delta."""
 
     text: str
     segments: tuple[Segment, ...]

@@ -32,11 +32,7 @@ T = TypeVar("T")
 
 
 def available_cores(root: Path = _ROOT) -> int:
-    """Return the cores that affinity and CPU quota allow, at least one.
-
-    A container with two CPUs sees all cores; threads for each would exhaust the quota and then stand
-    still.
-    """
+    """Return the cores that affinity and CPU quota allow, at least one: more threads would stand still."""
     return max(1, int(min(len(_affinity_mask()), cpu_quota(root))))
 
 
@@ -54,8 +50,7 @@ def lower_priority(niceness: int) -> None:
 def never_interrupt_others() -> None:
     """Make threads wait for a busy core (Linux's SCHED_BATCH).
 
-    Computing threads wake thousands of times a second, and might interrupt the holder of the event loop's
-    interpreter lock.
+    Computing threads wake thousands of times a second, and would interrupt the event loop's.
     """
     if hasattr(os, "SCHED_BATCH"):
         for thread in _own_threads():
@@ -99,10 +94,7 @@ def gc_paused() -> Iterator[None]:
 
 
 def freeze_gc() -> None:
-    """Exempt existing objects from garbage collection.
-
-    A full collection stops everything for 60 ms in the API process, 120 ms in a replica.
-    """
+    """Exempt existing objects from garbage collection: a full one stops everything for 60 to 120 ms."""
     gc.collect()
     gc.freeze()
 

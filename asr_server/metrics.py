@@ -1,7 +1,4 @@
-"""Define every metric that is counted as things happen: name, meaning, labels.
-
-`annexes/monitoring/metrics.py` reads the server's state on request. Imports no torch.
-"""
+"""Define every metric that is counted as things happen: name, meaning, labels. Imports no torch."""
 
 from __future__ import annotations
 
@@ -185,11 +182,7 @@ class Account(Protocol):
 
 
 class RequestStats:
-    """Sum up one request's work, for its log line and `/metrics`.
-
-    Args:
-        route: asked late, because it is known late.
-    """
+    """Sum up one request's work, for its log line and `/metrics`. `route` is known late."""
 
     def __init__(self, route: Callable[[], str] = lambda: "other") -> None:
         self._route = route

@@ -1,7 +1,4 @@
-"""What a server's process inherits, which signals it takes, and what ends it.
-
-Used before all other modules, so it imports none.
-"""
+"""What a server's process inherits, which signals it takes, and what ends it. Imports none of ours."""
 
 from __future__ import annotations
 
@@ -49,10 +46,7 @@ _SECRET: Final = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
 
 def child_environment(computes: bool = True) -> dict[str, str]:
-    """Return the environment of a child process: an allow-list, and more for one that `computes`.
-
-    Children find the package, and no Python file of the working directory.
-    """
+    """Return a child's environment: an allow-list, and more for one that `computes`."""
     inherited = {name: value for name, value in os.environ.items() if _is_inherited(name, computes)}
     return inherited | {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(_import_folders())}
 
@@ -80,10 +74,7 @@ def share_one_arena() -> None:
 
 
 def leave_stopping_to_the_parent() -> None:
-    """Ignore the signals that stop a server.
-
-    Ctrl-C and systemd signal every process, but the server needs its children to finish.
-    """
+    """Ignore the signals that stop a server: it needs its children to finish."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -94,10 +85,7 @@ def end_with_the_parent() -> None:
 
 
 def be_killed_with_the_parent() -> None:
-    """Let Linux kill this process with its parent, even while stopped.
-
-    The parent's thread that started it must live on.
-    """
+    """Let Linux kill this process with the parent's thread that started it, even while stopped."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
@@ -115,10 +103,7 @@ def hide_from_other_processes() -> None:
 
 
 def confine() -> None:
-    """Forbid other processes, TCP and files that are not open, for good and for root too.
-
-    Uses Landlock; needs `gain_no_privileges`.
-    """
+    """Forbid other processes, TCP and files that are not open, by Landlock; needs `gain_no_privileges`."""
     if sys.platform != "linux":
         return
     _drop_capabilities()

@@ -1,9 +1,7 @@
 """Routes of other speech servers, so that their clients need only a new address.
 
-Each renames fields to OpenAI's and shapes the reply; none transcribes. whisper-asr-webservice has `POST
-/asr` and `POST /detect-language`, as Bazarr and Lingarr call them: fields are in the query or the form, the
-recording in `audio_file`, and `encode=false` means raw 16-bit samples at 16 kHz. whisper.cpp's server has
-`POST /inference`. With Azure OpenAI, `api-key` may hold the key, and a deployment is a name of the model.
+Each renames fields to OpenAI's and shapes the reply; none transcribes. Bazarr and Lingarr call
+whisper-asr-webservice's, where `encode=false` means raw 16-bit samples at 16 kHz.
 """
 
 from __future__ import annotations

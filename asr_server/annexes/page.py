@@ -1,7 +1,4 @@
-"""The page, and the API's description at `/docs`: local files that load nothing from elsewhere.
-
-`web/` is plain files; Swagger's come with FastAPIOffline.
-"""
+"""The page, and the API's description at `/docs`: local files that load nothing from elsewhere."""
 
 from __future__ import annotations
 

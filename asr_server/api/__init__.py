@@ -1,4 +1,1 @@
-"""The HTTP API: routes, OpenAI's shapes, errors, limits and probes.
-
-Runs in the API process; imports no torch and never blocks the event loop.
-"""
+"""The HTTP API, in the API process. Imports no torch and never blocks the event loop."""

@@ -1,7 +1,4 @@
-"""Map every exception to a status and OpenAI's error body. No other module does.
-
-Official clients retry 408, 409, 429 and 5xx, so permanent errors use none of these.
-"""
+"""Map every exception to a status and OpenAI's error body. No other module does."""
 
 from __future__ import annotations
 

@@ -98,10 +98,7 @@ def event(body: BaseModel, exclude_none: bool = True) -> bytes:
 
 
 class EventStream:
-    """Start at the first write, so that earlier errors get their own status.
-
-    A task sends, so that a slow reader does not delay the transcription. At most the transcript is kept.
-    """
+    """Start at the first write: earlier errors get their own status. A task sends to slow readers."""
 
     def __init__(self, send: Send, headers: dict[str, str]) -> None:
         self._send = send

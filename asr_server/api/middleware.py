@@ -1,7 +1,4 @@
-"""What wraps every route: ids, log, metrics, uncaught exceptions, hosts, short ways.
-
-An id is in the reply and in all its log lines.
-"""
+"""What wraps every route: ids, log, metrics, uncaught exceptions, hosts, short ways."""
 
 from __future__ import annotations
 
@@ -258,10 +255,7 @@ def _route_of(scope: Scope) -> str:
 
 
 class PlainRoutes:
-    """Call the endpoints of recordings without FastAPI's routing, a tenth of a short request's time.
-
-    The innermost middleware, so replies, ids, log and metrics stay the same. FastAPI documents these routes.
-    """
+    """Call the endpoints of recordings without FastAPI's routing, a tenth of a short request's time."""
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
         self._app = app

@@ -1,8 +1,4 @@
-"""The models of this server: each one's checkpoint, replicas and limits, and how one is found by name.
-
-Replicas start with the server or the first request, which waits. Unloading ends them when no request uses
-them; checkpoint, queue and counters stay. Imports no torch.
-"""
+"""The models of this server: each one's replicas and limits, and how one is found by name."""
 
 from __future__ import annotations
 
@@ -130,10 +126,7 @@ class ServedModel:
 
     @asynccontextmanager
     async def using(self) -> AsyncIterator[None]:
-        """Keep replicas while the block runs; launch and await them if necessary.
-
-        Raises EngineUnavailable.
-        """
+        """Keep replicas while the block runs; launch and await them. Raises EngineUnavailable."""
         await self._until_loaded()
         self._num_using += 1
         self._is_unused.clear()
@@ -196,7 +189,7 @@ class ServedModel:
     async def unload(self, limit_s: float) -> None:
         """Wait for requests under way, then end the replicas.
 
-        Raises EngineUnavailable if requests last longer than `limit_s`; nothing has changed then.
+        Raises EngineUnavailable if they last longer than `limit_s`; nothing has changed then.
         """
         async with self._changing:
             if not self._is_loaded:

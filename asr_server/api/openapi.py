@@ -1,8 +1,4 @@
-"""Complete FastAPI's document at `/openapi.json`.
-
-Routes take their `responses` from here. Errors are described by making them, so the description cannot
-differ from the reply. Forms and keys follow this server's settings.
-"""
+"""Complete FastAPI's document at `/openapi.json`, by this server's settings and the errors themselves."""
 
 from __future__ import annotations
 

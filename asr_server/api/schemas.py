@@ -1,7 +1,4 @@
-"""Request fields and response bodies, as OpenAI's audio API names them.
-
-Transcript bodies are in `asr_server.formats`. Types only.
-"""
+"""Request fields and response bodies, as OpenAI's audio API names them. Types only."""
 
 from __future__ import annotations
 
@@ -34,12 +31,7 @@ DEFAULT_SPEAKERS: Final = ("A", "B")  # of the left and the right channel, as Op
 
 
 def loads(text: str) -> Any:
-    """Parse JSON.
-
-    Raises:
-        UnicodeEncodeError: half a surrogate pair.
-        ValueError: no JSON.
-    """
+    """Parse JSON. Raises UnicodeEncodeError for half a surrogate pair, ValueError for no JSON."""
     value = json.loads(text)
     json.dumps(value, ensure_ascii=False).encode()
     return value

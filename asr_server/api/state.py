@@ -33,11 +33,10 @@ RECENT_SHARE: Final = 0.1  # of the last request, in the mean time that a place 
 
 
 class Places:
-    """A number of places that keys share, so that none can take them all.
+    """Places that keys share: a key may hold three times as many as are free.
 
-    A key may hold three times as many as are free: dynamic thresholds (Choudhury and Hahne, IEEE/ACM ToN
-    1998). Alone it gets three quarters; several that want more get equal shares. Not shared, the first to
-    come gets them.
+    Dynamic thresholds (Choudhury and Hahne, IEEE/ACM ToN 1998). Alone a key gets three quarters; several get
+    equal shares. Not shared, the first to come gets them.
     """
 
     def __init__(self, num_places: int, is_shared: bool = False) -> None:
@@ -108,8 +107,7 @@ class Places:
 class AdmissionLimiter:
     """A request holds a place from its complete arrival to its complete transcript.
 
-    Slow uploads and readers cost a connection, not a place. When all places are taken, requests wait in a
-    line that is as long. Keys with names share places and line; requests without one count as one key.
+    When all places are taken, requests wait in a line that is as long. Requests without a key count as one.
     """
 
     def __init__(
@@ -130,10 +128,7 @@ class AdmissionLimiter:
 
     @contextmanager
     def enter(self, key: str = "") -> Iterator[None]:
-        """Count a request from its headers to the end of its reply.
-
-        Raises Overloaded before the upload if the line is full.
-        """
+        """Count a request from its headers to its reply's end. Raises Overloaded if the line is full."""
         self._require_room(key)
         self.num_open += 1
         try:

@@ -1,7 +1,4 @@
-"""Answer one transcription request: read the form, transcribe, reply whole or as events.
-
-Long transcripts are rendered in a thread, so the event loop never blocks.
-"""
+"""Answer one transcription request: read the form, transcribe, reply whole or as events."""
 
 from __future__ import annotations
 
@@ -65,10 +62,7 @@ logger = logging.getLogger(__name__)
 
 
 class TranscriptionResponse(Response):
-    """A response that works while it is sent, so that one task owns the request.
-
-    Errors before the first byte become error bodies.
-    """
+    """A response that works while it is sent, so that one task owns the request."""
 
     def __init__(
         self,
@@ -230,11 +224,9 @@ def _quoted(name: str) -> str:
 
 @asynccontextmanager
 async def cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
-    """Cancel the block when the client leaves; the body must have been read.
+    """Cancel the block when the client leaves; the body must have been read. Raises ClientDisconnect.
 
     Send the last message behind the block: a server may call a complete reply a disconnect.
-
-    Raises ClientDisconnect.
     """
     async with task_group() as group:
         watch = group.create_task(_wait_for_disconnect(receive))

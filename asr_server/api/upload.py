@@ -1,8 +1,6 @@
-"""Read multipart/form-data as it arrives, and hold its file within bounds.
+"""Read multipart/form-data as it arrives, and hold its file within bounds. Decodes no audio.
 
-A body over the limit is refused early. Of a file few bytes lie in memory, more in the temporary folder, in
-files without a name that threads write. Starlette's parser spools each piece above 1 MB through a thread and
-has no file limit. Decodes no audio.
+Of a file few bytes lie in memory, more in the temporary folder. Starlette's parser has no file limit.
 """
 
 from __future__ import annotations
@@ -215,11 +213,7 @@ class Form:
 
 
 class ReadingTurns:
-    """Let one upload read in each round of the event loop, in order.
-
-    A piece takes some tenths of a millisecond; with many fast clients, a probe would wait for all of
-    them.
-    """
+    """Let one upload read in each round of the event loop: a probe waits for one, not for all."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -230,10 +224,7 @@ class ReadingTurns:
 
 
 async def read_form(request: Request, form: Form, max_upload_bytes: int, turns: ReadingTurns) -> None:
-    """Fill `form`.
-
-    Raises InvalidValue, InvalidAudio, UploadTooLarge, ClientDisconnect.
-    """
+    """Fill `form`. Raises InvalidValue, InvalidAudio, UploadTooLarge, ClientDisconnect."""
     _check_not_compressed(request)
     max_body_bytes = max_upload_bytes + MAX_OVERHEAD_BYTES
     if _announced_bytes(request) > max_body_bytes:

@@ -1,7 +1,4 @@
-"""The command `asr-server`: `serve`, `transcribe`, `models`, `convert` and `health`.
-
-Turns flags into settings and calls what does the work.
-"""
+"""The command `asr-server`: turns flags into settings and calls what does the work."""
 
 from __future__ import annotations
 

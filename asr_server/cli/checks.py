@@ -1,7 +1,4 @@
-"""Check settings against this machine, its files and the model, before anything heavy starts.
-
-Each check yields a line for each wrong setting. Imports no torch.
-"""
+"""Check settings against this machine, its files and the model: a line for each wrong setting."""
 
 from __future__ import annotations
 

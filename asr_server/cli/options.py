@@ -1,7 +1,4 @@
-"""Make a command's options from `config.Settings`, in sections, and check their values.
-
-All wrong settings are reported together. Imports no torch.
-"""
+"""Make a command's options from `config.Settings`, in sections, and check their values."""
 
 from __future__ import annotations
 
@@ -41,15 +38,10 @@ def checked_settings(
     checks: tuple[Check, ...] = (),
     before_fetch: Callable[[ServerSettings], None] = lambda _: None,
 ) -> ServerSettings:
-    """Return the settings, with defaults, and the model as a directory.
+    """Return the settings, with the model as a directory. Raises SettingsError with all that is wrong.
 
-    A model is fetched last. If the default is unavailable, the embedded model replaces it, and
-    `why_embedded` says why.
-
-    Args:
-        before_fetch: called once all else is right.
-    Raises:
-        SettingsError: something is wrong.
+    A model is fetched last, after `before_fetch`. If the default cannot be had, the embedded model replaces
+    it, and `why_embedded` says why.
     """
     settings, problems = _validated(values)
     problems += [line for check in checks for line in check(settings)]

@@ -1,7 +1,4 @@
-"""The commands `asr-server serve` and `asr-server health`, Docker's health check.
-
-`serve`'s process becomes the API process.
-"""
+"""The commands `asr-server serve` and `asr-server health`, Docker's health check."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Choose where subtitles begin and lines break.
+"""Choose where subtitles begin and lines break, by Netflix's timed text style guides.
 
-Limits follow Netflix's timed text style guides (42 letters, two lines, 20 letters a second, 16 letters a
-line of Chinese); a cue lasts at least a second. Knows words of one speaker only.
+At most 42 letters (16 of Chinese) a line, two lines, 20 letters a second; a cue lasts at least a second.
 """
 
 from __future__ import annotations

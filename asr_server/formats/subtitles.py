@@ -1,8 +1,4 @@
-"""Write SubRip and WebVTT.
-
-Cues are readable by default (`cue_breaks.py`); `raw` gives the model's segments, and limits of width and
-words whisper's layout.
-"""
+"""Write SubRip and WebVTT, with readable cues, the model's segments (`raw`) or whisper's layout."""
 
 from __future__ import annotations
 
@@ -26,8 +22,7 @@ Line = Sequence[Word]
 class SubtitleLayout:
     """Limits of cues; None is no limit. All but raw segments need word times.
 
-    With any limit, cues follow whisper's command: a width alone wraps each segment, with a number of
-    lines cues are filled across segments.
+    As in whisper's command, a width alone wraps each segment; with a number of lines cues cross segments.
     """
 
     raw: bool = False  # the model's segments, as OpenAI gives them
@@ -68,12 +63,7 @@ class Cue(NamedTuple):
 def cues(
     segments: Sequence[Segment], layout: SubtitleLayout, is_labelled: bool = False, end_s: float = inf
 ) -> list[Cue]:
-    """Return cues by start, each of one speaker.
-
-    Args:
-        is_labelled: reserve room for the speaker's label.
-        end_s: end of the recording, beyond which no cue is lengthened to be read.
-    """
+    """Return cues by start, each of one speaker, whose label gets room if `is_labelled`."""
     end_s = max([end_s, *(segment.end_s for segment in segments)])
     made = (
         cue._replace(end_s=min(cue.end_s, end_s), speaker=speaker)

@@ -1,8 +1,7 @@
-"""Bound each HTTP connection's headers, waiting and stalling, which uvicorn does not.
+"""Bound each HTTP connection's headers, waiting and stalling, which uvicorn does not. Knows no routes.
 
 Every connection checks itself once a second. Ticks are counted, not the clock, so a paused process makes
-no client late: after a pause there is one tick, and arrived data is read before the next. Knows no
-routes.
+no client late.
 """
 
 from __future__ import annotations
@@ -277,9 +276,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         )
 
     def _reader_is_too_slow(self) -> bool:
-        """Return whether the client reads too slowly: bytes wait here only if the system's buffer is
-        full.
-        """
+        """Return whether the client reads too slowly: bytes wait here if the system's buffer is full."""
         before, self._num_unsent = self._num_unsent, self.transport.get_write_buffer_size()
         if not before or not self._num_unsent:
             self._reader.restart()
@@ -340,11 +337,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 class ParserIgnoringUpgrades:
-    """An `httptools.HttpRequestParser` that reads the head again without Upgrade.
-
-    `curl --http2` and Java's HttpClient send `Upgrade: h2c` and accept HTTP/1.1; httptools drops their
-    bodies.
-    """
+    """A parser that reads the head again without Upgrade: httptools drops bodies behind `Upgrade: h2c`."""
 
     def __init__(self, protocol: BoundedHttpProtocol) -> None:
         self._protocol = protocol

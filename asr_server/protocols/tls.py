@@ -1,8 +1,4 @@
-"""Bound a connection from its first byte, before TLS.
-
-Event loops announce a connection after its handshake, so silent sockets would neither count nor end. Here
-the HTTP protocol gets the plain connection first.
-"""
+"""Bound a connection from its first byte: event loops announce one only after its TLS handshake."""
 
 from __future__ import annotations
 

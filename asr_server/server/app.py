@@ -1,8 +1,4 @@
-"""Create the FastAPI application: state, routes, error handlers and middleware.
-
-While idle it returns freed memory to the system, some 86 MB after 600 slow clients. During requests,
-threads would wait for the allocator.
-"""
+"""Create the FastAPI application: state, routes, error handlers and middleware."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Take one request from audio to text: chunks go to replicas, results return in file order.
-
-Runs on the event loop, which it never blocks. Knows no HTTP and imports no torch.
-"""
+"""Take one request from audio to text, on the event loop. Knows no HTTP and imports no torch."""
 
 from asr_server.language_codes import Languages
 from asr_server.transcription.request import (

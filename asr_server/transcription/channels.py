@@ -1,8 +1,8 @@
 """Find the channel in which a voice is clear, and the channel that a voice only leaks into.
 
 A mix hides a voice that stands in one channel beside noise in another: those seconds are read from the clear
-channel. Where each channel is a speaker, a microphone also hears the other one: what is softer there than in
-the other channel, and follows its loudness, is muted. So is a copy of the other channel.
+channel. Where each channel is a speaker, what is softer there than in the other one, and follows its
+loudness, is muted.
 """
 
 from __future__ import annotations

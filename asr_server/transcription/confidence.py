@@ -1,7 +1,6 @@
 """Say of each word how probable it is that it was said: a logistic model of what its tokens tell.
 
-The weights are fitted by `benchmarks/confidence.py`, which names the recordings. What else is known about a
-word (the voice detector, levels, letters, its stretch) was tried there and adds nothing.
+The weights are fitted by `benchmarks/confidence.py`, where other evidence was tried and adds nothing.
 """
 
 from __future__ import annotations

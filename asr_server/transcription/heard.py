@@ -1,7 +1,4 @@
-"""Hear a chunk with the voice detector, once. All questions about its speech are asked of these frames.
-
-Beside noise, models miss or mistime words: they are not given seconds in which nobody may be speaking.
-"""
+"""Hear a chunk with the voice detector, once. All questions about its speech are asked of these frames."""
 
 from __future__ import annotations
 
@@ -29,10 +26,7 @@ LOUD: Final = 0.5  # of the level of the pieces: what lies between them may hide
 
 
 class Heard(msgspec.Struct, frozen=True):
-    """The stretches of a chunk with possible and with certain speech, on the file's clock.
-
-    Without stretches nobody listened: the checks are off.
-    """
+    """The stretches of a chunk with possible and with certain speech, on the file's clock."""
 
     chunk: Chunk
     pieces: Sequence[Chunk]  # of the chunk, to be read one after another
@@ -77,10 +71,7 @@ class Heard(msgspec.Struct, frozen=True):
 
 
 def hear(chunk: Chunk) -> Heard:
-    """Run the detector, and cut the chunk at long stretches without speech.
-
-    A chunk without any speech stays whole.
-    """
+    """Run the detector, and cut the chunk at long stretches without speech; a silent chunk stays whole."""
     possible_s, certain_s = possible_and_certain_speech_s(chunk.samples)
     pieces_s = _pieces_s(possible_s, chunk.duration_s) if possible_s else []
     pieces = [between(chunk, start_s, end_s) for start_s, end_s in pieces_s] or [chunk]

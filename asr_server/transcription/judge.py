@@ -1,7 +1,6 @@
 """Judge a part: which segments stand, which are dropped, and from where the audio is read again.
 
-Pure functions of the part and of what is known about its chunk. What a stream may send early is judged by the
-same rules, so nothing that was sent is taken back.
+Pure functions. What a stream may send early is judged by the same rules, so nothing sent is taken back.
 
 Times of a model may be seconds too early, it invents text where nobody speaks, repeats sentences over another
 language or music, ends early after a pause, and loses sentences.
@@ -58,11 +57,7 @@ class Known(msgspec.Struct, frozen=True):
 
 
 def judge(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart:
-    """Return the part with the segments that stand, its dropped ones, and where reading goes on.
-
-    Args:
-        chunk: the audio of the part.
-    """
+    """Return the part with the segments that stand, its dropped ones, and where reading goes on."""
     cut = _until_repetition(part, known) if known.may_go_on else None
     if cut is not None:
         part = cut
@@ -83,10 +78,7 @@ def until_left_out(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart
 
 
 def may_leave(early: DecodedPart, chunk: Chunk, known: Known) -> bool:
-    """Return whether closed segments of a part under way stand, whatever follows.
-
-    Their words have no times yet: one with less text than its speech fills waits for the end.
-    """
+    """Return whether closed segments of a part under way stand, whatever follows."""
     spans = early.spans if known.heard.is_checked else ()
     voiceless = [number for number, span in enumerate(spans) if is_doubtful(span, early)]
     known = msgspec.structs.replace(known, voiceless=voiceless, num_sent=0)
@@ -197,10 +189,7 @@ def _tail_before_s(speech_s: float, kept_to_s: float, chunk: Chunk) -> float | N
 
 
 def _until_gap(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart | None:
-    """Return the part up to the first gap with missed speech; None if there is none.
-
-    Gaps behind sent segments are judged, the last up to the unread tail.
-    """
+    """Return the part up to the first gap with missed speech; None if there is none."""
     for number, (end_s, start_s) in enumerate(_gaps_s(part)):
         certain_s = known.heard.certain(part.start_s + end_s, part.start_s + start_s)
         from_s = first_missed_s([(a - part.start_s - end_s, b - part.start_s - end_s) for a, b in certain_s])
@@ -222,10 +211,7 @@ def full_letters(heard: Heard, chunk: Chunk) -> int:
 
 
 def _until_wordless(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart | None:
-    """Return the part up to certain speech without words; None if there is none.
-
-    It is read again up to the next pause, and then the rest: the same audio has the same text.
-    """
+    """Return the part up to certain speech without words, read again up to the next pause; else None."""
     for first_s, last_s in _wordless_s(part, known):
         num_kept = sum(_end_s(span) <= first_s + TOUCHING_S for span in part.spans)
         if num_kept < known.num_sent:

@@ -22,12 +22,6 @@ class LanguageDetector:
 
     A chunk votes with its log-probabilities; the largest sum wins. A sure first chunk decides alone.
     `guess` is the language in which a voting chunk is decoded; if another wins, it is decoded again.
-
-    Args:
-        code: the language, if there is no choice.
-        candidates: the languages allowed; empty: all.
-        max_votes: most chunks that vote.
-        per_chunk: detect every chunk by itself.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """Hold the final text of a chunk under way, which a stream never takes back, and the prompt of its next part.
 
-A replica reports plausible closed segments (`EarlyResult`). They stay: if the rest fails or another replica
-takes over, the part ends with them, and the audio behind is the next part.
+Closed segments that a replica reports (`EarlyResult`) stay: if the rest fails, the part ends with them.
 """
 
 from __future__ import annotations

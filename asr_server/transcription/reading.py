@@ -1,9 +1,8 @@
 """Read one chunk to its end, stretch after stretch, in the detected language.
 
 A stretch is first a piece of the chunk, then what `judge` has read again: an unread tail, or speech without
-text. A stretch that repeats a sentence of its prompt is read again without it, and may detect its language.
-
-Pieces that lose text beside loud sound are read again as one: music deafens the detector more than the model.
+text. Pieces that lose text beside loud sound are read again as one: music deafens the detector more than
+the model.
 """
 
 from __future__ import annotations

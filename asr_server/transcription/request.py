@@ -1,8 +1,4 @@
-"""Take requests from audio to text: chunks go out as they are cut, text returns in file order.
-
-Runs in tasks on the event loop, which it never blocks, over the shared preprocess pool and dispatcher. Knows
-no HTTP.
-"""
+"""Take requests from audio to text: chunks go out as they are cut, text returns in file order."""
 
 from __future__ import annotations
 
@@ -83,14 +79,12 @@ class Transcriber:
         temperature: float = 0.0,
         **own: Any,
     ) -> DecodingOptions:
-        """Make the options of a request, live turn or file from what its client asks for.
+        """Make the options of a request, live turn or file. Raises InvalidValue for an unknown language.
 
         Args:
             languages: candidates; several mean a recording in several languages.
             params: the client's field names for `language` and `languages`.
             own: fields of `DecodingOptions`.
-
-        Raises InvalidValue for an unknown language.
         """
         code, candidates = self.languages.choice(language, languages, params)
         return DecodingOptions(
@@ -116,7 +110,6 @@ class Transcriber:
 
         Args:
             speakers: speakers of split channels, which exclude a labeller; else empty.
-            labeller: listens to the recording, which waits for it; labels the transcript; is closed.
 
         Raises, also inside the block: RequestError, EngineUnavailable, ChunkFailed.
         """
@@ -124,10 +117,7 @@ class Transcriber:
             yield session
 
     async def transcribe_chunk(self, chunk: Chunk, options: DecodingOptions) -> TranscriptDelta:
-        """Transcribe one chunk of live speech. Cancelled, it frees its slot.
-
-        Raises: EngineUnavailable, ChunkFailed.
-        """
+        """Transcribe one chunk of live speech. Raises EngineUnavailable, ChunkFailed."""
         async with self._session(ChunkSource(chunk), options, is_live=True) as session:
             return await session.only_delta()
 
@@ -218,10 +208,7 @@ class TranscriptionSession:
         task.add_done_callback(self._running.discard)
 
     async def __aiter__(self) -> AsyncIterator[TranscriptDelta]:
-        """Yield each chunk's or segment's text in file order, once all before it is final.
-
-        With split channels, text waits until every channel is read as far.
-        """
+        """Yield each chunk's or segment's text in file order, once all before it is final."""
         async for delta in self._all_deltas():
             self._builder.keep(delta)
             if delta.text and not self._has_sent_text:
@@ -327,10 +314,7 @@ class Encoder(Protocol):
 
 
 def prompt_tokens(encoder: Encoder, prompt: str) -> tuple[int, ...]:
-    """Return the tokens after <|startofprev|>: the end of the prompt. Special tokens' text is plain.
-
-    Keywords are not among them: a list before the speech costs a word in a hundred elsewhere.
-    """
+    """Return the tokens after <|startofprev|>. Keywords there would cost a word in a hundred elsewhere."""
     text = prompt[-MAX_CHARS:].strip()
     return tuple(encoder.encode(" " + text)[-MAX_PROMPT_TOKENS:]) if text else ()
 

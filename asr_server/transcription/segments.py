@@ -1,7 +1,4 @@
-"""Cut a replica's tokens into segments with times, and find what they leave unread.
-
-Stateless functions; timestamps follow `checkpoint/tokenizer.py`. Knows neither requests nor audio.
-"""
+"""Cut a replica's tokens into segments with times, and find what they leave unread. Stateless."""
 
 from __future__ import annotations
 
@@ -43,10 +40,7 @@ SAMPLES_PER_FRAME: Final = SAMPLE_RATE // FRAMES_PER_S  # so that a segment's `s
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Text between two times, in seconds from the start of the audio read.
-
-    Where the model wrote no time, it is the end of the text before, or of the audio.
-    """
+    """Text between two times, in seconds from the start of the audio read."""
 
     start_s: float
     end_s: float
@@ -56,10 +50,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class DecodedPart(msgspec.Struct, frozen=True):
-    """One decoded part: its spans, and the start of its unread tail.
-
-    Holds no samples: parts wait for those before them.
-    """
+    """One decoded part: its spans, and the start of its unread tail. Holds no samples."""
 
     start_s: float  # of the part, in the file
     duration_s: float
@@ -243,10 +234,7 @@ def _spans(result: ChunkResult, num_read: int, timestamps: Timestamps) -> Iterat
 
 
 def segments_of(part: DecodedPart, tokenizer: Tokenizer, speaker: str | None = None) -> list[Segment]:
-    """Return the spans as segments on the file's clock.
-
-    Ids count from 0 and are renumbered once in order.
-    """
+    """Return the spans as segments on the file's clock. Ids count from 0."""
     made: list[Segment] = []
     for span in part.spans:
         text = tokenizer.decode(span.tokens)

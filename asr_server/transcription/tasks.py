@@ -1,7 +1,6 @@
 """Run a request's tasks together, and end it where nothing moves, so that no client waits without end.
 
-Other waits are bounded elsewhere. What remains are faults of the server: a chunk that its replica never
-finishes, a lost thread, or tasks that wait for each other. They are logged and counted.
+Other waits are bounded elsewhere. What remains are faults of the server, such as a lost thread.
 """
 
 from __future__ import annotations
@@ -43,12 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StallLimits:
-    """Limits of the time in which nothing moves.
-
-    Args:
-        request_s: with no work at a replica, in a queue or with a thread.
-        pool_s: while decoding threads finish nothing.
-    """
+    """Limits of the time in which nothing moves."""
 
     request_s: float = 60.0
     pool_s: float = 660.0  # the work that one file may be (`AudioLimits`), and a minute
@@ -72,11 +66,7 @@ class StallWatch:
             self._num_in_pool -= 1
 
     async def run(self, tasks: Collection[asyncio.Task[Any]]) -> None:
-        """Watch until cancelled. Raises RequestStalled.
-
-        Args:
-            tasks: the request's own. Once done, only the client can hold it up.
-        """
+        """Watch until cancelled or all `tasks` are done. Raises RequestStalled."""
         tick_s = min(TICK_S, self._limits.request_s / 4)
         while True:
             await asyncio.sleep(tick_s)

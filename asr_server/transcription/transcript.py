@@ -1,6 +1,4 @@
-"""Join a request's text, chunk by chunk in file order. Split channels are ordered by start. Knows no
-format.
-"""
+"""Join a request's text, chunk by chunk in file order. Split channels are ordered by start."""
 
 from __future__ import annotations
 
@@ -35,11 +33,7 @@ def _num_positions(duration_s: float) -> int:
 
 
 class TranscriptBuilder:
-    """Make deltas of decoded parts, and the transcript of the deltas.
-
-    Args:
-        speakers: speakers of split channels.
-    """
+    """Make deltas of decoded parts, and the transcript of the deltas."""
 
     def __init__(
         self,

@@ -1,11 +1,8 @@
-"""Group tokens into words, and give these their times.
+"""Group tokens into words as openai/whisper does, and give these their times. Stateless.
 
-Words are openai/whisper's: by characters, by spaces, punctuation with its word.
-
-Stateless functions; no model runs here. Alignment marks when attention moves on, mostly too early: a word
-begins behind the pauses before its strongest attention, and ends at the next pause, since punctuation
-often takes the end of a word. A word that gets seconds of sound, such as another language, is the short
-sound beside.
+Alignment marks when attention moves on, mostly too early: a word begins behind the pauses before its
+strongest attention, and ends at the next pause, since punctuation often takes the end of a word. A word that
+gets seconds of sound, such as another language, is the short sound beside.
 """
 
 from __future__ import annotations
@@ -37,11 +34,7 @@ class WordGroup(NamedTuple):
 
 
 def group_words(tokens: Sequence[int], tokenizer: Tokenizer, spaced: bool) -> list[WordGroup]:
-    """Group text tokens.
-
-    Args:
-        spaced: whether words are separated by spaces; else every character is a word.
-    """
+    """Group text tokens. Not `spaced`, every character is a word."""
     groups = list(_characters(tokens, tokenizer))
     words = _join_up_to_spaces(groups) if spaced else groups
     return _join_to_word_before(_join_to_next_word(words))
@@ -132,12 +125,7 @@ def aligned_word(text: str, result: ChunkResult, first: int, end: int) -> Aligne
 
 
 def leave_out_pauses(words: Sequence[AlignedWord], pauses_s: Sequence[Pause], end_s: float) -> list[Word]:
-    """Give each word its time.
-
-    Args:
-        words: in order, without overlaps.
-        end_s: end of what was read.
-    """
+    """Give each word its time. Words are in order, without overlaps; `end_s` ends what was read."""
     pauses_s = _without_clicks(pauses_s)
     words = _behind_other_speech(_behind_pauses(words, pauses_s), pauses_s)
     words = [_short_sound(word, pauses_s) for word in words]
@@ -151,10 +139,7 @@ def leave_out_pauses(words: Sequence[AlignedWord], pauses_s: Sequence[Pause], en
 
 
 def without_lead(words: Sequence[Word]) -> list[Word]:
-    """Move the edges of words that run on later, by half of the word behind at most.
-
-    The first edge behind a long pause stays: there attention is less early.
-    """
+    """Move the edges of words that run on later, by half of the word behind at most."""
     moved, before_s = list(words), 0.0
     for number, (word, behind) in enumerate(pairwise(words)):
         is_behind_pause = _is_long(before_s, word.start_s)

@@ -1,4 +1,4 @@
-"""What one key may use, and what it has used. Knows no request.
+"""What one key may use, and what it has used.
 
 A bucket refills evenly, as OpenAI's do: a key may use a whole minute's worth at once.
 """

@@ -1,7 +1,4 @@
-"""Who may ask: `--api-key`, and `--keys-file`, which is read again when it changes. Knows no request.
-
-A version of the file counts once it rests: one that is being written may already be a shorter list.
-"""
+"""Who may ask: `--api-key`, and `--keys-file`, which is read again when it changes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Read `--keys-file`: each key's name, hash, models and limits. Knows no request.
-
-No error repeats a hash or a key.
-"""
+"""Read `--keys-file`: each key's name, hash, models and limits. No error repeats a hash or a key."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Serve probes and metrics on a port of their own (`--metrics-port`), by the server's event loop.
-
-No key and no TLS: the port is for the operator's network alone.
-"""
+"""Serve probes and metrics on a port of their own (`--metrics-port`), without a key and TLS."""
 
 from __future__ import annotations
 

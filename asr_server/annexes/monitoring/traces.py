@@ -1,7 +1,6 @@
 """Send a span for each request and each of its stages to an OpenTelemetry collector.
 
-Imported only where the standard variables name a collector. The spans are made when the request ends, from
-the times that `metrics.RequestStats` kept.
+Spans are made when the request ends. Imported only where the standard variables name a collector.
 """
 
 from __future__ import annotations

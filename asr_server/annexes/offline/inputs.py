@@ -1,8 +1,4 @@
-"""Turn arguments into recordings, and name their results. Blocks; decodes nothing.
-
-No two inputs share a result, and no input is overwritten. Names alone are compared; `outputs.py` checks
-files.
-"""
+"""Turn arguments into recordings, and name their results. Blocks; decodes nothing."""
 
 from __future__ import annotations
 

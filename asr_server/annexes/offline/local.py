@@ -1,7 +1,4 @@
-"""Transcribe one recording with the pipeline of this process.
-
-`run.py` knows only the protocol `FileTranscriber`; `remote.py` has the other one.
-"""
+"""Transcribe one recording with the pipeline of this process; `remote.py` does it elsewhere."""
 
 from __future__ import annotations
 
@@ -90,9 +87,7 @@ class FileTranscriber(Protocol):
     async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
         """Transcribe one of many concurrent files.
 
-        Raises:
-            RequestError, ChunkFailed, OSError: this file failed.
-            EngineUnavailable, InvalidValue: no file can succeed.
+        Raises RequestError, ChunkFailed, OSError for this file, EngineUnavailable, InvalidValue for all.
         """
         ...
 
@@ -132,10 +127,7 @@ class LocalTranscriber:
     async def transcribe(
         self, source: Source, on_progress: OnProgress, options: DecodingOptions | None = None
     ) -> Transcript:
-        """Transcribe with `options`, or the job's.
-
-        Raises ChunkFailed if a model that nobody chose recognised nothing.
-        """
+        """Raises ChunkFailed if a model that nobody chose recognised nothing."""
         try:
             return await self._transcribe(source, on_progress, options or self.options)
         except EngineUnavailable as error:

@@ -1,7 +1,6 @@
-"""Read a manifest; transcribe and report its lines. Imports no Ray.
+"""Read a manifest of JSON lines; transcribe and report its lines. Imports no Ray.
 
-A manifest is JSON lines, read one at a time. Results are written whole, at paths that follow from ids
-alone, so another run finds them. Errors go to a file.
+Results lie at paths that follow from ids alone, so another run finds them. Errors go to a file.
 """
 
 from __future__ import annotations

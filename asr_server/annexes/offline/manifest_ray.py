@@ -1,7 +1,6 @@
 """Run a manifest as actors of a Ray cluster. Imported for `--executor ray` alone.
 
-`run_on_ray` is the driver: it hands out byte ranges by number and takes reports. `PartTranscriber` actors
-read and transcribe. A lost node's lines are done again unless their results exist.
+The driver hands out byte ranges by number; actors read and transcribe.
 """
 
 from __future__ import annotations

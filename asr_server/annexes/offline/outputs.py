@@ -120,11 +120,7 @@ class FolderOutputs(Outputs):
 
 
 def check_writable(folder: Path) -> None:
-    """Make the folder and try to write: permissions alone do not tell.
-
-    Raises:
-        OutputError: it cannot be made or written.
-    """
+    """Make the folder and try to write: permissions alone do not tell. Raises OutputError."""
     probe = folder / _unique_name("probe")
     try:
         write_whole(probe, b"?")
@@ -159,10 +155,7 @@ def ending_where_all_fail(folder: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a hidden file and rename it, so that half a result has no name.
-
-    Containers that share a folder may share process numbers.
-    """
+    """Write a hidden file and rename it, so that half a result has no name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(_unique_name("partial"))
     try:
@@ -194,10 +187,7 @@ MAX_HELD = 256  # results that wait for one before them
 
 
 class StandardOutput(Outputs):
-    """Print each result after those before it.
-
-    Several text results have header lines; JSON is one object a line with the file's name.
-    """
+    """Print each result after those before it: several with header lines, or JSON with the file's name."""
 
     def __init__(self, inputs: Sequence[Input], job: TranscribeJob) -> None:
         self._render_options = job.render_options

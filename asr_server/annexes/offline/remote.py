@@ -1,7 +1,6 @@
 """Transcribe one recording on a server elsewhere.
 
-The answer is a stream, for progress and for proxies that end silent connections. Recordings are sent as
-they are read, and again if the server's answer allows it.
+The answer is a stream, for progress and for proxies that end silent connections.
 """
 
 from __future__ import annotations
@@ -70,9 +69,7 @@ def _segment(body: VerboseSegment, words: tuple[Word, ...]) -> Segment:
 def _words_by_segment(
     segments: Sequence[VerboseSegment], words: Sequence[VerboseWord]
 ) -> Iterator[tuple[Word, ...]]:
-    """Give each segment its words and their spaces, which the flat list lacks; overlapping speakers
-    overlap.
-    """
+    """Give each segment its words and their spaces, which the flat list lacks; speakers overlap."""
     speakers = {word.speaker for word in words}
     remaining = {speaker: iter([word for word in words if word.speaker == speaker]) for speaker in speakers}
     for segment in segments:

@@ -1,8 +1,4 @@
-"""Run `asr-server transcribe`, from checks to exit status: recordings that are named, or those of a manifest.
-
-Many recordings share one transcriber; one's error does not stop the others. Standard error shows
-progress, as bars on a terminal, and the outcome. Ray is imported on request.
-"""
+"""Run `asr-server transcribe`, from checks to exit status: named recordings, or a manifest."""
 
 from __future__ import annotations
 
@@ -77,11 +73,7 @@ class Batch:
     bars: ProgressBars
 
     async def run(self, indices: Sequence[int]) -> None:
-        """Transcribe these inputs.
-
-        Raises:
-            EngineUnavailable, InvalidValue, OutputError: no input can continue.
-        """
+        """Transcribe these inputs. Raises EngineUnavailable, InvalidValue, OutputError for all."""
         self.outputs.begin(indices)
         started_at_s = time.perf_counter()
         with self.bars.shown():
@@ -149,11 +141,7 @@ def cancelled_by_sigterm() -> Iterator[None]:
 
 
 def transcribe_files(make_transcriber: Callable[[TranscribeJob], FileTranscriber], job: TranscribeJob) -> int:
-    """Transcribe the job's recordings; return the exit status. Idle jobs make no transcriber.
-
-    Raises:
-        OutputError, InvalidValue: nothing can be transcribed or written.
-    """
+    """Transcribe the job's recordings; return the exit status. Raises OutputError, InvalidValue."""
     if job.output_dir is not None:
         check_writable(job.output_dir)
     inputs, failures = collect_inputs(job.arguments, job.recursive)
@@ -200,10 +188,7 @@ def _buffer_streams(inputs: list[Input], indices: Sequence[int], summary: Summar
 
 
 def run_to_the_end(run: Callable[[], None]) -> tuple[str, int]:
-    """Return why it ended early, if so, and the exit status.
-
-    Ctrl-C and TERM drop what is under way and end the engine; written results stay.
-    """
+    """Return why it ended early, if so, and the exit status. Written results stay."""
     try:
         run()
     except KeyboardInterrupt:
@@ -227,11 +212,7 @@ _LINES_AT_ONCE: Final = 256  # read and looked up on the disk in one go
 
 
 def transcribe_manifest(settings: Settings, job: TranscribeJob) -> int:
-    """Transcribe every entry without a result; return the exit status.
-
-    Raises:
-        OutputError, InvalidValue: nothing can be transcribed or written.
-    """
+    """Transcribe every entry without a result; return the exit status. Raises OutputError, InvalidValue."""
     assert job.manifest is not None
     assert job.output_dir is not None
     check_writable(job.output_dir)

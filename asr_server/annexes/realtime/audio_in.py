@@ -1,7 +1,6 @@
 """What a client sends, from bytes to turns: convert its audio to 16 kHz, keep the latest, find speech in it.
 
-A code of G.711 is a sign, three bits of exponent and four of mantissa (ITU-T G.711). Speech is found by
-Silero's probability of each 32 ms frame.
+A code of G.711 is a sign, three bits of exponent and four of mantissa (ITU-T G.711).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Client events, as OpenAI's realtime API names them. Other fields are refused by name.
 
-Absent (UNSET) fields stay; null restores a default or turns off. So updates have types of their own;
-`server_events.py` has the settings in force. Knows no session.
+Absent (UNSET) fields stay; null restores a default or turns off.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""One session's settings: updates and reports.
-
-A browser's ephemeral key (`POST /v1/realtime/client_secrets`) carries signed settings and expiry, so no
-table is kept.
-"""
+"""One session's settings: updates, reports, and a browser's key, which carries them signed."""
 
 from __future__ import annotations
 

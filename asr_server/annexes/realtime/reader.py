@@ -1,7 +1,6 @@
 """Read one turn while it grows: whole chunks as they fill, the growing one now and then, and who speaks.
 
-Never blocks the event loop; sends clients nothing. Embeddings live as long as the session and are never
-written.
+Embeddings live as long as the session and are never written.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The types of `turn.next_state`: turns, events and effects. Pure.
+"""The types of `turn.next_state`: turns, events and effects. Times are samples at 16 kHz.
 
-Times are samples at 16 kHz from the session's start. A word is stable once two readings agree: local
-agreement (Liu, Spanakis and Niehues, Interspeech 2020; Machacek, Dabre and Bojar, 2023). Sent words are
-never taken back.
+A word is stable once two readings agree: local agreement (Liu, Spanakis and Niehues, Interspeech 2020;
+Machacek, Dabre and Bojar, 2023). Sent words are never taken back.
 """
 
 from __future__ import annotations

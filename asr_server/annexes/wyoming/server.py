@@ -1,9 +1,7 @@
-"""Serve the Wyoming protocol (Home Assistant's) on a port of its own.
+"""Serve the Wyoming protocol (Home Assistant's) on a port of its own; audio goes the way of an upload.
 
-Runs on the event loop. A client's audio becomes an upload, treated like a file sent by HTTP. One task
-handles events, another reads ahead, so that a client that leaves is noticed. Events are read here because
-the package's reader takes lengths of any size. The package is optional: nothing imports this file without
-`--wyoming-port`.
+One task handles events, another reads ahead, so that a client that leaves is noticed. Events are read here
+because the package's reader takes lengths of any size. Imported for `--wyoming-port` alone.
 """
 
 from __future__ import annotations
