@@ -3,6 +3,7 @@
     python -m benchmarks.confidence          read the recordings, and say how right the confidence is
     python -m benchmarks.confidence --fit    fit it first, and write the weights into the package
     python -m benchmarks.confidence --evidence FILE    keep there what was read, or take it from there
+    python -m benchmarks.confidence --quick  a few recordings, to see that it works
 
 Recordings: the corpora `fillets` (Dutch, acted), `librivox`, `recordings`, `cards`, `commands`, `audioeval`
 (ten languages), and the synthetic voice `joe`; whisper-base at the server's defaults. Clips of a corpus are
@@ -37,7 +38,7 @@ from asr_server.transcription.confidence import FEATURES, WEIGHTS, Evidence, Mod
 from benchmarks.batch_reader import Reading, Sound, read_all
 from benchmarks.reporting import benchmark_parser, command, machine, write_json
 from harness.real_weights import hugging_face_checkpoint
-from harness.speech.corpora import Clip, corpus, known_clips
+from harness.speech.corpora import corpus, known_clips
 from harness.speech.digits import silence
 from harness.speech.error_rates import normalise
 from harness.speech.noises import make_noise, with_sound_at
@@ -45,6 +46,7 @@ from harness.speech.synthesis import is_installed, say, sentences
 
 CONDITIONS: Final = ("clean", "noise", "music")
 MOST_DUTCH, MOST_ENGLISH, MOST_READ = 130, 40, 40  # clips
+QUICK: Final = 4  # clips of each kind
 MOST_S: Final = 26.0
 LEVEL_DB: Final = -25.0
 NOISE_DB: Final = -10.0  # relative to the speech
@@ -91,30 +93,25 @@ class Recorder:
 # -- Recordings ----------------------------------------------------------------------------------------------
 
 
-def known_sounds() -> Iterator[Known]:
-    rng = np.random.default_rng(5)
-    plain = list(_plain(rng))
-    for number, (language, text, samples) in enumerate(plain):
+def known_sounds(most: int | None) -> Iterator[Known]:
+    """Yield sounds of at most so many clips of each kind."""
+    for number, (language, text, samples) in enumerate(list(_plain(np.random.default_rng(5), most))):
         for condition in CONDITIONS:
             yield Known(number, condition, language, text, _under(samples, condition, number))
 
 
-def _plain(rng: np.random.Generator) -> Iterator[tuple[str, str, Samples]]:
-    dutch = known_clips(["fillets"], MOST_DUTCH)
+def _plain(rng: np.random.Generator, most: int | None) -> Iterator[tuple[str, str, Samples]]:
     english = known_clips(["librivox", "recordings", "cards", "commands"], MOST_ENGLISH)
-    for language, clips in (("nl", dutch), ("en", [clip for clip in english if clip.text])):
-        yield from ((language, *sound) for sound in _joined(_said(clips), rng))
-    languages = sorted({clip.language for clip in corpus("audioeval")})
-    for language in languages:
-        own = [clip for clip in corpus("audioeval") if clip.language == language]
-        yield from ((language, *sound) for sound in _joined(_said(own), rng))
+    several = corpus("audioeval")
+    kinds = [("nl", known_clips(["fillets"], MOST_DUTCH)), ("en", [clip for clip in english if clip.text])]
+    for language in sorted({clip.language for clip in several}):
+        kinds += [(language, [clip for clip in several if clip.language == language])]
+    for language, clips in kinds:
+        said = [(clip.text or "", clip.samples()) for clip in clips[:most]]
+        yield from ((language, *sound) for sound in _joined(said, rng))
     if is_installed():
-        texts = rng.permutation(np.array(sentences(), object)).tolist()[:MOST_READ]
+        texts = rng.permutation(np.array(sentences(), object)).tolist()[:MOST_READ][:most]
         yield from (("en", *sound) for sound in _joined([(text, say(text)) for text in texts], rng))
-
-
-def _said(clips: Sequence[Clip]) -> list[Said]:
-    return [(clip.text or "", clip.samples()) for clip in clips]
 
 
 def _joined(said: Iterable[Said], rng: np.random.Generator) -> Iterator[Said]:
@@ -215,6 +212,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fit", action="store_true", help="fit, and write the weights")
     parser.add_argument("--evidence", type=Path, help="what was read: kept there, or taken from there")
     parser.add_argument("--model", default="base")
+    parser.add_argument("--quick", action="store_true", help="a few recordings, to see that it works")
     return parser.parse_args()
 
 
@@ -222,7 +220,8 @@ def words_of(options: argparse.Namespace) -> Words:
     if options.evidence is not None and options.evidence.exists():
         kept = np.load(options.evidence)
         return Words(*(kept[name] for name in Words._fields))
-    words = read(list(known_sounds()), hugging_face_checkpoint(options.model))
+    sounds = list(known_sounds(QUICK if options.quick else None))
+    words = read(sounds, hugging_face_checkpoint(options.model))
     if options.evidence is not None:
         np.savez(options.evidence, **words._asdict())
     return words

@@ -14,8 +14,7 @@ Flags that take several values: every combination is measured, or with --one-at-
 all and each other value with the first ones of the rest. Random weights of the shape asked for, end-of-text
 suppressed, a fixed number of tokens a clip. Every clip is distinct, and made before the clock starts. Latency
 is from the submission of all clips to a clip's result; throughput counts from the first submission to the
-last result. The limit beside each figure is what the matrix rate and memory bandwidth, measured in the same
-run, would allow if nothing else took time.
+last result.
 """
 
 from __future__ import annotations
@@ -35,10 +34,9 @@ from rich.progress import Progress
 from asr_server.channel.messages import Result, Submit
 from asr_server.core import ChunkId, DecodingOptions, Samples
 from asr_server.engine import Engine, EngineConfig
-from asr_server.engine.config import choose_device, choose_dtype
-from benchmarks.engine_report import AllFloors, Case, Setup, figures, show, show_profile
-from benchmarks.floors import measure_floors
-from benchmarks.gpu_busy import GpuBusy, watching_the_gpu
+from asr_server.engine.config import choose_device
+from benchmarks.engine_report import Case, Setup, figures, show, show_profile
+from benchmarks.gpu_busy import GpuBusy
 from benchmarks.reporting import Budget, benchmark_parser, command, grid, machine, write_json
 from harness.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
 from harness.clips import make_clip
@@ -147,34 +145,32 @@ def plan(options: argparse.Namespace) -> list[Case]:
     return [Case(Setup(*point[:8]), *point[8:]) for point in points]
 
 
-def measure(
-    cases: list[Case], floors: AllFloors, options: argparse.Namespace, budget: Budget, progress: Progress
-) -> None:
+def measure(cases: list[Case], options: argparse.Namespace, budget: Budget, progress: Progress) -> None:
     """On CPU all engines take turns, so that a noisy machine disturbs them alike. On a GPU, whose memory one
     engine's slots may fill, one comes after another."""
     setups = list(dict.fromkeys(case.setup for case in cases))
     one_by_one = choose_device(options.device).type == "cuda"
     task = progress.add_task("rounds", total=options.rounds * len(cases))
-    with watching_the_gpu() as busy:
-        for together in [[setup] for setup in setups] if one_by_one else [setups]:
-            own = [case for case in cases if case.setup in together]
-            if not budget.allows(", ".join(map(str, together))):
-                continue
-            progress.console.print("measuring", ", ".join(map(str, together)))
-            with benches_of(together, options) as benches:
-                for case in own:
-                    case.describe(benches[case.setup].engine)
-                    benches[case.setup].warm_up(case)
-                for case in (case for _ in range(options.rounds) for case in own):
-                    if budget.allows(f"a round of {case}", case.warm_up_s):
-                        benches[case.setup].round(case, busy)
-                    progress.advance(task)
-                if options.profile:
-                    first = own[0]  # the load: a clip alone has other kernels and waits
-                    profiled = partial(run_once, benches[first.setup].engine, clips_of(first), first.tokens)
-                    show_profile(profiled, progress.console)
-            # After each engine: whatever ends the run early, what was measured is there.
-            write_json(options.json, figures([case for case in cases if case.wall_s], floors))
+    busy = GpuBusy()
+    for together in [[setup] for setup in setups] if one_by_one else [setups]:
+        own = [case for case in cases if case.setup in together]
+        if not budget.allows(", ".join(map(str, together))):
+            continue
+        progress.console.print("measuring", ", ".join(map(str, together)))
+        with benches_of(together, options) as benches:
+            for case in own:
+                case.describe(benches[case.setup].engine)
+                benches[case.setup].warm_up(case)
+            for case in (case for _ in range(options.rounds) for case in own):
+                if budget.allows(f"a round of {case}", case.warm_up_s):
+                    benches[case.setup].round(case, busy)
+                progress.advance(task)
+            if options.profile:
+                first = own[0]  # the load: a clip alone has other kernels and waits
+                profiled = partial(run_once, benches[first.setup].engine, clips_of(first), first.tokens)
+                show_profile(profiled, progress.console)
+        # After each engine: whatever ends the run early, what was measured is there.
+        write_json(options.json, figures([case for case in cases if case.wall_s]))
 
 
 @contextmanager
@@ -194,14 +190,12 @@ def main() -> None:
     options = arguments()
     console = Console(stderr=True, width=160)
     console.print(command(), machine())
-    cases, device = plan(options), choose_device(options.device)
-    dtypes = dict.fromkeys(choose_dtype(name, device) for name in options.dtype)
-    floors = {dtype: measure_floors(dtype, device) for dtype in dtypes}
+    cases = plan(options)
     with Progress(console=console) as progress:
-        measure(cases, floors, options, Budget(options.budget_s, console), progress)
+        measure(cases, options, Budget(options.budget_s, console), progress)
     measured = [case for case in cases if case.wall_s]
-    show(measured, floors, console)
-    write_json(options.json, figures(measured, floors))
+    show(measured, console)
+    write_json(options.json, figures(measured))
 
 
 def arguments() -> argparse.Namespace:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from asr_server.core import SAMPLE_RATE
 from asr_server.engine import Engine
-from asr_server.model import WhisperSizes
-from benchmarks.floors import Floors
 from benchmarks.reporting import quantile, spread
 
 
@@ -49,8 +46,7 @@ class Case:
     clip_s: float
     in_flight: int
     word_times: bool = False
-    dtype: torch.dtype = torch.float32
-    sizes: WhisperSizes | None = None
+    dtype: str = ""
     num_slots: int = 0
     kernels: str = ""  # which were taken, with the times of both where they were tried
     warm_up_s: float = 0.0
@@ -65,38 +61,20 @@ class Case:
         return f"{self.setup}, {self.in_flight} x {self.clip_s:g} s, {self.tokens} tokens{times}"
 
     def describe(self, engine: Engine) -> None:
-        self.dtype, self.num_slots = engine.model.dtype, engine.num_slots
+        self.dtype, self.num_slots = engine.config.dtype, engine.num_slots
         self.kernels = engine.kernels_report
-        window = engine.model.sizes.window.for_short_audio(self.setup.short_audio)
-        encoded = replace(window, num_positions=window.positions_for(round(self.clip_s * SAMPLE_RATE)))
-        self.sizes = replace(engine.model.sizes, window=encoded)
 
     @property
     def rtfx(self) -> list[float]:
         return [self.in_flight * self.clip_s / wall for wall in self.wall_s]
 
-    def limit(self, floors: Floors) -> float:
-        """RTFx if only the matrix rate and the memory bandwidth counted."""
-        assert self.sizes is not None
-        batch = min(self.in_flight, self.num_slots)
-        return floors.rtfx(self.sizes, self.clip_s, self.tokens, batch, self.dtype.itemsize)
 
-
-AllFloors = Mapping[torch.dtype, Floors]
-
-
-def show(cases: Sequence[Case], floors: AllFloors, console: Console) -> None:
-    for dtype, rates in floors.items():
-        console.print(
-            f"{dtype}: matrix products {rates.gflops:.0f} GFLOP/s, memory {rates.gbytes:.1f} GB/s"
-            " (measured now)"
-        )
+def show(cases: Sequence[Case], console: Console) -> None:
     table = Table(
-        "engine", "in flight", "clip", "tokens", "RTFx, median (range)", "limit",
+        "engine", "in flight", "clip", "tokens", "RTFx, median (range)",
         "latency mean / median / p95 / max, s", "warm-up, s", "decode batch", "encoding", "GPU busy",
     )  # fmt: skip
     for case in cases:
-        limit, rtfx = case.limit(floors[case.dtype]), statistics.median(case.rtfx)
         latencies = (
             statistics.mean(case.latency_s), statistics.median(case.latency_s),
             quantile(case.latency_s, 0.95), max(case.latency_s),
@@ -107,7 +85,6 @@ def show(cases: Sequence[Case], floors: AllFloors, console: Console) -> None:
             f"{case.clip_s:g} s",
             str(case.tokens),
             spread(case.rtfx, 1),
-            f"{limit:.0f} ({rtfx / limit:.0%})",
             " / ".join(f"{latency:.2f}" for latency in latencies),
             f"{case.warm_up_s:.2f}",
             f"{case.decode_batch_mean:.1f}",
@@ -136,12 +113,5 @@ def show_profile(run: Callable[[], object], console: Console) -> None:
     console.print(table)
 
 
-def figures(cases: Sequence[Case], floors: AllFloors) -> dict[str, Any]:
-    return {
-        "floors": {str(dtype): asdict(rates) for dtype, rates in floors.items()},
-        "cases": [
-            asdict(case)
-            | {"dtype": str(case.dtype), "rtfx": case.rtfx, "limit_rtfx": case.limit(floors[case.dtype])}
-            for case in cases
-        ],
-    }
+def figures(cases: Sequence[Case]) -> dict[str, Any]:
+    return {"cases": [asdict(case) | {"rtfx": case.rtfx} for case in cases]}

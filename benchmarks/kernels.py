@@ -201,7 +201,7 @@ def products_of_one_row(dtype: torch.dtype, width: int = WIDTH) -> None:
 Case = tuple[str, Callable[[], None]]
 
 
-def attention_cases(_: int) -> Iterator[Case]:
+def attention_cases() -> Iterator[Case]:
     for dtype in HALVES:
         yield f"audio, {_name(dtype)}, 128 rows", partial(attention, dtype, 128, True)
     yield "audio, bfloat16, 1 row, in parts", lambda: attention(torch.bfloat16, 1, True)
@@ -209,14 +209,14 @@ def attention_cases(_: int) -> Iterator[Case]:
     yield "text, bfloat16, 1 row", lambda: attention(torch.bfloat16, 1, False)
 
 
-def step_cases(_: int) -> Iterator[Case]:
+def step_cases() -> Iterator[Case]:
     for lines, reported, name in ((LINES, REPORTED_LINES, "beams"), (0, 0, "greedy")):
         yield f"end of a step, 128 rows, {name}", partial(token_choice, lines)
         yield f"change of state, 128 rows, {name}", partial(state_change, lines=reported)
     yield "lengths of 128 rows", lengths_of_rows
 
 
-def product_cases(_: int) -> Iterator[Case]:
+def product_cases() -> Iterator[Case]:
     for dtype in HALVES:
         yield f"products of one row, {_name(dtype)}", partial(products_of_one_row, dtype)
     for name, width in OTHER_WIDTHS.items():
@@ -224,7 +224,7 @@ def product_cases(_: int) -> Iterator[Case]:
         yield f"products of one row, bfloat16, {name}", compute
 
 
-def encoder_cases(_: int) -> Iterator[Case]:
+def encoder_cases() -> Iterator[Case]:
     for dtype in (torch.bfloat16, torch.float16):
         yield f"encoder, addition and norm, {_name(dtype)}", partial(addition_and_norm, dtype)
     for length in (POSITIONS, 500):
@@ -235,7 +235,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-CASES: dict[str, Callable[[int], Iterator[Case]]] = {
+CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "attention": attention_cases,
     "step": step_cases,
     "products": product_cases,
@@ -248,7 +248,7 @@ def compile_all(arch: int, parts: Iterable[str] = CASES) -> list[tuple[str, Comp
     device = CompilingDriver(arch)
     driver.set_active(device)
     results: list[tuple[str, Compiled]] = []
-    for name, launch in chain.from_iterable(CASES[part](arch) for part in parts):
+    for name, launch in chain.from_iterable(CASES[part]() for part in parts):
         launch()
         compiled, launches = device.take()
         launch()

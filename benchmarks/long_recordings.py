@@ -2,6 +2,7 @@
 
     python -m benchmarks.long_recordings                          four kinds, 15 minutes each, whisper-base
     python -m benchmarks.long_recordings --kinds gaps --minutes 3 --seed 2
+    python -m benchmarks.long_recordings --quick                  a minute of one kind
 
 A synthetic voice reads sentences at a tempo of 0.8, 1 or 1.2, -18 to -40 dBFS, with pauses of 0.2 to 6 s:
 
@@ -169,7 +170,10 @@ def main() -> None:
     parser.add_argument("--model", default="base")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--no-word-times", action="store_true", help="look at the segments' own times")
+    parser.add_argument("--quick", action="store_true", help="a minute of one kind")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.kinds, arguments.minutes = ["plain"], 1.0
     speeches = [recording(kind, 60 * arguments.minutes, arguments.seed) for kind in arguments.kinds]
     checkpoint = hugging_face_checkpoint(arguments.model)
     settings = Settings(model=str(checkpoint), executor="inline", dtype=arguments.dtype)

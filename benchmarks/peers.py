@@ -41,14 +41,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.reporting import (
-    Budget,
-    benchmark_parser,
-    command,
-    machine,
-    spread,
-    write_json,
-)
+from benchmarks.reporting import Budget, benchmark_parser, command, machine, spread, write_json
 from benchmarks.transcribers import REQUESTS_AT_ONCE, SYSTEMS, Heard, Task, package_of
 from harness.real_weights import hugging_face_checkpoint
 from harness.speech import Clip, word_errors
@@ -66,9 +59,7 @@ class Round:
     seconds: float
     memory_mib: float
     texts: dict[str, str]  # by the clip's name
-    latencies_s: list[
-        float
-    ]  # between one text and the next: each recording's own where one is sent at a time
+    latencies_s: list[float]  # between two texts: a recording's own where one is sent at a time
 
     def score(self, clips: Sequence[Clip]) -> Score:
         return total(word_errors(clip.text or "", self.texts[clip.name], clip.language) for clip in clips)

@@ -11,6 +11,7 @@ import platform
 import statistics
 import sys
 import time
+import timeit
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -130,13 +131,8 @@ def _gb_s() -> int:
     return round(2 * source.nbytes / _least_seconds(lambda: target.copy_(source)) / 1e9)
 
 
-def _least_seconds(work: Callable[[], object], repeats: int = 4) -> float:
-    seconds = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)
+def _least_seconds(work: Callable[[], object]) -> float:
+    return min(timeit.repeat(work, number=1, repeat=4))
 
 
 def _processor() -> str:

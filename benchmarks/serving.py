@@ -38,7 +38,7 @@ from rich.progress import Progress
 
 from asr_server.machine import default_preprocess_workers
 from benchmarks.client import Answer, Client, connected, transcribe
-from benchmarks.gpu_busy import GpuBusy, watching_the_gpu
+from benchmarks.gpu_busy import GpuBusy
 from benchmarks.health import HealthProbe, probing_health
 from benchmarks.reporting import Budget, benchmark_parser, command, grid, machine, write_json
 from benchmarks.running_server import START_LIMIT_S, running_server
@@ -167,9 +167,9 @@ async def measure(
     """The rounds of one server, the cases taking turns. What there is, is written after each."""
     fields, tokens = ({"language": "en"}, options.tokens) if options.shape else ({}, 0)
     process = next(each for each in psutil.Process().children() if "serve" in each.cmdline())
-    with watching_the_gpu() as busy, probing_health(url) as health:
+    with probing_health(url) as health:
         async with connected(url) as client:
-            load = Load(client, health, busy, fields, process, tokens)
+            load = Load(client, health, GpuBusy(), fields, process, tokens)
             alone = [
                 (uploads_of(each, options)[: num_alone(each)], 1)
                 for each in {case.files: case for case in cases}.values()

@@ -193,15 +193,8 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         shares = [f"{row[key]:.1%}" for key in ("error_rate", "missed", "invented", "confused")]
         right = f"{row['count_right']} of {row['conversations']}"
-        table.add_row(
-            row["set"],
-            row["system"],
-            *shares,
-            right,
-            f"{row['words_wrong']:.1%}",
-            f"{row['alone_wrong']:.1%}",
-            f"{row['seconds_per_hour']:.0f}",
-        )
+        words = [f"{row[key]:.1%}" for key in ("words_wrong", "alone_wrong")]
+        table.add_row(row["set"], row["system"], *shares, right, *words, f"{row['seconds_per_hour']:.0f}")
     Console(width=140).print(table)
 
 
