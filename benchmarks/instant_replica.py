@@ -118,7 +118,7 @@ def main() -> None:
 
 def _run_replica() -> None:
     leave_stopping_to_the_parent()
-    spec = ReplicaSpec.from_line(sys.stdin.buffer.readline())
+    spec = ReplicaSpec.from_parent()
     end_with_the_parent()
     tokenizer = Tokenizer.from_directory(Path(spec.settings.model))
     # It is all that the loop asks of an engine, and no subclass: that would load torch.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import tempfile
 import threading
 from typing import Final, Self
@@ -198,6 +199,14 @@ class ChildSpec(msgspec.Struct, frozen=True):
     @classmethod
     def from_line(cls, line: bytes) -> Self:
         return msgspec.json.decode(line, type=cls)
+
+    @classmethod
+    def from_parent(cls) -> Self:
+        """Read standard input. End this process where the parent has ended before it wrote all."""
+        line = sys.stdin.buffer.readline()
+        if not line.endswith(b"\n"):
+            os._exit(1)
+        return cls.from_line(line)
 
 
 class ReplicaSpec(ChildSpec, frozen=True):

@@ -121,10 +121,6 @@ class KeywordBoost:
         """Return the bonus lost if the match breaks off."""
         return self._states[state].gain - self._states[state].kept
 
-    def at_end(self, state: int) -> bool:
-        """Return whether a keyword is complete."""
-        return self._states[state].is_complete
-
     def follow(self, match: Match, token: int) -> Match:
         state = self.step(match.state, token)
         pending = self.potential(state)

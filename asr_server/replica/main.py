@@ -7,7 +7,6 @@ can read a process's arguments. Other executors call `run`. Imports torch only t
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -140,7 +139,7 @@ class HeartbeatThread(threading.Thread):
 def main() -> None:
     leave_stopping_to_the_parent()
     be_killed_with_the_parent()
-    spec = ReplicaSpec.from_line(sys.stdin.buffer.readline())
+    spec = ReplicaSpec.from_parent()
     if spec.computes_on_cpu:  # it uses every core, and the API process must get one at once
         lower_priority(spec.settings.replica_niceness)
         never_interrupt_others()

@@ -142,7 +142,7 @@ def _device_of(rank: int) -> dict[str, str]:
 def main() -> None:
     leave_stopping_to_the_parent()
     be_killed_with_the_parent()
-    spec = RankSpec.from_line(sys.stdin.buffer.readline())
+    spec = RankSpec.from_parent()
     name = f"replica {spec.replica} rank {spec.rank}"
     setproctitle(f"asr-server {name}")
     configure_logging(spec.settings.log_level, spec.settings.log_format, name)

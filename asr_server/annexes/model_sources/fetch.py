@@ -6,14 +6,15 @@ process fetches a model at a time. Blocks: never call it on an event loop.
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import logging
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
+
+from filelock import FileLock, Timeout
 
 from asr_server.annexes.model_sources.hub import LIBRARY_FOLDER, download_from_hub
 from asr_server.annexes.model_sources.names import Published
@@ -23,7 +24,8 @@ from asr_server.errors import CheckpointError, NotFetched
 
 logger = logging.getLogger(__name__)
 
-_PARTIAL = ".partial"
+_PARTIAL: Final = ".partial"
+_OTHER_LIMIT_S: Final = 3600.0  # for another process: 6 GB at 2 MB/s take less
 
 
 def fetch(model: Published, with_weights: bool = True) -> Path:
@@ -40,6 +42,11 @@ def fetch(model: Published, with_weights: bool = True) -> Path:
             return fetched(model, with_weights, folder) or _fetch(model, folder, with_weights)
     except NotFetched as error:
         raise CheckpointError(f"{error}. {_how_to_bring(model, with_weights)}") from error
+    except Timeout as error:
+        raise CheckpointError(
+            f"another process has been fetching {model.name} for {_OTHER_LIMIT_S / 60:g} minutes: end it, or "
+            "try again later"
+        ) from error
     except OSError as error:
         raise CheckpointError(
             f"{model.name} cannot be kept in {own_cache()} ({error.strerror or error}): make room there, or "
@@ -97,18 +104,14 @@ def _file_name(model: Published) -> str:
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
+def _alone(path: Path) -> Iterator[None]:
     """Wait while another process fetches the same model. No other user can hold the lock."""
-    with open(lock, "ab", opener=_for_this_user) as file:
-        if os.fstat(file.fileno()).st_uid == os.getuid():
-            os.fchmod(file.fileno(), 0o600)  # one of an older version
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.info("another process is fetching into %s: waiting for it", os.fspath(lock.parent))
-            fcntl.flock(file, fcntl.LOCK_EX)  # a fetch in which nothing arrives ends
+    lock = FileLock(path, mode=0o600)
+    try:
+        held = lock.acquire(blocking=False)
+    except Timeout:
+        logger.info("another process is fetching into %s: waiting for it", path.parent)
+        held = lock.acquire(timeout=_OTHER_LIMIT_S)
+    with held:
+        path.chmod(0o600)  # one of an older version
         yield
-
-
-def _for_this_user(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)

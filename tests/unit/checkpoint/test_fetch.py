@@ -88,6 +88,14 @@ def test_a_fetch_waits_for_another_process_and_takes_what_that_one_got(
     assert (models / "someone--small.lock").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_fetch_does_not_wait_for_ever(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = hold_the_lock(home)
+    monkeypatch.setattr(fetch_module, "_OTHER_LIMIT_S", 0.3)
+    with pytest.raises(CheckpointError, match=r"another process has been fetching small for .* minutes"):
+        fetch(MODEL)
+    os.close(handle)
+
+
 @pytest.mark.parametrize(
     ("model", "with_weights", "use"),
     [

@@ -43,7 +43,7 @@ def state(server: ZmqEngineServer) -> dict[str, Any]:
     }
 
 
-def started(spec: ReplicaSpec, run: Callable[..., object] | None = None) -> Fork:
+def started(spec: ReplicaSpec | None, run: Callable[..., object] | None = None) -> Fork:
     """Run `main` in a copy of this process, with `run` in the engine's place."""
 
     def work(tell: Callable[[Any], None]) -> None:
@@ -51,7 +51,8 @@ def started(spec: ReplicaSpec, run: Callable[..., object] | None = None) -> Fork
         module.main()
 
     process = Fork(work)
-    process.give(spec.to_line())
+    if spec is not None:
+        process.give(spec.to_line())
     return process
 
 
@@ -80,6 +81,13 @@ def test_a_replica_ends_when_its_server_does() -> None:
     process = started(ReplicaSpec(0, ADDRESS, embedded()), lambda *_: time.sleep(3600))
     process.give_no_more()
     assert process.end().status == 1
+
+
+def test_a_replica_whose_server_ends_before_it_sends_settings_ends_without_a_traceback() -> None:
+    process = started(None)
+    process.give(ReplicaSpec(0, ADDRESS, embedded()).to_line()[:20])
+    process.give_no_more()
+    assert process.end() == Ended(1, None, "", b"")
 
 
 def test_the_engine_is_loaded_from_the_checkpoint_of_the_settings() -> None:
