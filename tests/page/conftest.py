@@ -7,7 +7,9 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from asr_server.core import SAMPLE_RATE
 from tests.conftest import Server
-from tests.page.browsing import CHROMIUM, LIMIT_MS, MICROPHONE, OpenPage
+from tests.page.both import AnyTab, ChromiumTab, OpenAny
+from tests.page.browsing import CHROMIUM, LIMIT_MS, MICROPHONE, NEEDS_CHROMIUM, OpenPage
+from tests.page.firefox import NEEDS_FIREFOX, Firefox, OpenTab, run_firefox
 from tests.page.held_app import HeldApp, run_held_app
 from tests.support.api_fixtures import *  # noqa: F403
 from tests.support.speech import say
@@ -54,3 +56,45 @@ def open_page(browser: Browser, server: Server) -> Iterator[OpenPage]:
     for context in contexts:
         context.close()
     assert errors == []
+
+
+@pytest.fixture(scope="module")
+def firefox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Firefox]:
+    with run_firefox(tmp_path_factory.mktemp("firefox")) as firefox:
+        yield firefox
+
+
+@pytest.fixture
+def open_tab(firefox: Firefox, server: Server) -> Iterator[OpenTab]:
+    """Opens tabs of one user; an error in their scripts fails the test."""
+    user = firefox.new_user()
+    firefox.errors.clear()
+    yield lambda url=server.url: firefox.open(url, user)
+    firefox.call("browser.removeUserContext", userContext=user)
+    assert firefox.errors == []
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("chromium", marks=NEEDS_CHROMIUM),
+        pytest.param("firefox", marks=NEEDS_FIREFOX),
+    ]
+)
+def open_any(request: pytest.FixtureRequest, server: Server) -> OpenAny:
+    """Opens tabs of one user, in Chromium or in Firefox."""
+    if request.param == "firefox":
+        open_tab: OpenTab = request.getfixturevalue("open_tab")
+        return open_tab
+    open_page: OpenPage = request.getfixturevalue("open_page")
+    tabs: list[ChromiumTab] = []
+
+    def open_it(url: str = server.url) -> AnyTab:
+        if not tabs:
+            tabs.append(ChromiumTab(open_page(url=url, permissions=["microphone"])))
+        else:
+            page = tabs[0].page.context.new_page()
+            page.goto(url)
+            tabs.append(ChromiumTab(page))
+        return tabs[-1]
+
+    return open_it

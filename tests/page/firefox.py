@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -36,8 +37,10 @@ PREFERENCES = {
     "app.update.enabled": False,
     "browser.shell.checkDefaultBrowser": False,
 }
-ENTER = "\ue007"
+ENTER, ESCAPE, TAB = "\ue007", "\ue00c", "\ue004"
 POLL_S = 0.05
+# Not of the scripts: the server is away
+UNREACHABLE = re.compile("Firefox can’t establish a connection|The connection to .* was interrupted")
 # Whether the next press hits it: a page that is still being laid out may move it from under the mouse
 WATCH_PRESS = """((selector) => {
     const note = ({ target }) => (window.hasHit = Boolean(target.closest(selector)));
@@ -83,7 +86,7 @@ class Firefox:
                 return result
 
     def _on_event(self, entry: dict[str, Any]) -> None:
-        if entry.get("level") == "error":
+        if entry.get("level") == "error" and not UNREACHABLE.match(str(entry.get("text"))):
             self.errors.append(str(entry.get("text")))
 
     def new_user(self) -> str:
@@ -110,6 +113,9 @@ class Tab:
 
     def reload(self) -> None:
         self._call("browsingContext.reload", wait="complete")
+
+    def close(self) -> None:
+        self._call("browsingContext.close")
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self._firefox.call(method, context=self._context, **parameters)
@@ -159,6 +165,9 @@ class Tab:
     def _perform(self, source: dict[str, Any]) -> None:
         self._call("input.performActions", actions=[source])
         self._call("input.releaseActions")
+
+
+OpenTab = Callable[..., Tab]
 
 
 @contextmanager

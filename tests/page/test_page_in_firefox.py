@@ -4,44 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
-
-import pytest
 
 from tests.conftest import Server
+from tests.page.both import DROP, SPEECH_FOR_A_MICROPHONE, drop, encoded
 from tests.page.browsing import SPOKEN
-from tests.page.firefox import ENTER, NEEDS_FIREFOX, NEEDS_SOUND, Firefox, Tab, run_firefox
+from tests.page.firefox import ENTER, NEEDS_FIREFOX, NEEDS_SOUND, OpenTab, Tab
 from tests.page.held_app import HeldApp
 from tests.support.api_fixtures import KEY
-from tests.support.speech import Spoken, say
+from tests.support.speech import say
 from tests.unit.api.running_app import THREE_CHUNKS
-from tests.unit.api.sample_files import sound_file
 
 pytestmark = NEEDS_FIREFOX
 
-OpenTab = Callable[..., Tab]
 CORRECTED = SPOKEN.text.replace("one", "won", 1)
-DROP = """(async (...all) => {
-    const bytes = (data) => Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
-    const dataTransfer = new DataTransfer();
-    const fileOf = ([name, data]) => new File([bytes(data)], name, { type: "audio/wav" });
-    for (const each of all) dataTransfer.items.add(fileOf(each));
-    document.dispatchEvent(new DragEvent("drop", { dataTransfer, cancelable: true }));
-})"""
-SPEECH_FOR_A_MICROPHONE = """(async (data) => {
-    const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
-    navigator.mediaDevices.getUserMedia = async () => {
-        const context = new AudioContext();
-        const source = context.createBufferSource();
-        source.buffer = await context.decodeAudioData(bytes.slice().buffer);
-        source.loop = true;
-        const destination = context.createMediaStreamDestination();
-        source.connect(destination);
-        source.start();
-        window.track = destination.stream.getTracks()[0];
-        return destination.stream;
-    };
-})"""
 KEPT = """(async () => {
     const { Store } = await import("/web/store.js");
     const store = new Store();
@@ -52,15 +27,6 @@ KEPT = """(async () => {
 
 LIVE_FOR_TWO_SECONDS = "/[1-9]:|:[1-9]|0[2-9]/.test(document.querySelector('#live-time').textContent)"
 SECOND_CLICK = """new MouseEvent("click", { detail: 2 })"""
-
-
-def encoded(spoken: Spoken) -> str:
-    return base64.b64encode(sound_file(spoken.samples)).decode()
-
-
-def drop(tab: Tab, *names: str, spoken: Spoken = SPOKEN) -> None:
-    files = ",".join(json.dumps([name, encoded(spoken)]) for name in names)
-    tab.evaluate(f"{DROP}({files})")
 
 
 def wait_until_kept(tab: Tab, text: str) -> None:
@@ -84,22 +50,6 @@ def open_correction(tab: Tab, word: int, text: str) -> None:
 def unfold(tab: Tab) -> None:
     tab.click(".fold[aria-expanded=false]")
     tab.wait("document.querySelector('.word')")
-
-
-@pytest.fixture(scope="module")
-def firefox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Firefox]:
-    with run_firefox(tmp_path_factory.mktemp("firefox")) as firefox:
-        yield firefox
-
-
-@pytest.fixture
-def open_tab(firefox: Firefox, server: Server) -> Iterator[OpenTab]:
-    """Opens tabs of one user; an error in their scripts fails the test."""
-    user = firefox.new_user()
-    firefox.errors.clear()
-    yield lambda url=server.url: firefox.open(url, user)
-    firefox.call("browser.removeUserContext", userContext=user)
-    assert firefox.errors == []
 
 
 def test_a_dropped_file_becomes_words_as_they_are_recognised(open_tab: OpenTab, held_app: HeldApp) -> None:

@@ -106,17 +106,28 @@ def talking(events: dict[str, Any], close: bool) -> Any:
     return serve
 
 
-def test_a_session_that_breaks_is_partial_keeps_the_sound_and_can_be_tried_again(open_page: OpenPage) -> None:
-    page = open_page(
-        permissions=["microphone"],
-        mock=lambda page: page.route_web_socket("**/v1/realtime*", talking({}, close=True)),
-    )
+def test_a_session_that_breaks_is_followed_by_another_and_the_whole_sound_is_read(
+    open_page: OpenPage,
+) -> None:
+    def mock(page: Page) -> None:
+        page.route_web_socket("**/v1/realtime*", talking({}, close=True))
+        page.route("**/v1/audio/transcriptions", fail)
+
+    def fail(route: Route) -> None:
+        route.fulfill(status=500)
+
+    page = open_page(permissions=["microphone"], mock=mock)
     speak(page)
+    expect(page.locator("#live-text")).to_contain_text("one one one")
+    page.get_by_role("button", name="Stop").click()
     broken = card(page, "Recording 1")
-    expect(broken.locator(".facts")).to_contain_text("incomplete: The server is stopping.")
-    expect(broken.locator(".transcript")).to_have_text("one")
+    expect(broken.get_by_role("alert")).to_contain_text("status 500")
+    expect(broken.locator(".facts")).to_contain_text(
+        "incomplete: Words may be missing where the connection broke."
+    )
+    expect(broken.locator(".transcript")).to_contain_text("one one one")
     expect(broken.get_by_role("slider", name="Position in Recording 1")).to_be_visible()
-    wait_until_kept(page, "The server is stopping.", "partial")
+    page.unroute("**/v1/audio/transcriptions")
     broken.get_by_role("button", name="Try again").click()
     expect(broken.locator(".facts")).to_contain_text("real time")
     expect(broken.locator(".facts")).not_to_contain_text("incomplete")

@@ -94,15 +94,18 @@ document.addEventListener("drop", (event) => {
 
 // -- The microphone --
 
-const live = new Live(
-  () => cards.nextName(),
-  (file, answer, name, partial) => {
-    const [recording] = cards.add([[file, name]]);
+const live = new Live(cards.store, () => cards.nextName(), {
+  refused: ({ status }) => status === 401 && serving.lock(),
+  async end(tape, file, answer, { partial, isMissing }) {
+    const [recording] = cards.add([[file, tape.name, tape.id]]);
     const { task, speakers } = chosenOptions();
-    if (!partial && (task === "translate" || speakers)) return enqueue([recording]); // neither is done while one speaks
-    recording.finish(answer, { partial });
+    const kept = recording.finish(answer, { partial });
+    if (isMissing || task === "translate" || speakers) enqueue([recording]); // none of it is done while one speaks
+    if (tape.reason) show($("message"), `The sound of ${tape.name} could not be kept in this browser: ${tape.reason}. Download it.`);
+    await kept;
+    tape.release();
   },
-);
+});
 
 // -- Views --
 

@@ -3,7 +3,7 @@
 import { plainText, speakersOf } from "./answer.js";
 import { copy } from "./clipboard.js";
 import { count, h, onceAFrame, show } from "./dom.js";
-import { download, FORMATS } from "./downloads.js";
+import { download, FORMATS, save } from "./downloads.js";
 import { factsOf, has, previewOf } from "./entry.js";
 import { placesOf, replaced } from "./find.js";
 import { menu } from "./menu.js";
@@ -42,7 +42,9 @@ export class Card {
     const { name } = this;
     this.toggle = h("button", { type: "button", className: "fold", dir: "auto" }, name);
     this.toggle.onclick = () => (this.isFolded ? this.unfold() : this.fold());
-    this.menu = menu("Download", name, Object.entries(FORMATS).map(([format, { label }]) => [label, `.${format}`, () => this.#download(format)]));
+    const texts = Object.entries(FORMATS).map(([format, { label }]) => [label, `.${format}`, () => this.#download(format)]);
+    const sound = this.recording.isSpoken ? [["Sound", ".wav", () => this.#downloadSound()]] : [];
+    this.menu = menu("Download", name, [...texts, ...sound]);
     this.remove = h("button", { type: "button", className: "icon small quiet", "aria-label": `Delete ${name}`, title: "Delete" }, "✕");
     this.remove.onclick = (event) => this.on.remove(this, event);
     this.work = new Work(this.recording, this.owner, () => this.on.again(this), () => this.player?.length);
@@ -197,6 +199,13 @@ export class Card {
     const text = await this.#load();
     if (text) download(text.answer, format, this.name);
     if (this.isFolded) this.recording.release();
+  }
+
+  /** Of what one spoke: nobody else has it. */
+  async #downloadSound() {
+    await this.#load();
+    if (this.recording.file) save(this.recording.file, `${this.name}.wav`);
+    else show(this.work.error, "This browser has not kept the sound.");
   }
 
   #rename(from, to) {

@@ -5,9 +5,10 @@ import { $, count, inSlices, lower, show } from "./dom.js";
 import { filesOf, save } from "./downloads.js";
 import { Recording } from "./recording.js";
 import { Store } from "./store.js";
+import { takeUp } from "./tape.js";
 import { withOwnNames, zipOf } from "./zip.js";
 
-const KEPT = "Texts and corrections are kept in this browser and nowhere else, the newest 500 of them.";
+const KEPT = "Texts, corrections and the sound of what you speak are kept in this browser and nowhere else, the newest 500 of them.";
 const NOT_KEPT = "This browser keeps nothing for this page: transcripts are gone when it is closed.";
 const MAX_REMOVED = 20; // that can be put back
 
@@ -36,14 +37,26 @@ export class Cards {
   /** Shows what the store has. */
   async restore() {
     try {
-      for (const entry of await this.store.entries()) this.unshown.set(entry.id, entry);
+      const entries = await this.store.entries();
+      for (const entry of entries) if (!entry.isSpeaking) this.unshown.set(entry.id, entry);
+      this.store.sounds.sweep(new Set(entries.map(({ id }) => id))).catch(() => {}); // no files in this window
+      for (const entry of entries) if (entry.isSpeaking) takeUp(entry.id, () => this.#takeUp(entry));
       await inSlices(this.unshown.values(), (entry) => this.#showStored(entry));
     } catch (error) {
       show($("message"), `The transcripts of this browser cannot be read: ${error?.message}.`);
     }
     this.#showKept();
     this.#search();
-    this.store.sounds.sweep(new Set(this.cards.map(({ recording }) => recording.id))).catch(() => {}); // no files in this window
+  }
+
+  /** What somebody spoke when the page crashed: text and sound are there, and the sound is read again as a file. */
+  async #takeUp(entry) {
+    const recording = new Recording(this.store, { entry });
+    const { answer } = await recording.load();
+    this.#show(recording);
+    const kept = recording.finish(answer, { partial: entry.partial });
+    this.again(recording);
+    await kept;
   }
 
   #showStored(entry) {
@@ -56,9 +69,9 @@ export class Cards {
     for (const { recording } of this.#finished()) await this.#keepSound(recording);
   }
 
-  async #keepSound({ id, file, isKept, name }) {
+  async #keepSound({ id, file, isKept, isSpoken, name }) {
     try {
-      if (file && isKept) await this.store.sounds.keep(id, file);
+      if (file && isKept && !isSpoken) await this.store.sounds.keep(id, file);
     } catch (error) {
       show($("message"), `The recording ${name} could not be kept in this browser: ${error?.message}.`);
     }
@@ -74,7 +87,7 @@ export class Cards {
     for (const card of this.#finished()) if (!card.isFolded && !card.isInUse) card.fold();
     const top = Math.max(Date.now(), this.top, ...this.cards.map(({ recording }) => recording.order + 1));
     this.top = top + files.length + 1;
-    const added = files.map(([file, name], i) => new Recording(this.store, { name, file, order: top + files.length - i }));
+    const added = files.map(([file, name, spokenId], i) => new Recording(this.store, { name, file, spokenId, order: top + files.length - i }));
     inSlices(added, (recording) => this.#show(recording)).then(() => this.#search());
     $("search").value = ""; // it would hide them
     this.#search();
@@ -173,7 +186,7 @@ export class Cards {
   async #onStored(id) {
     const entry = await this.store.entry(id);
     const card = this.#of(id);
-    if (!entry || this.removing.has(id)) return;
+    if (!entry || entry.isSpeaking || this.removing.has(id)) return;
     this.removed = this.removed.filter((recording) => recording.id !== id); // it was put back in another tab
     this.#showUndo();
     if (card?.recording.isSaving) return; // and takes what is stored behind that
@@ -256,6 +269,6 @@ export class Cards {
     this.#search();
     $("files").focus();
     await this.#forget(cards.map(({ recording }) => recording.id));
-    await this.store.sounds.sweep(new Set(this.cards.map(({ recording }) => recording.id)));
+    await this.store.sounds.sweep(new Set((await this.store.entries()).map(({ id }) => id)));
   }
 }

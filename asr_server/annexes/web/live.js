@@ -3,14 +3,21 @@
 import { $, clock, color, context2d, h, show } from "./dom.js";
 import { Microphone } from "./microphone.js";
 import { chosenOptions } from "./options.js";
+import { Tape } from "./tape.js";
+
+const LISTENING = "Listening …";
 
 export class Live {
-  /** `onEnd(file, answer, name, partial)` with what was said, as a file and in the same shape as the answer to one. */
-  constructor(nextName, onEnd) {
-    this.nextName = nextName;
-    this.onEnd = onEnd;
-    this.microphone = null;
-    this.levels = [];
+  levels = [];
+  microphone = null;
+  tape = null;
+
+  /**
+   * `on.end(tape, file, answer, {partial, isMissing})` with what was said, as a file and in the same shape as the answer to one;
+   * `on.refused(error)` where the server takes no session.
+   */
+  constructor(store, nextName, on) {
+    Object.assign(this, { store, nextName, on });
     $("record").onclick = () => (this.microphone ? this.microphone.stop() : this.#start());
   }
 
@@ -21,9 +28,11 @@ export class Live {
   async #start() {
     show($("message"), "");
     const microphone = new Microphone(chosenOptions(), {
+      block: (block) => this.#take(block),
       text: (turns) => this.#showText(turns),
-      level: (block) => this.#showLevel(block),
-      stopping: () => ($("live-status").textContent = "Waiting for the last words …"),
+      away: (error) => this.#onAway(error),
+      back: () => this.#showStatus(LISTENING),
+      stopping: () => this.#showStatus("Waiting for the last words …"),
       end: (turns, partial) => this.#end(turns, partial),
     });
     this.microphone = microphone;
@@ -31,8 +40,30 @@ export class Live {
     try {
       await microphone.start();
     } catch (error) {
+      this.on.refused(error);
       microphone.end(error.message);
     }
+  }
+
+  #take(block) {
+    this.tape ??= this.#newTape();
+    this.tape.write(block);
+    this.#showLevel(block);
+  }
+
+  #newTape() {
+    const tape = new Tape(this.store, this.nextName(), () => this.microphone?.breakOff("The browser has no space for more sound."));
+    tape.keep(answerOf([], 0));
+    return tape;
+  }
+
+  #onAway(error) {
+    this.on.refused(error);
+    this.#showStatus(`Recording. Text comes later: ${error.message}`);
+  }
+
+  #showStatus(text) {
+    if ($("live-status").textContent !== text) $("live-status").textContent = text;
   }
 
   #setRecording(isOn) {
@@ -40,7 +71,7 @@ export class Live {
     $("record").setAttribute("aria-pressed", isOn);
     $("record-label").textContent = isOn ? "Stop" : "Speak";
     $("live").hidden = !isOn;
-    $("live-status").textContent = `Listening …${laterOf(chosenOptions())}`;
+    this.#showStatus(`${LISTENING}${laterOf(chosenOptions())}`);
     for (const id of ["live-text", "live-said", "live-time"]) $(id).replaceChildren();
     this.levels.length = 0;
   }
@@ -54,6 +85,7 @@ export class Live {
       if (shown[i].textContent !== text) shown[i].textContent = text;
       shown[i].className = turn.final ? "" : "pending";
       if (turn.final && !turn.isRead) $("live-said").append(h("p", { dir: "auto" }, text));
+      if (turn.final && !turn.isRead) this.tape?.keep(answerOf(turns, this.microphone.duration));
       turn.isRead ||= turn.final;
     });
   }
@@ -70,14 +102,15 @@ export class Live {
     });
   }
 
-  #end(turns, partial) {
-    const spoken = this.microphone;
-    this.microphone = null;
+  async #end(turns, partial) {
+    const { microphone, tape } = this;
+    const { duration, missed } = microphone;
+    if (tape) this.#showStatus("Keeping the sound …");
+    const file = await tape?.close();
+    this.microphone = this.tape = null;
     this.#setRecording(false);
-    show($("message"), partial);
-    if (!spoken.blocks.length) return;
-    const name = this.nextName();
-    this.onEnd(spoken.recording(`${name}.wav`), answerOf(turns, spoken.duration), name, partial);
+    if (tape) this.on.end(tape, file, answerOf(turns, duration), { partial, isMissing: Boolean(missed) });
+    else show($("message"), partial);
   }
 }
 
@@ -89,6 +122,6 @@ function laterOf({ task, speakers }) {
 
 function answerOf(turns, duration) {
   const said = turns.filter((turn) => turn.text);
-  const segments = said.map(({ start, end, text }, id) => ({ id, start, end: Math.min(end ?? duration, duration), text }));
+  const segments = said.map(({ start, end, text }, id) => ({ id, start, end: Math.max(start, Math.min(end ?? duration, duration)), text }));
   return { text: said.map((turn) => turn.text.trim()).join(" "), duration, segments };
 }

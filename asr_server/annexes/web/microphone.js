@@ -1,19 +1,17 @@
-// Speaks into `/v1/realtime`: sends the microphone's samples and gives the text while one speaks. It has one end,
-// whatever happens: what it took is given back, and what was said until then is there.
+// The microphone: its samples, and the text of the sessions that hear them, one behind the other. It has one end,
+// whatever happens; a session that ends before is followed by another one.
 
-import { clientSecret, headers, request } from "./api.js";
 import { Owner } from "./owner.js";
-import { wavOf } from "./wav.js";
+import { LATE, Session } from "./session.js";
+import { RATE } from "./wav.js";
 
-const SESSIONS = "v1/realtime?intent=transcription";
-const BROKEN = "The connection broke.";
 const SILENT = "The browser gave no sound of the microphone.";
 const UNPLUGGED = "The microphone went away.";
-const LATE = "The server did not answer to the end.";
-const RATE = 24000;
+const JOINED = "Words may be missing where the connection broke.";
 const END_MS = 1000; // in which the last block comes, unless the browser has stopped the audio
 const FIRST_MS = 5000; // in which the first block comes
-const LAST_WORDS_MS = 60000; // in which the next event comes behind the last block
+const RETRY_MS = 1000;
+const MOST_UNSENT = 100; // blocks of 100 ms, which the next session hears first
 
 const FAILURES = {
   NotAllowedError: "The microphone was not allowed. Allow it for this page in the browser's settings.",
@@ -22,17 +20,18 @@ const FAILURES = {
 };
 
 export class Microphone {
-  /** `options` = {language, prompt}; `on.text(turns)`, `on.level(samples)`, `on.stopping()`, `on.end(turns, partial)`. */
+  sound = new Owner(); // what hears; the last session goes on until its text is there
+  sessions = [];
+  unsent = []; // blocks since the last session ended
+  numSamples = 0;
+  missed = ""; // why the sessions' text is not that of the whole sound
+
+  /**
+   * `options` = {language, prompt}; `on.block(samples)`, `on.text(turns)`, `on.away(error)` where no session hears,
+   * `on.back()`, `on.stopping()`, `on.end(turns, partial)`.
+   */
   constructor(options, on) {
-    this.options = options;
-    this.on = on;
-    this.owner = new Owner();
-    this.sound = new Owner(); // what hears; the socket goes on until its text is there
-    this.owner.keep(() => this.sound.close());
-    this.numUpdates = 0; // asked for and not answered
-    this.turns = new Map(); // by item id: {start, end, text, final}
-    this.blocks = [];
-    this.numSamples = 0;
+    [this.options, this.on] = [options, on];
   }
 
   async start() {
@@ -42,48 +41,42 @@ export class Microphone {
     });
     for (const track of stream.getTracks()) {
       this.sound.keep(() => track.stop());
-      this.sound.listen(track, "ended", () => this.#breakOff(UNPLUGGED));
+      this.sound.listen(track, "ended", () => this.breakOff(UNPLUGGED));
     }
     if (!this.sound.isClosed) await this.#connect();
     if (!this.sound.isClosed) await this.#listen(stream);
   }
 
   async #connect() {
-    const url = new URL(SESSIONS, location.href);
-    url.protocol = url.protocol.replace("http", "ws");
-    url.hash = "";
-    const secret = await clientSecret();
-    if (this.sound.isClosed) return;
-    this.socket = new WebSocket(url, ["realtime", ...(secret ? [`openai-insecure-api-key.${secret}`] : [])]);
-    this.owner.keep(() => this.socket.close(1000));
-    await new Promise((resolve, reject) => {
-      this.owner.listen(this.socket, "message", ({ data }) => {
-        const event = JSON.parse(data);
-        if (event.type === "session.created") {
-          this.isOpen = true;
-          this.#sendOptions();
-          resolve();
-        }
-        this.#onEvent(event);
-      });
-      this.owner.listen(this.socket, "close", ({ reason }) => {
-        if (this.isOpen) this.end(reason || BROKEN);
-        else reasonOfRefusal().then(reject, reject);
-      });
-      this.owner.keep(resolve); // stopped meanwhile
+    const session = new Session(this.options, {
+      text: () => this.on.text(this.turns),
+      end: (reason) => this.#onSessionEnd(reason),
     });
+    this.sessions.push(session);
+    await session.open();
+    if (session.isOpen) for (const [block, time] of this.unsent.splice(0)) session.send(block, time);
   }
 
-  #sendOptions() {
-    const { language, prompt } = this.options;
-    const keywords = prompt && prompt.replace(/[<>]/g, " ").split(",");
-    const transcription = { ...(language && { language }), ...(keywords && { keywords }) };
-    if (language || prompt) this.#update({ audio: { input: { transcription } } });
+  #onSessionEnd(reason) {
+    if (reason) this.missed = JOINED;
+    if (this.sound.isClosed) this.end(reason);
+    else if (!this.isStopping) this.#reconnect(new Error(reason));
   }
 
-  #update(session = {}) {
-    this.numUpdates++;
-    this.socket.send(JSON.stringify({ type: "session.update", session: { type: "transcription", ...session } }));
+  /** As long as one speaks: the server may have been started anew, or be away for a while. */
+  async #reconnect(error) {
+    while (!this.isStopping) {
+      this.on.away(error);
+      try {
+        await this.#connect();
+        if (this.session.isOpen) this.on.back();
+        return;
+      } catch (refusal) {
+        this.sessions.pop();
+        error = refusal;
+        await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+      }
+    }
   }
 
   async #listen(stream) {
@@ -102,51 +95,40 @@ export class Microphone {
     });
     if (this.sound.isClosed) return;
     const writer = new AudioWorkletNode(context, "pcm-writer", { numberOfOutputs: 0 });
-    writer.port.onmessage = ({ data }) => (data.length ? this.#send(data) : this.#commit());
+    writer.port.onmessage = ({ data }) => (data.length ? this.#take(data) : this.#commit());
     source.connect(writer);
     this.writer = writer;
-    this.sound.listen(context, "statechange", () => context.state === "running" || this.#breakOff(SILENT));
-    const first = setTimeout(() => this.blocks.length || this.#breakOff(SILENT), FIRST_MS);
+    this.sound.listen(context, "statechange", () => context.state === "running" || this.breakOff(SILENT));
+    const first = setTimeout(() => this.numSamples || this.breakOff(SILENT), FIRST_MS);
     this.sound.keep(() => clearTimeout(first));
   }
 
   /** The sound has ended by itself: the text of what there is of it is waited for. */
-  #breakOff(reason) {
+  breakOff(reason) {
     this.partial ??= reason;
-    this.stop();
+    if (!this.isStopping) this.stop();
   }
 
-  #send(block) {
-    if (this.hasCommitted) return;
-    this.blocks.push(block);
+  #take(block) {
+    if (this.sound.isClosed) return;
+    const time = this.duration;
     this.numSamples += block.length;
-    this.on.level(block);
-    if (this.socket.readyState !== WebSocket.OPEN) return;
-    const audio = btoa(String.fromCharCode(...new Uint8Array(block.buffer)));
-    this.socket.send(JSON.stringify({ type: "input_audio_buffer.append", audio }));
-  }
-
-  #onEvent({ type, item_id: id, ...event }) {
-    const turn = this.turns.get(id);
-    if (this.hasCommitted) this.#expect();
-    if (type === "input_audio_buffer.speech_started") {
-      this.turns.set(id, { start: event.audio_start_ms / 1000, end: null, text: "", final: false });
-    } else if (type === "input_audio_buffer.speech_stopped") turn.end = event.audio_end_ms / 1000;
-    else if (type === "input_audio_buffer.committed" && !turn) {
-      this.turns.set(id, { start: this.duration, end: null, text: "", final: false });
-    } else if (type.endsWith("transcription.delta")) turn.text += event.delta;
-    else if (type.endsWith("transcription.completed")) Object.assign(turn, { text: event.transcript, final: true });
-    else if (type.endsWith("transcription.failed")) {
-      Object.assign(turn, { failed: event.error.message, final: true });
-      this.partial ??= event.error.message;
-    } else if (type === "session.updated") this.isHeard = --this.numUpdates === 0 && this.hasCommitted;
-    else return;
-    this.on.text([...this.turns.values()]);
-    if (this.isHeard && [...this.turns.values()].every((t) => t.final)) this.end();
+    this.on.block(block);
+    if (this.session.isOpen) return this.session.send(block, time);
+    this.unsent.push([block, time]);
+    if (this.unsent.length > MOST_UNSENT) this.unsent.shift();
   }
 
   get duration() {
     return this.numSamples / RATE;
+  }
+
+  get session() {
+    return this.sessions.at(-1);
+  }
+
+  get turns() {
+    return this.sessions.flatMap(({ turns }) => [...turns.values()]);
   }
 
   /** What was said is committed; ends when its text is there, or when one stops again. */
@@ -155,43 +137,24 @@ export class Microphone {
     this.isStopping = true;
     this.on.stopping();
     this.writer?.port.postMessage("end");
-    const last = setTimeout(() => this.#commit(), this.writer ? END_MS : 0);
-    this.owner.keep(() => clearTimeout(last));
+    this.last = setTimeout(() => this.#commit(), this.writer ? END_MS : 0);
   }
 
-  /** Behind the last block. The server may not have heard all of it yet: its answer to an update says that it has. */
   #commit() {
-    if (this.hasCommitted) return;
-    this.hasCommitted = true;
+    clearTimeout(this.last);
+    if (this.sound.isClosed) return;
     this.sound.close();
-    if (!this.blocks.length || this.socket?.readyState !== WebSocket.OPEN) return this.end();
-    this.socket.send(JSON.stringify({ type: "input_audio_buffer.commit" }));
-    this.#update();
-    this.#expect();
-  }
-
-  #expect() {
-    clearTimeout(this.patience);
-    this.patience = setTimeout(() => this.end(LATE), LAST_WORDS_MS);
+    if (this.session?.isOpen) this.session.commit();
+    else this.end();
   }
 
   /** With a reason what was said until then is there in part. */
   end(reason) {
     if (this.hasEnded) return;
-    this.hasEnded = true;
-    this.owner.close();
-    clearTimeout(this.patience);
-    this.on.end([...this.turns.values()], this.partial || reason || "");
+    this.hasEnded = this.isStopping = true;
+    this.sound.close();
+    this.session?.end();
+    const failed = this.turns.find((turn) => turn.failed)?.failed;
+    this.on.end(this.turns, this.partial || failed || reason || this.missed);
   }
-
-  /** What was said, as a file. */
-  recording(name) {
-    return wavOf(this.blocks, RATE, name);
-  }
-}
-
-/** Pages never see the reply to a handshake: the server says the same to a GET. */
-async function reasonOfRefusal() {
-  await request(SESSIONS, { headers: headers() });
-  return new Error(BROKEN);
 }

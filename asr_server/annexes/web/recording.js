@@ -23,13 +23,14 @@ export class Recording extends EventTarget {
   #numSaving = 0;
 
   /** Of a `file`, or of an `entry` of the store. The higher its `order`, the higher it stands in the list. */
-  constructor(store, { name, file = null, entry = null, order = Date.now() }) {
+  constructor(store, { name, file = null, entry = null, spokenId = null, order = Date.now() }) {
     super();
     this.store = store;
     this.file = file;
     this.entry = entry;
     this.isKept = Boolean(entry);
-    [this.id, this.name, this.order] = entry ? [entry.id, entry.name, entry.order] : [newId(), name, order];
+    this.isSpoken = Boolean(spokenId || entry?.isSpoken);
+    [this.id, this.name, this.order] = entry ? [entry.id, entry.name, entry.order] : [spokenId || newId(), name, order];
     if (entry) this.state = entry.partial ? "partial" : "done";
   }
 
@@ -64,7 +65,8 @@ export class Recording extends EventTarget {
 
   begin() {
     this.since ??= performance.now();
-    this.heard = "";
+    this.heard = this.entry?.text || ""; // until there is another text
+    this.isHeardAnew = false;
     this.heardUntil = 0;
     this.say("waiting");
   }
@@ -95,7 +97,8 @@ export class Recording extends EventTarget {
 
   /** Text up to `until`, in seconds of the recording. */
   hear(delta, until) {
-    this.heard += delta;
+    this.heard = this.isHeardAnew ? this.heard + delta : delta;
+    this.isHeardAnew = true;
     this.heardUntil = until;
     this.#emit("work");
   }
@@ -111,7 +114,8 @@ export class Recording extends EventTarget {
     this.#base = answer;
     this.#redoable = [];
     const entry = { ...entryOf(this.name, answer, took), edits: [], revision: 0 };
-    this.entry = Object.assign(entry, { id: this.id, order: this.order }, partial && { partial });
+    const { id, order, isSpoken } = this;
+    this.entry = Object.assign(entry, { id, order, isSpoken }, partial && { partial });
     this.#edited = null;
     this.#become(partial ? "partial" : "done");
     return this.keep();

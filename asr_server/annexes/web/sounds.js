@@ -1,8 +1,15 @@
 // The recordings themselves, kept in this browser's private files (OPFS) where one wants that.
 
+import { wavOf } from "./wav.js";
+
 const FOLDER = "recordings";
+export const SPOKEN = "spoken"; // each deleted with its transcript alone: there is no other copy of it
 const MOST_BYTES = 2 ** 30; // together; the oldest go first
 const SWITCH = "asr-server-keeps-recordings";
+
+export const folderOf = async (name) => (await navigator.storage.getDirectory()).getDirectoryHandle(name, { create: true });
+
+const fileOf = async (folder, id) => (await (await folderOf(folder)).getFileHandle(id)).getFile();
 
 export class Sounds {
   constructor(most = MOST_BYTES) {
@@ -21,16 +28,12 @@ export class Sounds {
 
   async switchTo(isOn) {
     localStorage.setItem(SWITCH, isOn ? "on" : "off");
-    if (!isOn) await this.sweep(new Set());
-  }
-
-  async #folder() {
-    return (await navigator.storage.getDirectory()).getDirectoryHandle(FOLDER, { create: true });
+    if (!isOn) await this.#sweep(FOLDER, new Set());
   }
 
   async keep(id, file) {
     if (!this.isOn || file.size > this.most) return;
-    const folder = await this.#folder();
+    const folder = await folderOf(FOLDER);
     await this.#makeRoom(folder, id, file.size);
     const writer = await (await folder.getFileHandle(id, { create: true })).createWritable();
     await writer.write(file);
@@ -50,20 +53,27 @@ export class Sounds {
     }
   }
 
-  /** Null where it is not kept. */
-  async file(id, name) {
-    try {
-      const handle = await (await this.#folder()).getFileHandle(id);
-      return new File([await handle.getFile()], name);
-    } catch {
-      return null;
-    }
+  /** The samples of what one spoke, or null. */
+  spoken(id) {
+    return fileOf(SPOKEN, id).catch(() => null);
   }
 
-  /** Deletes those of no transcript in `ids`, all while it is off; one that is being written stays. */
+  /** Null where it is not kept. */
+  async file(id, name) {
+    const spoken = await this.spoken(id);
+    if (spoken) return wavOf([spoken], `${name}.wav`);
+    return fileOf(FOLDER, id).then((file) => new File([file], name), () => null);
+  }
+
+  /** Deletes those of no transcript in `ids`; one that is being written stays. */
   async sweep(ids) {
     if (!this.isPossible) return;
-    const folder = await this.#folder();
-    for await (const id of folder.keys()) if (!this.isOn || !ids.has(id)) await folder.removeEntry(id).catch(() => {});
+    await this.#sweep(FOLDER, this.isOn ? ids : new Set());
+    await this.#sweep(SPOKEN, ids);
+  }
+
+  async #sweep(name, ids) {
+    const folder = await folderOf(name);
+    for await (const id of folder.keys()) if (!ids.has(id)) await folder.removeEntry(id).catch(() => {});
   }
 }

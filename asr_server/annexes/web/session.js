@@ -1,0 +1,121 @@
+// One session of `/v1/realtime`: samples in, turns of text out. It ends once, by itself or behind what was committed.
+
+import { clientSecret, headers, request } from "./api.js";
+import { Owner } from "./owner.js";
+import { RATE } from "./wav.js";
+
+const SESSIONS = "v1/realtime?intent=transcription";
+const BROKEN = "The connection broke.";
+export const LATE = "The server did not answer to the end.";
+const LAST_WORDS_MS = 60000; // in which the next event comes behind the last block
+const PADDING_S = 0.3; // the server's: a turn begins so long before its first word
+const SILENCE_S = 0.5; // and ends so long behind its last one
+
+export class Session {
+  turns = new Map(); // by item id: {start, end, text, final}, in seconds of the recording
+  isOpen = false;
+  start = 0; // of its sound, in seconds of the recording
+  until = 0; // it has been sent
+  #owner = new Owner();
+  #numUpdates = 0; // sent and not answered
+
+  /** `options` = {language, prompt}; `on.text()` for other text, `on.end(reason)`, without a reason behind all text. */
+  constructor(options, on) {
+    [this.options, this.on] = [options, on];
+  }
+
+  /** Resolves when the session takes samples, or is closed; throws what the server refuses it with. */
+  async open() {
+    const url = new URL(SESSIONS, location.href);
+    url.protocol = url.protocol.replace("http", "ws");
+    url.hash = "";
+    const secret = await clientSecret();
+    if (this.#owner.isClosed) return;
+    this.socket = new WebSocket(url, ["realtime", ...(secret ? [`openai-insecure-api-key.${secret}`] : [])]);
+    this.#owner.keep(() => this.socket.close(1000));
+    await new Promise((resolve, reject) => {
+      this.#owner.listen(this.socket, "message", ({ data }) => {
+        const event = JSON.parse(data);
+        if (event.type === "session.created") {
+          this.isOpen = true;
+          this.#sendOptions();
+          resolve();
+        }
+        this.#onEvent(event);
+      });
+      this.#owner.listen(this.socket, "close", ({ reason }) => {
+        if (this.isOpen) this.end(reason || BROKEN);
+        else reasonOfRefusal().then(reject, reject);
+      });
+      this.#owner.keep(resolve); // stopped meanwhile
+    });
+  }
+
+  #sendOptions() {
+    const { language, prompt } = this.options;
+    const keywords = prompt && prompt.replace(/[<>]/g, " ").split(",");
+    const transcription = { ...(language && { language }), ...(keywords && { keywords }) };
+    if (language || prompt) this.#update({ audio: { input: { transcription } } });
+  }
+
+  #update(session = {}) {
+    this.#numUpdates++;
+    this.socket.send(JSON.stringify({ type: "session.update", session: { type: "transcription", ...session } }));
+  }
+
+  /** Samples that begin at `time`, in seconds of the recording. */
+  send(block, time) {
+    if (!this.until) this.start = time;
+    this.until = time + block.length / RATE;
+    if (this.socket.readyState !== WebSocket.OPEN) return;
+    const audio = btoa(String.fromCharCode(...new Uint8Array(block.buffer)));
+    this.socket.send(JSON.stringify({ type: "input_audio_buffer.append", audio }));
+  }
+
+  #onEvent({ type, item_id: id, ...event }) {
+    const turn = this.turns.get(id);
+    if (this.hasCommitted) this.#expect();
+    if (type === "input_audio_buffer.speech_started") {
+      this.turns.set(id, { start: this.start + event.audio_start_ms / 1000 + PADDING_S, end: null, text: "", final: false });
+    } else if (type === "input_audio_buffer.speech_stopped") turn.end = this.start + event.audio_end_ms / 1000 - SILENCE_S;
+    else if (type === "input_audio_buffer.committed" && !turn) {
+      this.turns.set(id, { start: this.until, end: null, text: "", final: false });
+    } else if (type.endsWith("transcription.delta")) turn.text += event.delta;
+    else if (type.endsWith("transcription.completed")) Object.assign(turn, { text: event.transcript, final: true });
+    else if (type.endsWith("transcription.failed")) Object.assign(turn, { failed: event.error.message, final: true });
+    else if (type === "session.updated") this.isHeard = --this.#numUpdates === 0 && this.hasCommitted;
+    else return;
+    this.on.text();
+    if (this.isHeard && [...this.turns.values()].every((t) => t.final)) this.end();
+  }
+
+  /** Behind the last block. The server may not have heard all of it yet: its answer to an update says that it has. */
+  commit() {
+    this.hasCommitted = true;
+    if (!this.until || this.socket?.readyState !== WebSocket.OPEN) return this.end();
+    this.socket.send(JSON.stringify({ type: "input_audio_buffer.commit" }));
+    this.#update();
+    this.#expect();
+  }
+
+  #expect() {
+    clearTimeout(this.patience);
+    this.patience = setTimeout(() => this.end(LATE), LAST_WORDS_MS);
+  }
+
+  /** What was recognised until then stays. */
+  end(reason) {
+    if (this.#owner.isClosed) return;
+    this.isOpen = false;
+    this.#owner.close();
+    clearTimeout(this.patience);
+    for (const turn of this.turns.values()) turn.final = true;
+    this.on.end(reason);
+  }
+}
+
+/** Pages never see the reply to a handshake: the server says the same to a GET. */
+async function reasonOfRefusal() {
+  await request(SESSIONS, { headers: headers() });
+  return new Error(BROKEN);
+}

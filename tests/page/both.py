@@ -1,0 +1,114 @@
+"""One set of steps for both browsers: CSS selectors, JavaScript, a mouse and a keyboard."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from playwright.sync_api import Page
+
+from tests.page.browsing import LIMIT_MS, SPOKEN
+from tests.page.firefox import ENTER, ESCAPE, POLL_S, TAB, Tab
+from tests.support.speech import Spoken
+from tests.unit.api.sample_files import sound_file
+
+DROP = """(async (...all) => {
+    const bytes = (data) => Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+    const dataTransfer = new DataTransfer();
+    const fileOf = ([name, data]) => new File([bytes(data)], name, { type: "audio/wav" });
+    for (const each of all) dataTransfer.items.add(fileOf(each));
+    document.dispatchEvent(new DragEvent("drop", { dataTransfer, cancelable: true }));
+})"""
+SPEECH_FOR_A_MICROPHONE = """(async (data) => {
+    const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+    navigator.mediaDevices.getUserMedia = async () => {
+        const context = new AudioContext();
+        const source = context.createBufferSource();
+        source.buffer = await context.decodeAudioData(bytes.slice().buffer);
+        source.loop = true;
+        const destination = context.createMediaStreamDestination();
+        source.connect(destination);
+        source.start();
+        window.track = destination.stream.getTracks()[0];
+        return destination.stream;
+    };
+})"""
+# As the answer to each file
+ANSWER = """((answer) => {
+    const { send, open } = XMLHttpRequest.prototype;
+    const done = { type: "transcript.text.done", language: "english", duration: 5, ...answer };
+    const body = `data: ${JSON.stringify(done)}\\n\\n`;
+    XMLHttpRequest.prototype.send = function () {
+        Object.defineProperties(this, { status: { value: 200 }, responseText: { value: body } });
+        setTimeout(() => this.onload());
+    };
+})"""
+# What is downloaded: [name, blob] each
+WATCH_DOWNLOADS = """(() => {
+    window.downloads = [];
+    const { createObjectURL } = URL;
+    let last = null;
+    URL.createObjectURL = (blob) => createObjectURL.call(URL, (last = blob));
+    HTMLAnchorElement.prototype.click = function () { window.downloads.push([this.download, last]); };
+})()"""
+KEYS = {ENTER: "Enter", ESCAPE: "Escape", TAB: "Tab"}
+
+
+class ChromiumTab:
+    """A page of Chromium, driven as one of Firefox."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+
+    def go(self, url: str) -> None:
+        self.page.goto(url)
+
+    def reload(self) -> None:
+        self.page.reload()
+
+    def close(self) -> None:
+        self.page.close()
+
+    def evaluate(self, expression: str) -> Any:
+        """Return the value of an expression or a promise, by way of JSON."""
+        return json.loads(
+            self.page.evaluate(f"(async () => JSON.stringify(await ({expression})) ?? 'null')()")
+        )
+
+    def wait(self, condition: str) -> None:
+        """Until it is true, also of a promise, which Playwright's own wait takes for true."""
+        until = time.monotonic() + LIMIT_MS / 1000
+        while not self.evaluate(f"Boolean(await ({condition}))"):
+            assert time.monotonic() < until, f"{condition}\n{self.page.inner_text('body')}"
+            self.page.wait_for_timeout(POLL_S * 1000)
+
+    def wait_for_text(self, selector: str, text: str) -> None:
+        self.wait(f"document.querySelector({json.dumps(selector)})?.textContent.includes({json.dumps(text)})")
+
+    def click(self, selector: str, times: int = 1) -> None:
+        self.page.locator(selector).first.click(click_count=times)
+
+    def type(self, text: str) -> None:
+        for key in text:
+            self.page.keyboard.press(KEYS.get(key, key))
+
+
+AnyTab = ChromiumTab | Tab
+OpenAny = Callable[..., AnyTab]
+
+
+def encoded(spoken: Spoken) -> str:
+    return base64.b64encode(sound_file(spoken.samples)).decode()
+
+
+def drop(tab: AnyTab, *names: str, spoken: Spoken = SPOKEN) -> None:
+    files = ",".join(json.dumps([name, encoded(spoken)]) for name in names)
+    tab.evaluate(f"{DROP}({files})")
+
+
+def answer_with(tab: AnyTab, **answer: Any) -> None:
+    """Answer each file, without the server."""
+    tab.evaluate(f"{ANSWER}({json.dumps(answer)})")
