@@ -12,15 +12,8 @@ from contextvars import ContextVar
 from importlib.metadata import version
 from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    GCCollector,
-    Histogram,
-    Info,
-    ProcessCollector,
-    disable_created_metrics,
-)
+import prometheus_client as prometheus
+from prometheus_client import Counter, Histogram
 
 from asr_server import __version__
 from asr_server.channel.messages import ChunkTimes, Submit
@@ -33,10 +26,10 @@ RestartReason = Literal["exited", "frozen", "hung", "not_ready", "failed_start"]
 UNKNOWN_LANGUAGE: Final = "unknown"
 
 # A further series beside each counter and histogram, which nobody reads.
-disable_created_metrics()  # type: ignore[no-untyped-call]
-REGISTRY: Final = CollectorRegistry()
-ProcessCollector(registry=REGISTRY)
-GCCollector(registry=REGISTRY)
+prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
+REGISTRY: Final = prometheus.CollectorRegistry()
+prometheus.ProcessCollector(registry=REGISTRY)
+prometheus.GCCollector(registry=REGISTRY)
 
 _REQUEST_BUCKETS_S: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _AUDIO_BUCKETS_S: Final = (1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400)
@@ -52,7 +45,7 @@ def _counter(name: str, meaning: str, labels: Sequence[str] = ()) -> Counter:
     return Counter(name, meaning, labels, registry=REGISTRY)
 
 
-build_info: Final = Info("asr_build", "What is running.", registry=REGISTRY)
+build_info: Final = prometheus.Info("asr_build", "What is running.", registry=REGISTRY)
 build_info.info({"version": __version__, "python": platform.python_version(), "torch": version("torch")})
 
 # -- Requests -----------------------------------------------------------------------------------------------

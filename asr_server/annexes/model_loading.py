@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Path, Request
 
-from asr_server.api.models import ModelRegistry
+from asr_server.api.models import Models
 from asr_server.api.openapi import ADMIN_ERRORS, ENGINE_ERRORS, KEY_ERRORS, MODEL_ERRORS, error_responses
 from asr_server.api.routes import describe_model
 from asr_server.api.schemas import Model
@@ -40,7 +40,7 @@ async def unload_model(name: Name, request: Request) -> Model:
     return describe_model(name, model, state)
 
 
-async def unload_idle_models(models: ModelRegistry) -> None:
+async def unload_idle_models(models: Models) -> None:
     """Run until cancelled."""
     while True:
         await asyncio.sleep(LOOK_EVERY_S)

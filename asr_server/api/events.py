@@ -13,6 +13,7 @@ from asr_server.api.errors import body_of
 from asr_server.api.schemas import AudioFields, TextDelta
 from asr_server.core import Segment, Transcript, TranscriptDelta
 from asr_server.errors import ChunkFailed, RequestError, ServiceUnavailable
+from asr_server.formats import render
 from asr_server.formats.render import (
     DEFAULTS,
     DiarizedSegment,
@@ -20,12 +21,6 @@ from asr_server.formats.render import (
     TextDone,
     TokensUsage,
     VerboseJson,
-    diarized_segment,
-    dropped_body,
-    languages_body,
-    logprobs_body,
-    tracks_body,
-    verbose_body,
 )
 from asr_server.language_codes import continuation
 
@@ -52,7 +47,7 @@ class EventWriter:
         return event(
             TextDelta(
                 delta=delta.text,
-                logprobs=logprobs_body(delta.logprobs) if self._options.with_logprobs else None,
+                logprobs=render.logprobs_body(delta.logprobs) if self._options.with_logprobs else None,
                 usage=self._running_usage(),
             )
         )
@@ -64,18 +59,19 @@ class EventWriter:
         return event(delta) + event(completed)
 
     def _diarized(self, segment: Segment) -> DiarizedSegment:
-        return diarized_segment(segment).model_copy(update={"usage": self._running_usage()})
+        return render.diarized_segment(segment).model_copy(update={"usage": self._running_usage()})
 
     def done(self, transcript: Transcript) -> bytes:
-        fields = dict(verbose_body(transcript, self._options)) if self._fields.stream_include_segments else {}
+        shows_segments = self._fields.stream_include_segments
+        fields = dict(render.verbose_body(transcript, self._options)) if shows_segments else {}
         fields = {name: fields[name] for name in _OF_VERBOSE & fields.keys()} | {
             "text": transcript.text,
-            "languages": languages_body(transcript),
-            "logprobs": logprobs_body(transcript.logprobs) if self._options.with_logprobs else None,
+            "languages": render.languages_body(transcript),
+            "logprobs": render.logprobs_body(transcript.logprobs) if self._options.with_logprobs else None,
             "usage": self._usage() if self._fields.stream_include_usage else None,
             "truncated": transcript.is_cut_short or None,
-            "tracks": tracks_body(transcript),
-            "dropped": dropped_body(transcript),
+            "tracks": render.tracks_body(transcript),
+            "dropped": render.dropped_body(transcript),
         }
         by_voice = self._fields.response_format == "diarized_json" and self._fields.channels != "split"
         segments = map(self._diarized, transcript.segments) if by_voice else ()

@@ -9,9 +9,10 @@ import logging
 import re
 import time
 import uuid
+from collections import deque
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers, MutableHeaders
@@ -45,6 +46,7 @@ BROKEN: Final = 1006  # and for a connection that ended without a close
 MAX_STANDARD_CODE: Final = 1015  # clients may choose larger ones
 SWITCHED: Final = 101  # HTTP's status of a handshake that opened a session
 LAST_MESSAGES_S: Final = 1.0
+MAX_REMEMBERED: Final = 4096  # requests
 _FIRST_OF_A_REPLY: Final = frozenset(
     {"http.response.start", "websocket.accept", "websocket.http.response.start"}
 )
@@ -53,13 +55,34 @@ _SANE: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 logger = logging.getLogger(__name__)
 
 
-class Observer(Protocol):
-    """Sees every request and session: activity, traces."""
+class Tracer(Protocol):
+    """Sees every request and session."""
 
     def on_begun(self, scope: Scope, stats: metrics.RequestStats) -> None: ...
 
     def on_ended(self, what: str, stats: metrics.RequestStats, figures: Mapping[str, Any]) -> None:
         """Take the figures of the log line; a session's have `close_code` in the place of `status`."""
+
+
+class Ended(NamedTuple):
+    at: float  # of time.monotonic()
+    request_id: str
+    figures: Mapping[str, Any]  # of the log line
+
+
+class History:
+    """The last requests, but probes, the page and sessions."""
+
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        self.began_at = time.monotonic()
+        self.recent = deque[Ended](maxlen=MAX_REMEMBERED)
+        self.tracer = tracer
+
+    def add(self, what: str, stats: metrics.RequestStats, figures: Mapping[str, Any]) -> None:
+        if figures.get("method") not in SAFE_METHODS and "status" in figures:
+            self.recent.append(Ended(time.monotonic(), current_request_id.get(), figures))
+        if self.tracer:
+            self.tracer.on_ended(what, stats, figures)
 
 
 def request_id_of(headers: Headers) -> str:
@@ -99,11 +122,10 @@ class LastErrorMiddleware:
 
 
 class RequestLogMiddleware:
-    """Give each request an id, log it, and show it to observers. Outermost, to see every reply."""
+    """Give each request an id, log and remember it. Outermost, to see every reply."""
 
-    def __init__(self, app: ASGIApp, observers: Sequence[Observer] = ()) -> None:
-        self._app = app
-        self._observers = observers
+    def __init__(self, app: ASGIApp, history: History) -> None:
+        self._app, self._history = app, history
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -114,14 +136,15 @@ class RequestLogMiddleware:
         scope.setdefault("state", {})[REQUEST_ID] = request_id
         stats = metrics.begin_request_stats(lambda: _route_of(scope))
         stats.asked_for["client"] = _client_of(scope)
-        for observer in self._observers:
-            observer.on_begun(scope, stats)
+        if self._history.tracer:
+            self._history.tracer.on_begun(scope, stats)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] in _FIRST_OF_A_REPLY:
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID] = request_id
-                headers.update(_limit_headers(stats))
+                if stats.account and stats.is_metered:
+                    headers.update(stats.account.headers())
                 for name, value in SAFE_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
@@ -177,7 +200,10 @@ class RequestLogMiddleware:
         try:
             await self._app(scope, receive_and_note_code, send_and_note_code)
             if not closed_by and not refusal:
-                await _read_to_the_end(receive_and_note_code)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_MESSAGES_S):
+                        while (await receive_and_note_code())["type"] != "websocket.disconnect":
+                            pass
         finally:
             route, duration_s = _route_of(scope), time.monotonic() - started_at
             what = f"WebSocket {_path_of(scope, route)}"
@@ -191,19 +217,7 @@ class RequestLogMiddleware:
     def _end(self, what: str, stats: metrics.RequestStats, figures: Mapping[str, Any]) -> None:
         if stats.is_metered and stats.account:
             stats.account.count_answer(figures.get("status", SWITCHED))
-        for observer in self._observers:
-            observer.on_ended(what, stats, figures)
-
-
-def _limit_headers(stats: metrics.RequestStats) -> Mapping[str, str]:
-    return stats.account.headers() if stats.account and stats.is_metered else {}
-
-
-async def _read_to_the_end(receive: Receive) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LAST_MESSAGES_S):
-            while (await receive())["type"] != "websocket.disconnect":
-                pass
+        self._history.add(what, stats, figures)
 
 
 def report_session(
@@ -326,7 +340,9 @@ class LocalHosts:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         host = Headers(scope=scope).get("host", "") if scope["type"] in ("http", "websocket") else ""
-        if self._allows(_PORT.sub("", host.lower())):
+        name = _PORT.sub("", host.lower())
+        # HTTP/1.0 may leave the Host out; browsers always send one.
+        if not name or name in self._allowed or is_loopback(name):
             await self._app(scope, receive, send)
             return
         error = HostNotAllowed(
@@ -334,10 +350,6 @@ class LocalHosts:
             f"'{host[:_MAX_QUOTED]}'. Allow the name by {naming('allowed_hosts')}, or set a key."
         )
         await response_to(error)(scope, receive, send)
-
-    def _allows(self, name: str) -> bool:
-        """Allow a missing Host, as in HTTP/1.0; browsers always send one."""
-        return not name or name in self._allowed or is_loopback(name)
 
 
 def checks_hosts(settings: Settings, asks_for_key: bool) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Final, Literal
 
@@ -43,11 +43,7 @@ class ServedModel:
         self.repositories: tuple[str, ...] = ()  # published ones that have it: clients may ask for it by each
         self.dispatcher = dispatcher
         self.transcriber = Transcriber(
-            dispatcher,
-            pool,
-            tokenizer,
-            settings.check_voice,
-            temperatures=settings.temperatures,
+            dispatcher, pool, tokenizer, settings.check_voice, settings.temperatures
         )
         self.audio_limits = AudioLimits.from_settings(settings, window)
         self._is_loaded = False  # from the launch of its replicas at the start, or else when one is ready
@@ -100,16 +96,12 @@ class ServedModel:
         return not self._is_loaded or self.dispatcher.ready
 
     @property
-    def has_failed(self) -> bool:
-        return self._is_loaded and self.dispatcher.supervisor.given_up
-
-    @property
     def failed_to_start(self) -> bool:
         return self._is_loaded and self.dispatcher.supervisor.failed_to_start
 
     def check_health(self) -> None:
         """Raises EngineUnavailable once every replica has been given up."""
-        if self.has_failed:
+        if self._is_loaded and self.dispatcher.supervisor.given_up:
             raise EngineUnavailable("The engine has failed and is not being restarted.", retry_after_s=60)
 
     def require_engine(self) -> None:
@@ -226,11 +218,18 @@ class ServedModel:
 # -- All models ----------------------------------------------------------------------------------------------
 
 
-class Models(ABC):
+class Models:
     """Models to choose from by name. The first is the default."""
 
-    @abstractmethod
-    def __iter__(self) -> Iterator[ServedModel]: ...
+    def __init__(self, models: Iterable[ServedModel]) -> None:
+        self._models = tuple(models)
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models)
+
+    def allowed(self, names: Collection[str]) -> Models:
+        """Return those models that have one of these names."""
+        return Models(model for model in self if not set(names).isdisjoint(model.settings.model_names))
 
     @property
     def default(self) -> ServedModel:
@@ -251,37 +250,15 @@ class Models(ABC):
         """Return the model of that name; an empty name means the first. Raises ModelNotFound."""
         if not name:
             return self.default
-        for model in self:
-            if name in model.settings.model_names:
-                return model
-        for model in self:
-            if name in model.repositories:
-                return model
-        for model in self:
-            if model.settings.takes_any_name:
-                return model
+        by_name = (model for model in self if name in model.settings.model_names)
+        by_repository = (model for model in self if name in model.repositories)
+        by_any_name = (model for model in self if model.settings.takes_any_name)
+        for model in chain(by_name, by_repository, by_any_name):
+            return model
         raise ModelNotFound(
             f"The model '{name[:200]}' does not exist. Served here: {', '.join(self.names)}. "
             f"{naming('model_alias')} adds names; '*' takes any."
         )
-
-
-class AllowedModels(Models):
-    """Those models that have one of these names."""
-
-    def __init__(self, models: Models, names: Collection[str]) -> None:
-        self._models, self._names = models, frozenset(names)
-
-    def __iter__(self) -> Iterator[ServedModel]:
-        return (model for model in self._models if not self._names.isdisjoint(model.settings.model_names))
-
-
-class ModelRegistry(Models):
-    def __init__(self, models: Sequence[ServedModel]) -> None:
-        self._models = list(models)
-
-    def __iter__(self) -> Iterator[ServedModel]:
-        return iter(self._models)
 
     def check_health(self) -> None:
         """Raises EngineUnavailable once every replica has been given up."""
@@ -326,9 +303,12 @@ class ModelRegistry(Models):
             await model.start()
 
     async def until_ready(self) -> None:
-        """Wait until each model loaded at the start is ready or given up."""
+        """Wait until all models loaded at the start are ready, or one has failed to start."""
         starting = [model.dispatcher.supervisor for model in self if model.settings.load != "lazy"]
-        await asyncio.gather(*(supervisor.until_ready() for supervisor in starting))
+        for one_is_ready in asyncio.as_completed([supervisor.until_ready() for supervisor in starting]):
+            await one_is_ready
+            if self.failed_to_start:
+                return
 
     def expect_ends(self) -> None:
         """Stop reporting ended replicas. Signal-safe."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -10,15 +11,10 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import core_schema
 
-from asr_server.api.headers import (
-    HEADERS,
-    LIMIT_HEADERS,
-    REQUEST_ID,
-    RETRY_AFTER,
-    RETRY_AFTER_MS,
-    SHOULD_RETRY,
-)
-from asr_server.api.models import ModelRegistry
+from asr_server import errors
+from asr_server.api import headers
+from asr_server.api.headers import HEADERS, LIMIT_HEADERS
+from asr_server.api.models import Models
 from asr_server.api.schemas import (
     AudioFields,
     ErrorBody,
@@ -27,38 +23,16 @@ from asr_server.api.schemas import (
     TranslationFields,
 )
 from asr_server.audio.decoder import FORMATS
-from asr_server.config import Settings
-from asr_server.errors import (
-    AdminRequired,
-    AudioTooLong,
-    AudioTooShort,
-    DecodingUnavailable,
-    EngineUnavailable,
-    HeadersTooLarge,
-    HostNotAllowed,
-    InvalidApiKey,
-    InvalidAudio,
-    InvalidValue,
-    ModelNotFound,
-    Overloaded,
-    RateLimited,
-    ReplicasEnded,
-    ReportedError,
-    RequestStalled,
-    SampleRateTooHigh,
-    StorageUnavailable,
-    TooManyChannels,
-    TooManyHeaders,
-    TooSlow,
-    UploadTooLarge,
-)
+from asr_server.errors import ReportedError
 from asr_server.formats.render import DiarizedJson, DiarizedSegment, Json, TextDone, VerboseJson
 
 Responses = dict[int | str, dict[str, Any]]
 
 REF: Final = "#/components/schemas/{model}"
-RETRY: Final = (RETRY_AFTER, RETRY_AFTER_MS, *LIMIT_HEADERS)
-TRANSCRIPT_HEADERS: Final = tuple(name for name in HEADERS if name.startswith("x-") and name != SHOULD_RETRY)
+RETRY: Final = (headers.RETRY_AFTER, headers.RETRY_AFTER_MS, *LIMIT_HEADERS)
+TRANSCRIPT_HEADERS: Final = tuple(
+    name for name in HEADERS if name.startswith("x-") and name != headers.SHOULD_RETRY
+)
 
 
 def reference(body: type) -> dict[str, str]:
@@ -69,15 +43,17 @@ def reference(body: type) -> dict[str, str]:
 
 _Kinds = tuple[type[ReportedError], ...]
 REQUEST_ERRORS: Final[_Kinds] = (
-    *(InvalidValue, TooSlow, HeadersTooLarge, TooManyHeaders, HostNotAllowed, ReportedError),
+    *(errors.InvalidValue, errors.TooSlow, errors.HeadersTooLarge, errors.TooManyHeaders),
+    *(errors.HostNotAllowed, ReportedError),
 )
-KEY_ERRORS: Final = (InvalidApiKey,)
-ADMIN_ERRORS: Final = (AdminRequired,)
-MODEL_ERRORS: Final = (ModelNotFound,)
-ENGINE_ERRORS: Final = (EngineUnavailable,)
+KEY_ERRORS: Final = (errors.InvalidApiKey,)
+ADMIN_ERRORS: Final = (errors.AdminRequired,)
+MODEL_ERRORS: Final = (errors.ModelNotFound,)
+ENGINE_ERRORS: Final = (errors.EngineUnavailable,)
 UPLOAD_ERRORS: Final[_Kinds] = (
-    *(InvalidAudio, AudioTooShort, AudioTooLong, SampleRateTooHigh, TooManyChannels, UploadTooLarge),
-    *(Overloaded, RateLimited, ReplicasEnded, RequestStalled, StorageUnavailable, DecodingUnavailable),
+    *(errors.InvalidAudio, errors.AudioTooShort, errors.AudioTooLong, errors.SampleRateTooHigh),
+    *(errors.TooManyChannels, errors.UploadTooLarge, errors.Overloaded, errors.RateLimited),
+    *(errors.ReplicasEnded, errors.RequestStalled, errors.StorageUnavailable, errors.DecodingUnavailable),
 )
 
 
@@ -150,28 +126,11 @@ _FILE: Final = {
 }
 
 
-def install(
-    app: FastAPI,
-    settings: Settings,
-    models: ModelRegistry,
-    asks_for_key: bool,
-) -> None:
-    document: dict[str, Any] = {}
-
-    def openapi() -> dict[str, Any]:
-        if not document:
-            document.update(_document(app, settings, models, asks_for_key))
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]
+def install(app: FastAPI, models: Models, asks_for_key: bool) -> None:
+    app.openapi = cache(partial(_document, app, models, asks_for_key))  # type: ignore[method-assign]
 
 
-def _document(
-    app: FastAPI,
-    settings: Settings,
-    models: ModelRegistry,
-    asks_for_key: bool,
-) -> dict[str, Any]:
+def _document(app: FastAPI, models: Models, asks_for_key: bool) -> dict[str, Any]:
     document = get_openapi(
         title=app.title,
         version=app.version,
@@ -184,7 +143,7 @@ def _document(
         schemas.pop(name, None)
     schemas |= _schemas()
     for fields_type in (TranscriptionFields, TranslationFields):
-        schemas[fields_type.__name__], parts = _form(fields_type, settings, models)
+        schemas[fields_type.__name__], parts = _form(fields_type, models)
         schemas |= parts
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in document["paths"].items():
@@ -196,7 +155,7 @@ def _document(
 def _complete(operation: dict[str, Any], needs_key: bool) -> None:
     operation["responses"].pop("422", None)
     for response in operation["responses"].values():
-        response["headers"] = described_headers(REQUEST_ID) | response.get("headers", {})
+        response["headers"] = described_headers(headers.REQUEST_ID) | response.get("headers", {})
     if needs_key:
         operation["security"] = [{"key": []}]
 
@@ -210,9 +169,7 @@ def _schemas() -> dict[str, Any]:
     return schemas
 
 
-def _form(
-    fields_type: type[AudioFields], settings: Settings, models: ModelRegistry
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _form(fields_type: type[AudioFields], models: Models) -> tuple[dict[str, Any], dict[str, Any]]:
     schema = fields_type.model_json_schema(ref_template=REF, schema_generator=_WithoutNull)
     parts: dict[str, Any] = schema.pop("$defs", {})
     schema["properties"] = {"file": _FILE} | schema["properties"]
@@ -220,7 +177,7 @@ def _form(
     if not models.take_any_name:
         schema["properties"]["model"]["enum"] = list(models.names)
     schema["required"] = ["file", *schema.get("required", [])]
-    if settings.unknown_fields == "ignore":
+    if models.default.settings.unknown_fields == "ignore":
         schema["additionalProperties"] = True
     return schema, parts
 

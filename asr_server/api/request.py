@@ -10,20 +10,10 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from asr_server import metrics
+from asr_server.api import schemas
 from asr_server.api.errors import MAX_QUOTED, unknown_field
 from asr_server.api.models import Models, ServedModel
-from asr_server.api.schemas import (
-    ARRAY_FIELDS,
-    COUNT_FIELDS,
-    DEFAULT_SPEAKERS,
-    FREE_TEXT_FIELDS,
-    LAYOUT_FIELDS,
-    STREAM_FIELDS,
-    AudioFields,
-    TranscriptionFields,
-    TranslationFields,
-    loads,
-)
+from asr_server.api.schemas import AudioFields, TranscriptionFields, TranslationFields
 from asr_server.api.upload import VOICE_FIELD
 from asr_server.audio.decoder import TrackChoice, parse_choice
 from asr_server.core import Clip, DecodingOptions, SpeakerCount
@@ -85,8 +75,8 @@ def _gather(pairs: Iterable[tuple[str, str]], fields_type: type[BaseModel]) -> d
 
 
 def _add(gathered: dict[str, Any], name: str, field: str, key: str | None, value: str) -> None:
-    if field in ARRAY_FIELDS:
-        is_entry = field == VOICE_FIELD or (key is not None and field in FREE_TEXT_FIELDS)
+    if field in schemas.ARRAY_FIELDS:
+        is_entry = field == VOICE_FIELD or (key is not None and field in schemas.FREE_TEXT_FIELDS)
         items = gathered.setdefault(field, [])
         if len(items) + (1 if is_entry else 1 + value.count(",")) > MAX_ENTRIES:  # before it is split
             raise InvalidValue(f"'{field}[]' has more than {MAX_ENTRIES:,} entries.", f"{field}[]")
@@ -101,7 +91,7 @@ def _add(gathered: dict[str, Any], name: str, field: str, key: str | None, value
 
 def _items(param: str, value: str, is_entry: bool) -> list[Any]:
     try:
-        items = loads(value)
+        items = schemas.loads(value)
     except UnicodeEncodeError:
         raise InvalidValue(f"'{param}' has half a surrogate pair, which is no text.", param) from None
     except (ValueError, RecursionError):
@@ -114,7 +104,7 @@ def _items(param: str, value: str, is_entry: bool) -> list[Any]:
 def _invalid(error: ValidationError, fields_type: type[BaseModel]) -> InvalidValue:
     first = error.errors(include_url=False, include_context=False)[0]
     field = str(first["loc"][0])
-    param = f"{field}[]" if field in ARRAY_FIELDS else field
+    param = f"{field}[]" if field in schemas.ARRAY_FIELDS else field
     if first["type"] == "extra_forbidden":
         return InvalidValue(unknown_field(param, fields_type.model_fields), param)
     value = str(first["input"])[:MAX_QUOTED]
@@ -129,7 +119,7 @@ def _conflicts(fields: AudioFields) -> Iterator[tuple[str, str]]:
     names, is_split = fields.known_speaker_names, fields.channels == "split"
     if fields.stream and fields.response_format in ("srt", "vtt"):
         yield "stream", "requires response_format json, text or diarized_json"
-    for name in STREAM_FIELDS:
+    for name in schemas.STREAM_FIELDS:
         if getattr(fields, name) and not fields.stream:
             yield name, "requires stream=true"
     if fields.multilingual and is_given(fields.language):
@@ -160,7 +150,7 @@ def _conflicts_of_times(fields: TranscriptionFields) -> Iterator[tuple[str, str]
 def _conflicts_of_voices(fields: TranscriptionFields) -> Iterator[tuple[str, str]]:
     names, voices = fields.known_speaker_names, fields.known_speaker_references
     is_split = fields.channels == "split"
-    labels = [name for name in ("diarize", *COUNT_FIELDS) if getattr(fields, name)]
+    labels = [name for name in ("diarize", *schemas.COUNT_FIELDS) if getattr(fields, name)]
     for name in [_VOICES] * bool(voices) + labels:
         if is_split:
             yield name, "tells voices apart: not with channels=split"
@@ -204,7 +194,7 @@ class TranscriptionRequest:
 
     @property
     def speakers(self) -> tuple[str, ...]:
-        names = tuple(self.fields.known_speaker_names) or DEFAULT_SPEAKERS
+        names = tuple(self.fields.known_speaker_names) or schemas.DEFAULT_SPEAKERS
         return names if self.fields.channels == "split" else ()
 
     @property
@@ -286,7 +276,11 @@ def _decoding_options(
 def _speaker_count(fields: TranscriptionFields) -> SpeakerCount | None:
     if fields.channels == "split" or not _shows_segments(fields):
         return None
-    wants = fields.diarize or fields.known_speaker_references or any(getattr(fields, n) for n in COUNT_FIELDS)
+    wants = (
+        fields.diarize
+        or fields.known_speaker_references
+        or any(getattr(fields, n) for n in schemas.COUNT_FIELDS)
+    )
     if not wants and fields.response_format != "diarized_json":
         return None
     exact = fields.num_speakers
@@ -300,6 +294,6 @@ def _render_options(fields: TranscriptionFields) -> RenderOptions:
         with_segments="segment" in granularities,
         with_words="word" in granularities,
         layout=SubtitleLayout(
-            fields.subtitles == "raw", **{name: getattr(fields, name) for name in LAYOUT_FIELDS}
+            fields.subtitles == "raw", **{name: getattr(fields, name) for name in schemas.LAYOUT_FIELDS}
         ),
     )

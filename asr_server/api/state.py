@@ -15,8 +15,8 @@ from typing import Final, NamedTuple, Protocol, cast
 from starlette.requests import HTTPConnection, Request
 
 from asr_server import metrics
-from asr_server.api.middleware import Observer
-from asr_server.api.models import RETRY_AFTER_S, AllowedModels, ModelRegistry, Models
+from asr_server.api.middleware import History
+from asr_server.api.models import RETRY_AFTER_S, Models
 from asr_server.api.upload import MEMORY_BYTES, ReadingTurns, UploadStore
 from asr_server.audio.recording import PreprocessPool
 from asr_server.config import Settings, naming
@@ -261,14 +261,14 @@ class FollowSpeakers(Protocol):
 @dataclass
 class AppState:
     settings: Settings
-    models: ModelRegistry
+    models: Models
     pool: PreprocessPool
     admission: AdmissionLimiter
     uploads: UploadStore
     reading_turns: ReadingTurns
     realtime: RealtimeSessions
     api_keys: Keys
-    observers: tuple[Observer, ...]
+    history: History
     follow_speakers: FollowSpeakers
     started_at: int  # Unix seconds
 
@@ -319,7 +319,7 @@ def models_of(connection: HTTPConnection) -> Models:
     """Return the models that the request's key may use."""
     models, account = get_state(connection).models, caller_of(connection).account
     names = account.models if account else None
-    return models if names is None else AllowedModels(models, names)
+    return models if names is None else models.allowed(names)
 
 
 @contextmanager

@@ -83,7 +83,8 @@ class TranscriptionResponse(Response):
         try:
             state.models.require_engine()
         except ShuttingDown:
-            await _discard_body(receive)
+            while (await receive()).get("more_body", False):
+                pass  # the reply closes the connection, which would reset it before the client has read
             raise
         _require_connection(scope)
         connection, stats = Request(scope, receive), metrics.current_request_stats()
@@ -113,12 +114,6 @@ class TranscriptionResponse(Response):
         response.headers.update(answer_headers(request.model.settings, request.ignored_fields))
         response.headers.update(recording_headers(transcript))
         return response
-
-
-async def _discard_body(receive: Receive) -> None:
-    """Read what a client still sends: the reply closes the connection, which would reset it before."""
-    while (await receive()).get("more_body", False):
-        pass
 
 
 def _require_connection(scope: Scope) -> None:
@@ -205,7 +200,8 @@ def answer_headers(settings: Settings, ignored_fields: Sequence[str] = ()) -> di
     if settings.model_limit:
         headers[MODEL_LIMIT] = settings.model_limit
     if ignored_fields:
-        headers[IGNORED_FIELDS] = ", ".join(map(_quoted, ignored_fields[:_MAX_NAMED]))
+        names = (quote(name[:_MAX_NAME], safe="[]") for name in ignored_fields[:_MAX_NAMED])
+        headers[IGNORED_FIELDS] = ", ".join(names)
     return headers
 
 
@@ -216,10 +212,6 @@ def recording_headers(transcript: Transcript) -> dict[str, str]:
     if transcript.dropped:
         headers[DROPPED] = str(len(transcript.dropped))
     return headers
-
-
-def _quoted(name: str) -> str:
-    return quote(name[:_MAX_NAME], safe="[]")
 
 
 @asynccontextmanager

@@ -39,11 +39,7 @@ class UploadStore:
     def __init__(self, max_memory_bytes: int = ALL_MEMORY_BYTES) -> None:
         self.memory_bytes = 0
         self.disk_bytes = 0
-        self._max_memory_bytes = max_memory_bytes
-
-    @property
-    def is_memory_full(self) -> bool:
-        return self.memory_bytes >= self._max_memory_bytes
+        self.max_memory_bytes = max_memory_bytes
 
     @property
     def largest_bytes(self) -> int:
@@ -103,7 +99,8 @@ class Upload:
     async def spill_to_disk(self) -> None:
         """Move to the disk, in a thread, if memory exceeds its limits. Raises UploadTooLarge."""
         limit = WRITE_BYTES if self._is_on_disk else MEMORY_BYTES
-        if self._num_in_memory and (self._num_in_memory >= limit or self._store.is_memory_full):
+        is_memory_full = self._store.memory_bytes >= self._store.max_memory_bytes
+        if self._num_in_memory and (self._num_in_memory >= limit or is_memory_full):
             await self._to_disk(self._append if self._is_on_disk else self._move)
 
     async def source(self) -> BinaryIO:
@@ -202,14 +199,109 @@ MAX_OVERHEAD_BYTES: Final = 6 * MIB  # of the body beyond the file: fields, boun
 
 
 class Form:
+    """A form's fields and its file. Methods named `on_` are the parser's callbacks."""
+
     def __init__(self, max_upload_bytes: int, store: UploadStore, file_name: str = FILE) -> None:
         self.upload = Upload(max_upload_bytes, store)
         self.fields: list[tuple[str, str]] = []
         self.file_name = file_name
         self.has_file = False
+        self._header_name = bytearray()
+        self._header_value = bytearray()
+        self._disposition = b""
+        self._name = ""  # of the part
+        self._is_sent_as_file = False
+        self._value = bytearray()
+        self._is_complete = False
 
     def close(self) -> None:
         self.upload.close()
+
+    def callbacks(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in dir(self) if name.startswith("on_")}
+
+    def check_complete(self) -> None:
+        if not self._is_complete:
+            raise _malformed()
+        if not self.has_file:
+            raise InvalidValue(f"'{self.file_name}' is required.", self.file_name)
+        if not self.upload.num_bytes:
+            raise InvalidAudio("The file is empty.")
+
+    def on_part_begin(self) -> None:
+        self._disposition = b""
+        self._value = bytearray()
+
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header_name += data[start:end]
+        self._check_header()
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+        self._check_header()
+
+    def _check_header(self) -> None:
+        if len(self._header_name) + len(self._header_value) > MAX_HEADER_BYTES:
+            raise _malformed()
+
+    def on_header_end(self) -> None:
+        if self._header_name.lower() == b"content-disposition":
+            self._disposition = bytes(self._header_value)
+        self._header_name = bytearray()
+        self._header_value = bytearray()
+
+    def on_headers_finished(self) -> None:
+        options = parse_options_header(self._disposition)[1]
+        name = options.get(b"name", b"")
+        self._is_sent_as_file = b"filename" in options
+        if not name or len(name) > MAX_NAME_BYTES:
+            raise _malformed()
+        self._name = name.decode("utf-8", "replace")
+        if self._name == self.file_name and self.has_file:
+            raise InvalidValue(f"'{self._name}' was given more than once.", self._name)
+        if len(self.fields) >= MAX_FIELDS:
+            raise InvalidValue(f"More than {MAX_FIELDS} fields.", self._name)
+        self.has_file |= self._name == self.file_name
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._name == self.file_name:
+            self.upload.add(memoryview(data)[start:end])
+            self._value += data[start : min(end, start + MAX_PATH_BYTES - len(self._value) + 1)]
+            return
+        self._value += data[start:end]
+        limit = MAX_VOICE_BYTES if self._name.startswith(VOICE_FIELD) else MAX_VALUE_BYTES
+        if len(self._value) > limit:
+            raise self._invalid_text(f"is longer than {limit} bytes")
+
+    def on_part_end(self) -> None:
+        if self._name == self.file_name:
+            self._refuse_path()
+            return
+        try:
+            self.fields.append((self._name, self._value.decode("utf-8")))
+        except UnicodeDecodeError as error:
+            raise self._invalid_text("is not UTF-8 text") from error
+
+    def _refuse_path(self) -> None:
+        """Refuse the name of a file in place of its content, as curl sends it without an @."""
+        if self._is_sent_as_file or not 0 < len(self._value) <= MAX_PATH_BYTES:
+            return
+        path = self._value.decode("utf-8", "replace")
+        if path.isprintable() and "\ufffd" not in path:
+            name = self._name
+            how = (
+                "send the recording itself" if "://" in path else f"curl sends a file by an @, {name}=@{path}"
+            )
+            raise InvalidValue(f"'{name}' is the text '{path}' and no recording: {how}.", name)
+
+    def _invalid_text(self, what: str) -> InvalidValue:
+        if self._is_sent_as_file and not self.has_file:
+            message = f"'{self.file_name}' is missing: a file was sent as '{self._name}'."
+            return InvalidValue(message, self.file_name)
+        return InvalidValue(f"'{self._name}' {what}.", self._name)
+
+    def on_end(self) -> None:
+        self._is_complete = True
 
 
 class ReadingTurns:
@@ -230,8 +322,7 @@ async def read_form(request: Request, form: Form, max_upload_bytes: int, turns: 
     if _announced_bytes(request) > max_body_bytes:
         raise too_large(max_upload_bytes)
     form.upload.require_room(_announced_bytes(request) - MAX_OVERHEAD_BYTES)
-    reader = _PartReader(form)
-    parser = _Parser(_boundary(request), reader, turns)
+    parser = _Parser(_boundary(request), form, turns)
     num_bytes = 0
     await turns.next()
     async for data in request.stream():
@@ -241,7 +332,7 @@ async def read_form(request: Request, form: Form, max_upload_bytes: int, turns: 
         await parser.write(data)
         await form.upload.spill_to_disk()
         await turns.next()
-    reader.check_complete()
+    form.check_complete()
 
 
 def _check_not_compressed(request: Request) -> None:
@@ -265,12 +356,12 @@ def _boundary(request: Request) -> bytes:
 class _Parser:
     """Parse in slices and yield when these are slow: a byte behind a delimiter can cost 750 ns."""
 
-    def __init__(self, boundary: bytes, reader: _PartReader, turns: ReadingTurns) -> None:
+    def __init__(self, boundary: bytes, form: Form, turns: ReadingTurns) -> None:
         self._turns = turns
         self._delimiter = b"\r\n--" + boundary
         self._num_delimiters = 0
         try:
-            self._parser = MultipartParser(boundary, reader.callbacks())  # type: ignore[arg-type]
+            self._parser = MultipartParser(boundary, form.callbacks())  # type: ignore[arg-type]
         except FormParserError as error:  # longer than any client's
             raise InvalidValue("The multipart boundary is too long.") from error
 
@@ -304,101 +395,3 @@ class _Parser:
 
 def _malformed() -> InvalidValue:
     return InvalidValue("The multipart body is malformed or incomplete.")
-
-
-class _PartReader:
-    def __init__(self, form: Form) -> None:
-        self._form = form
-        self._header_name = bytearray()
-        self._header_value = bytearray()
-        self._disposition = b""
-        self._name = ""
-        self._is_sent_as_file = False
-        self._value = bytearray()
-        self._is_complete = False
-
-    def callbacks(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in dir(self) if name.startswith("on_")}
-
-    def check_complete(self) -> None:
-        if not self._is_complete:
-            raise _malformed()
-        if not self._form.has_file:
-            raise InvalidValue(f"'{self._form.file_name}' is required.", self._form.file_name)
-        if not self._form.upload.num_bytes:
-            raise InvalidAudio("The file is empty.")
-
-    def on_part_begin(self) -> None:
-        self._disposition = b""
-        self._value = bytearray()
-
-    def on_header_field(self, data: bytes, start: int, end: int) -> None:
-        self._header_name += data[start:end]
-        self._check_header()
-
-    def on_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._header_value += data[start:end]
-        self._check_header()
-
-    def _check_header(self) -> None:
-        if len(self._header_name) + len(self._header_value) > MAX_HEADER_BYTES:
-            raise _malformed()
-
-    def on_header_end(self) -> None:
-        if self._header_name.lower() == b"content-disposition":
-            self._disposition = bytes(self._header_value)
-        self._header_name = bytearray()
-        self._header_value = bytearray()
-
-    def on_headers_finished(self) -> None:
-        options = parse_options_header(self._disposition)[1]
-        name = options.get(b"name", b"")
-        self._is_sent_as_file = b"filename" in options
-        if not name or len(name) > MAX_NAME_BYTES:
-            raise _malformed()
-        self._name = name.decode("utf-8", "replace")
-        if self._name == self._form.file_name and self._form.has_file:
-            raise InvalidValue(f"'{self._name}' was given more than once.", self._name)
-        if len(self._form.fields) >= MAX_FIELDS:
-            raise InvalidValue(f"More than {MAX_FIELDS} fields.", self._name)
-        self._form.has_file |= self._name == self._form.file_name
-
-    def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        if self._name == self._form.file_name:
-            self._form.upload.add(memoryview(data)[start:end])
-            self._value += data[start : min(end, start + MAX_PATH_BYTES - len(self._value) + 1)]
-            return
-        self._value += data[start:end]
-        limit = MAX_VOICE_BYTES if self._name.startswith(VOICE_FIELD) else MAX_VALUE_BYTES
-        if len(self._value) > limit:
-            raise self._invalid_text(f"is longer than {limit} bytes")
-
-    def on_part_end(self) -> None:
-        if self._name == self._form.file_name:
-            self._refuse_path()
-            return
-        try:
-            self._form.fields.append((self._name, self._value.decode("utf-8")))
-        except UnicodeDecodeError as error:
-            raise self._invalid_text("is not UTF-8 text") from error
-
-    def _refuse_path(self) -> None:
-        """Refuse the name of a file in place of its content, as curl sends it without an @."""
-        if self._is_sent_as_file or not 0 < len(self._value) <= MAX_PATH_BYTES:
-            return
-        path = self._value.decode("utf-8", "replace")
-        if path.isprintable() and "\ufffd" not in path:
-            name = self._name
-            how = (
-                "send the recording itself" if "://" in path else f"curl sends a file by an @, {name}=@{path}"
-            )
-            raise InvalidValue(f"'{name}' is the text '{path}' and no recording: {how}.", name)
-
-    def _invalid_text(self, what: str) -> InvalidValue:
-        if self._is_sent_as_file and not self._form.has_file:
-            file_name = self._form.file_name
-            return InvalidValue(f"'{file_name}' is missing: a file was sent as '{self._name}'.", file_name)
-        return InvalidValue(f"'{self._name}' {what}.", self._name)
-
-    def on_end(self) -> None:
-        self._is_complete = True

@@ -158,7 +158,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_header_bytes += len(data)
         self._parse(data[:room])
         if self._phase is _Phase.HEADERS and len(data) > room:
-            self._refuse(self._headers_too_large())
+            self._refuse(HeadersTooLarge(f"The request's headers are larger than {MAX_HEADER_BYTES} bytes."))
         elif len(data) > room:
             self._parse(data[room:])
 
@@ -230,9 +230,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal or InvalidValue(msg))
-
-    def _headers_too_large(self) -> HeadersTooLarge:
-        return HeadersTooLarge(f"The request's headers are larger than {MAX_HEADER_BYTES} bytes.")
 
     # -- Once a second --
 
@@ -365,17 +362,8 @@ class ParserIgnoringUpgrades:
         lines += [name + b": " + value for name, value in self._protocol.headers if name != b"upgrade"]
         return b"\r\n".join([*lines, b"", b""])
 
-    def should_upgrade(self) -> bool:
-        return self._parser.should_upgrade()
-
-    def should_keep_alive(self) -> bool:
-        return self._parser.should_keep_alive()
-
-    def get_method(self) -> bytes:
-        return self._parser.get_method()
-
-    def get_http_version(self) -> str:
-        return self._parser.get_http_version()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
 
 
 def raw_reply(response: Response, request_id: str) -> bytes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -20,24 +21,15 @@ from asr_server.annexes.keys.api_keys import ApiKeys
 from asr_server.annexes.model_loading import router as model_loading_router
 from asr_server.annexes.model_loading import unload_idle_models
 from asr_server.annexes.monitoring import MonitoringSettings, activity, metrics
-from asr_server.annexes.monitoring.activity import ActivityLog
+from asr_server.annexes.monitoring.activity import MAX_SAMPLES, Sample
 from asr_server.annexes.monitoring.metrics import STATM, resident_bytes
 from asr_server.annexes.monitoring.metrics_port import listening, settings_of_port
 from asr_server.annexes.realtime import route as realtime
 from asr_server.annexes.speakers.references import follow_speakers
-from asr_server.api import errors, openapi, routes, transcribe
+from asr_server.api import errors, middleware, openapi, routes, transcribe
 from asr_server.api.headers import HEADERS
-from asr_server.api.middleware import (
-    LastErrorMiddleware,
-    LocalHosts,
-    Observer,
-    PlainRoutes,
-    RequestLogMiddleware,
-    TrailingSlashes,
-    checks_hosts,
-    refusing_unknown_websockets,
-)
-from asr_server.api.models import ModelRegistry
+from asr_server.api.middleware import History
+from asr_server.api.models import Models
 from asr_server.api.state import AdmissionLimiter, AppState, RealtimeSessions
 from asr_server.api.upload import ReadingTurns, UploadStore
 from asr_server.audio.recording import PreprocessPool
@@ -73,7 +65,7 @@ would all stay after a burst.
 
 
 def create_app(
-    settings: ServerSettings, models: ModelRegistry, pool: PreprocessPool, traces: Traces | None = None
+    settings: ServerSettings, models: Models, pool: PreprocessPool, traces: Traces | None = None
 ) -> FastAPI:
     """Make the application, which starts and stops models and pool."""
     app = FastAPIOffline(  # has Swagger's files
@@ -85,8 +77,7 @@ def create_app(
         redirect_slashes=False,  # the Host of a redirect may be a proxy's
         swagger_ui_parameters={"validatorUrl": None},
     )
-    app.state.activity = ActivityLog()
-    observers: list[Observer] = [app.state.activity, *([traces] if traces else [])]
+    app.state.samples = deque[Sample](maxlen=MAX_SAMPLES)
     keys = app.state.keys = ApiKeys(settings, models.names)
     is_shared = bool(settings.keys_file)
     app.state.server = AppState(
@@ -98,7 +89,7 @@ def create_app(
         ReadingTurns(),
         RealtimeSessions(settings.max_realtime_sessions, is_shared),
         keys,
-        tuple(observers),
+        History(traces),
         follow_speakers,
         started_at=int(time.time()),
     )
@@ -114,10 +105,10 @@ def create_app(
     app.include_router(compat.azure)
     app.include_router(compat.whisper)
     page.install(app)
-    app.router.default = refusing_unknown_websockets(app.router.default)
-    openapi.install(app, settings, models, keys.required)
-    app.add_middleware(PlainRoutes, routes=transcribe.router.routes)
-    _wrap(app, settings, keys.required, app.state.server.observers)
+    app.router.default = middleware.refusing_unknown_websockets(app.router.default)
+    openapi.install(app, models, keys.required)
+    app.add_middleware(middleware.PlainRoutes, routes=transcribe.router.routes)
+    _wrap(app, settings, keys.required, app.state.server.history)
     return app
 
 
@@ -128,17 +119,17 @@ def create_metrics_app(state: AppState, settings: Settings) -> FastAPI:
     errors.install(app)
     app.include_router(routes.probes)
     app.include_router(metrics.router)
-    _wrap(app, settings, asks_for_key=False)
+    _wrap(app, settings, False, History())
     return app
 
 
-def _wrap(app: FastAPI, settings: Settings, asks_for_key: bool, observers: Sequence[Observer] = ()) -> None:
-    app.add_middleware(LastErrorMiddleware)
-    app.add_middleware(TrailingSlashes)
-    if checks_hosts(settings, asks_for_key):
-        app.add_middleware(LocalHosts, settings=settings)
+def _wrap(app: FastAPI, settings: Settings, asks_for_key: bool, history: History) -> None:
+    app.add_middleware(middleware.LastErrorMiddleware)
+    app.add_middleware(middleware.TrailingSlashes)
+    if middleware.checks_hosts(settings, asks_for_key):
+        app.add_middleware(middleware.LocalHosts, settings=settings)
     _allow_origins(app, settings)
-    app.add_middleware(RequestLogMiddleware, observers=observers)
+    app.add_middleware(middleware.RequestLogMiddleware, history=history)
 
 
 @asynccontextmanager
@@ -153,7 +144,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         if any(model.settings.idle_unload_s for model in state.models):
             helpers.append(asyncio.create_task(unload_idle_models(state.models), name="unload idle models"))
         async with _metrics_port(state):
-            helpers.append(asyncio.create_task(activity.keep_sampling(state, app.state.activity)))
+            helpers.append(asyncio.create_task(activity.keep_sampling(state, app.state.samples)))
             if state.settings.reuse_port:  # it listens after this: connections go to others until then
                 await state.models.until_ready()
             yield

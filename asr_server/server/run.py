@@ -19,7 +19,7 @@ from asr_server.annexes.model_sources.names import repositories
 from asr_server.annexes.ray import RaySettings
 from asr_server.annexes.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.annexes.wyoming import WyomingSettings
-from asr_server.api.models import ModelRegistry, ServedModel
+from asr_server.api.models import Models, ServedModel
 from asr_server.api.state import AppState
 from asr_server.audio.recording import PreprocessPool
 from asr_server.checkpoint.cache import name_elsewhere
@@ -65,7 +65,7 @@ def run(models_settings: Sequence[ServerSettings]) -> int:
     settings = models_settings[0]  # what is not of a model is the same in all
     _warn_of_few_files(raise_open_files_limit(), settings)
     pool = PreprocessPool(settings.preprocess_workers)
-    models = ModelRegistry([serve_model(settings, pool) for settings in models_settings])
+    models = Models([serve_model(settings, pool) for settings in models_settings])
     pool.warm_up()  # its libraries load while the engine's do
     traces = start_traces(os.environ)
     app = create_app(settings, models, pool, traces)
@@ -173,11 +173,13 @@ class Server(uvicorn.Server):
         self._wyoming: WyomingServer | None = None
         self._wyoming_port = state.settings.part(WyomingSettings).wyoming_port
         self.exit_status = STOPPED
+        self._starting: asyncio.Task[None]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Print the address once it listens: port 0 is resolved only then."""
         await super().startup(sockets)
         freeze_gc()
+        self._starting = asyncio.create_task(self._stop_if_no_engine_starts())
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             scheme = "https" if self._state.settings.ssl_certfile else "http"
@@ -215,9 +217,9 @@ class Server(uvicorn.Server):
         self._hurry = self.should_exit
         self.should_exit = True
 
-    async def on_tick(self, counter: int) -> bool:
-        """Return whether to stop. uvicorn calls it ten times a second."""
-        return await super().on_tick(counter) or self._state.models.failed_to_start is not None
+    async def _stop_if_no_engine_starts(self) -> None:
+        await self._state.models.until_ready()
+        self.should_exit |= self._state.models.failed_to_start is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if not self._state.models.failed_to_start:

@@ -165,18 +165,13 @@ def _without_inventions(part: DecodedPart, chunk: Chunk, known: Known) -> Decode
         if number < known.num_sent or not is_voiceless:
             kept.append(span)
             continue
-        tail_s = _next_speech_s(span, part, kept[-1].end_s if kept else 0.0, chunk, known)
+        behind_s = known.heard.certain(part.start_s + span.start_s, part.start_s + part.duration_s)
+        kept_to_s = kept[-1].end_s if kept else 0.0
+        tail_s = _tail_before_s(behind_s[0][0] - part.start_s, kept_to_s, chunk) if behind_s else None
         if known.may_go_on and tail_s is not None:
             kept_part = msgspec.structs.replace(part, spans=tuple(kept))
             return ending_at(kept_part, len(kept), tail_s, "speech_passed_over")
     return msgspec.structs.replace(part, spans=tuple(kept))
-
-
-def _next_speech_s(
-    span: Span, part: DecodedPart, kept_to_s: float, chunk: Chunk, known: Known
-) -> float | None:
-    behind_s = known.heard.certain(part.start_s + span.start_s, part.start_s + part.duration_s)
-    return _tail_before_s(behind_s[0][0] - part.start_s, kept_to_s, chunk) if behind_s else None
 
 
 def _tail_before_s(speech_s: float, kept_to_s: float, chunk: Chunk) -> float | None:
@@ -190,18 +185,15 @@ def _tail_before_s(speech_s: float, kept_to_s: float, chunk: Chunk) -> float | N
 
 def _until_gap(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart | None:
     """Return the part up to the first gap with missed speech; None if there is none."""
-    for number, (end_s, start_s) in enumerate(_gaps_s(part)):
+    ends_s = [0.0, *(span.end_s for span in part.spans)]
+    starts_s = [*(span.start_s for span in part.spans), part.read_to_s]
+    for number, (end_s, start_s) in enumerate(zip(ends_s, starts_s, strict=True)):
         certain_s = known.heard.certain(part.start_s + end_s, part.start_s + start_s)
         from_s = first_missed_s([(a - part.start_s - end_s, b - part.start_s - end_s) for a, b in certain_s])
         tail_s = None if from_s is None else _tail_before_s(end_s + from_s, end_s, chunk)
         if number >= known.num_sent and tail_s is not None:
             return ending_at(part, number, tail_s, "speech_passed_over")
     return None
-
-
-def _gaps_s(part: DecodedPart) -> list[Stretch]:
-    ends_s = [0.0, *(span.end_s for span in part.spans)]
-    return list(zip(ends_s, [*(span.start_s for span in part.spans), part.read_to_s], strict=True))
 
 
 def full_letters(heard: Heard, chunk: Chunk) -> int:

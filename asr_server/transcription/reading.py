@@ -20,34 +20,13 @@ from asr_server.audio.voice import LIKELY, SPELLED, holds_speech
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions
 from asr_server.dispatch.queue import RequestHandle
+from asr_server.transcription import judge, segments
 from asr_server.transcription.channels import ClearChannels, SplitChannels
 from asr_server.transcription.heard import Heard, samples_around
-from asr_server.transcription.judge import (
-    Known,
-    full_letters,
-    is_doubtful,
-    is_surely_spoken,
-    is_trusted,
-    judge,
-    letters_of,
-    may_leave,
-    sentences_of,
-    until_left_out,
-)
+from asr_server.transcription.judge import Known
 from asr_server.transcription.language import LanguageDetector
 from asr_server.transcription.progress import ChunkProgress, EarlyResults, PreviousText
-from asr_server.transcription.segments import (
-    DecodedPart,
-    decode_part,
-    ending_at,
-    part_without_text,
-    rest_of,
-    spans_of,
-    unread,
-    with_dropped,
-    with_times_of_words,
-    with_words_by_length,
-)
+from asr_server.transcription.segments import DecodedPart
 from asr_server.transcription.tasks import StallWatch
 
 MAX_READINGS: Final = 8  # of one piece, tails and speech without text included
@@ -92,7 +71,7 @@ class ChunkReader:
 
     async def read(self, heard: Heard, language: str | None, progress: ChunkProgress) -> None:
         parts = await self._read(heard, language, progress)
-        progress.finish(parts if self._shows_words else [with_times_of_words(part) for part in parts])
+        progress.finish(parts if self._shows_words else list(map(segments.with_times_of_words, parts)))
 
     async def _read(self, heard: Heard, language: str | None, progress: ChunkProgress) -> list[DecodedPart]:
         if language is not None or self.language.is_per_chunk:
@@ -152,7 +131,7 @@ class _Reading:
             part = await self._read_stretch(stretch, is_last=num_left <= len(todo))
             self._add(part)
             num_completions = stretch.num_completions + (part.reason == "speech_passed_over")
-            rest = unread(stretch.chunk, part)
+            rest = segments.unread(stretch.chunk, part)
             todo.extendleft(_Stretch(chunk, num_completions) for chunk in reversed(rest))
 
     async def _read_stretch(self, stretch: _Stretch, is_last: bool) -> DecodedPart:
@@ -163,12 +142,13 @@ class _Reading:
         decoded = self._decode(chunk, await self._result(chunk, options, known), options)
         num_sent = self._progress.num_spans(part=len(self.parts))
         voiceless = await self._voiceless(decoded, chunk, num_sent)
-        return judge(decoded, chunk, msgspec.structs.replace(known, num_sent=num_sent, voiceless=voiceless))
+        known = msgspec.structs.replace(known, num_sent=num_sent, voiceless=voiceless)
+        return judge.judge(decoded, chunk, known)
 
     def _options(self, chunk: Chunk, is_last: bool) -> DecodingOptions:
         own = self._reader.options
         if self._heard.is_checked:
-            own = msgspec.structs.replace(own, full_letters=full_letters(self._heard, chunk))
+            own = msgspec.structs.replace(own, full_letters=judge.full_letters(self._heard, chunk))
         if not self._is_alone:
             tokens = self.previous_text.tokens
             own = msgspec.structs.replace(own, prompt_tokens=tokens, language=self._language)
@@ -181,8 +161,8 @@ class _Reading:
         return Known(
             self._heard,
             self._tokenizer,
-            prompt=set() if self._is_alone else sentences_of(self.parts, self._tokenizer),
-            before=letters_of(spans[-1], self._tokenizer) if spans else "",
+            prompt=set() if self._is_alone else judge.sentences_of(self.parts, self._tokenizer),
+            before=judge.letters_of(spans[-1], self._tokenizer) if spans else "",
             may_go_on=may_go_on,
             may_complete=may_complete and self._heard.is_checked,
         )
@@ -191,8 +171,8 @@ class _Reading:
         early_results, language = EarlyResults(self._tokenizer), self._reader.language
 
         def on_early_result(result: ChunkResult) -> None:
-            decoded = decode_part(chunk, result, options, self._tokenizer)
-            if language.is_settled and may_leave(decoded, chunk, known) and early_results.add(result):
+            decoded = segments.decode_part(chunk, result, options, self._tokenizer)
+            if language.is_settled and judge.may_leave(decoded, chunk, known) and early_results.add(result):
                 self._progress.report([*self.parts, decoded])
 
         on_language = language.of_part if self._is_alone else language.on_probabilities
@@ -205,13 +185,14 @@ class _Reading:
         """Cut the result into segments, unless Whisper hears silence and the detector no speech."""
         is_surely_speech = self._heard.is_surely_speech(chunk.start_s, chunk.start_s + chunk.duration_s)
         if result.is_silence(options) and not is_surely_speech:
-            spans = spans_of(chunk, result, self._tokenizer)
-            return with_dropped(part_without_text(chunk, result), spans, "judged_silence", self._tokenizer)
-        part = decode_part(chunk, result, options, self._tokenizer, is_surely_speech)
+            spans = segments.spans_of(chunk, result, self._tokenizer)
+            part = segments.part_without_text(chunk, result)
+            return segments.with_dropped(part, spans, "judged_silence", self._tokenizer)
+        part = segments.decode_part(chunk, result, options, self._tokenizer, is_surely_speech)
         may_lack_times = options.text_only and result.is_full
         if not options.word_timestamps or result.token_times_s or may_lack_times:
             return part
-        part = with_words_by_length(part, options, self._tokenizer)
+        part = segments.with_words_by_length(part, options, self._tokenizer)
         self._stats.on_words_guessed(sum(len(span.words) for span in part.spans))
         return part
 
@@ -220,8 +201,8 @@ class _Reading:
         voiceless: set[int] = set()
         pool = self._reader.voice_pool
         for number, span in enumerate(part.spans):
-            is_in_doubt = number >= num_sent and (voiceless or is_doubtful(span, part))
-            if pool is None or not is_in_doubt or is_surely_spoken(span, part, self._heard):
+            is_in_doubt = number >= num_sent and (voiceless or judge.is_doubtful(span, part))
+            if pool is None or not is_in_doubt or judge.is_surely_spoken(span, part, self._heard):
                 continue
             likely = SPELLED if self._tokenizer.num_letters(span.tokens) == 1 else LIKELY
             with self._reader.watch.waiting_for_pool():
@@ -246,7 +227,7 @@ class _Reading:
             return False
         chunk, heard = self._heard.chunk, self._heard.uncut
         sent, end_s = self._sent()
-        rest = rest_of(chunk, max(0, round(end_s * SAMPLE_RATE) - chunk.start_sample))
+        rest = segments.rest_of(chunk, max(0, round(end_s * SAMPLE_RATE) - chunk.start_sample))
         if rest.start_s == self._doubted_from_s or not self._has_lost_text(rest):
             return False
         self._stats.on_read_again("uncut")
@@ -270,7 +251,7 @@ class _Reading:
         *before, last = self.parts[: len(sent)]
         spans = last.spans[: len(sent[-1].spans)]
         end_s = spans[-1].end_s if spans else 0.0
-        return [*before, ending_at(last, len(spans), end_s)], last.start_s + end_s
+        return [*before, segments.ending_at(last, len(spans), end_s)], last.start_s + end_s
 
     def _has_lost_text(self, rest: Chunk) -> bool:
         dropped = (each for part in self.parts for each in part.dropped if each.reason != "echo")
@@ -280,10 +261,10 @@ class _Reading:
         """Return False if the text is in doubt."""
         options, known = self._options(chunk, is_last=False), self._known(may_go_on=True, may_complete=True)
         result = await self._result(chunk, options, known)
-        if not is_trusted(result, self._tokenizer.decode(result.tokens), chunk.duration_s):
+        if not judge.is_trusted(result, self._tokenizer.decode(result.tokens), chunk.duration_s):
             return False
-        part = until_left_out(self._decode(chunk, result, options), chunk, known)
+        part = judge.until_left_out(self._decode(chunk, result, options), chunk, known)
         self._add(part)
-        for piece in unread(chunk, part):
+        for piece in segments.unread(chunk, part):
             await self._read_piece(piece)
         return True

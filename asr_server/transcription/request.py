@@ -55,16 +55,15 @@ class Transcriber:
         pool: PreprocessPool,
         tokenizer: Tokenizer,
         check_voice: bool = True,
-        stall_limits: StallLimits | None = None,
         temperatures: tuple[float, ...] = TEMPERATURE_LADDER,
+        stall_limits: StallLimits | None = None,
     ) -> None:
         specials = tokenizer.specials
         self.tokenizer = tokenizer
         self.languages = Languages(specials.languages if specials.is_multilingual else ())
         self.can_translate = self.languages.only is None and specials.translate is not None
-        self.pool = pool
-        self.check_voice = check_voice
-        self.dispatcher, self.stall_limits = dispatcher, stall_limits or StallLimits()
+        self.dispatcher, self.pool, self.check_voice = dispatcher, pool, check_voice
+        self.stall_limits = stall_limits or StallLimits()
         self._temperatures = temperatures
 
     def options(
@@ -101,7 +100,7 @@ class Transcriber:
     @asynccontextmanager
     async def run(
         self,
-        recording: Recording,
+        source: Recording | ChunkSource,
         options: DecodingOptions,
         speakers: Sequence[str] = (),
         labeller: Labeller | None = None,
@@ -113,23 +112,7 @@ class Transcriber:
 
         Raises, also inside the block: RequestError, EngineUnavailable, ChunkFailed.
         """
-        async with self._session(recording, options, speakers, labeller) as session:
-            yield session
-
-    async def transcribe_chunk(self, chunk: Chunk, options: DecodingOptions) -> TranscriptDelta:
-        """Transcribe one chunk of live speech. Raises EngineUnavailable, ChunkFailed."""
-        async with self._session(ChunkSource(chunk), options, is_live=True) as session:
-            return await session.only_delta()
-
-    @asynccontextmanager
-    async def _session(
-        self,
-        source: Recording | ChunkSource,
-        options: DecodingOptions,
-        speakers: Sequence[str] = (),
-        labeller: Labeller | None = None,
-        is_live: bool = False,
-    ) -> AsyncIterator[TranscriptionSession]:
+        is_live = isinstance(source, ChunkSource)
         handle = self.dispatcher.open(unique_request_id(), is_live)
         session = TranscriptionSession(self, handle, source, options, speakers, labeller)
         try:
@@ -141,6 +124,11 @@ class Transcriber:
                     session.stop()
         finally:
             session.close()
+
+    async def transcribe_chunk(self, chunk: Chunk, options: DecodingOptions) -> TranscriptDelta:
+        """Transcribe one chunk of live speech. Raises EngineUnavailable, ChunkFailed."""
+        async with self.run(ChunkSource(chunk), options) as session:
+            return await session.only_delta()
 
 
 class TranscriptionSession:
@@ -254,7 +242,7 @@ class TranscriptionSession:
     # -- Chunks out --
 
     async def _produce_chunks(self, group: asyncio.TaskGroup) -> None:
-        read_last: Callable[[], Awaitable[None]] = _nothing
+        read_last: Callable[[], Awaitable[None]] | None = None
         finished = False
         while not finished:
             room = await self.handle.wait_for_capacity()
@@ -280,7 +268,8 @@ class TranscriptionSession:
                 self._pending.put_nowait(math.inf if finished else self._source.settled_s)
         self._language.on_all_sent()
         self._pending.put_nowait(None)
-        await read_last()
+        if read_last is not None:
+            await read_last()
 
     async def _next_slice(self, room: int) -> DecodeSlice:
         if isinstance(self._source, ChunkSource):
@@ -298,10 +287,6 @@ class TranscriptionSession:
             await asyncio.sleep(0)  # the chunk is in the queue by then: before the next one, and counted
 
 
-async def _nothing() -> None:
-    pass
-
-
 # -- What the request gives to its chunks --------------------------------------------------------------------
 
 MAX_BOOSTED_KEYWORDS: Final = 64
@@ -309,14 +294,10 @@ MAX_BOOSTED_CHARS: Final = 100  # of one: what is longer is a sentence
 MAX_CHARS: Final = 8192  # more can never fit; keeps a huge field from costing time
 
 
-class Encoder(Protocol):
-    def encode(self, text: str) -> list[int]: ...
-
-
-def prompt_tokens(encoder: Encoder, prompt: str) -> tuple[int, ...]:
+def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> tuple[int, ...]:
     """Return the tokens after <|startofprev|>. Keywords there would cost a word in a hundred elsewhere."""
     text = prompt[-MAX_CHARS:].strip()
-    return tuple(encoder.encode(" " + text)[-MAX_PROMPT_TOKENS:]) if text else ()
+    return tuple(tokenizer.encode(" " + text)[-MAX_PROMPT_TOKENS:]) if text else ()
 
 
 def boosted_keywords(keywords: Sequence[str]) -> tuple[str, ...]:

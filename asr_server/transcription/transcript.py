@@ -133,7 +133,8 @@ class TranscriptBuilder:
         if self._source.truncated:
             logger.warning("the recording ends early: transcribed the %.1f s read", self._source.duration_s)
         deltas = self._deltas
-        spoken = ENGLISH if self._task == "translate" else self._main_language()
+        main_language = _most(self._letters) if self._language.is_per_chunk else self._language.code
+        spoken = ENGLISH if self._task == "translate" else main_language
         return Transcript(
             text=self._text,
             segments=tuple(segment for delta in deltas for segment in delta.segments),
@@ -152,9 +153,6 @@ class TranscriptBuilder:
 
     def _language_of(self, parts: Sequence[DecodedPart]) -> str | None:
         return self._language.of_chunk(parts[0].result.language if parts else None)
-
-    def _main_language(self) -> str | None:
-        return _most(self._letters) if self._language.is_per_chunk else self._language.code
 
 
 def _most(letters: Counter[str]) -> str | None:

@@ -14,7 +14,7 @@ from asr_server import errors
 from asr_server.annexes import compat
 from asr_server.annexes.model_sources.names import repositories
 from asr_server.api.errors import FOREIGN_FIELDS
-from asr_server.api.models import ModelRegistry
+from asr_server.api.models import Models
 from asr_server.api.schemas import TranscriptionFields, TranslationFields
 from asr_server.config import MIB
 from asr_server.errors import ModelNotFound
@@ -136,7 +136,7 @@ async def test_ten_fields_that_people_bring_are_answered_with_what_to_send() -> 
 def test_a_model_answers_to_its_own_repositories(name: str, is_served: bool) -> None:
     model = served(ServerSettings(served_model_name="base"))
     model.repositories = repositories("Systran/faster-whisper-base")
-    models = ModelRegistry([model])
+    models = Models([model])
     if is_served:
         assert models.choose(name).name == "base"
     else:

@@ -6,14 +6,12 @@ import asyncio
 import time
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, Depends, Request
 from prometheus_client import Counter
-from starlette.applications import Starlette
-from starlette.types import Scope
 
 from asr_server import __version__, metrics
 from asr_server.annexes.monitoring.metrics import (
@@ -24,28 +22,14 @@ from asr_server.annexes.monitoring.metrics import (
     resident_bytes,
     usage_of_each,
 )
-from asr_server.api.middleware import SAFE_METHODS
+from asr_server.api.middleware import Ended
 from asr_server.api.models import ServedModel
 from asr_server.api.state import AppState, caller_of, get_state, require_key
-from asr_server.metrics import RequestStats
-from asr_server.telemetry import current_request_id
 
 WINDOW_S: Final = 900.0
 SAMPLE_EVERY_S: Final = 5.0
 SPEED_OVER_S: Final = 30.0
-MAX_ANSWERS: Final = 4096
-
-
-class Answer(NamedTuple):
-    ended_at: float
-    request_id: str
-    route: str
-    status: int
-    duration_s: float
-    audio_s: float
-    first_text_s: float | None
-    queue_s: float | None  # its chunks' mean wait for a slot
-    key: str  # its name, if it has one
+MAX_SAMPLES: Final = 1 + round(WINDOW_S / SAMPLE_EVERY_S)
 
 
 class Sample(NamedTuple):
@@ -60,49 +44,7 @@ class Sample(NamedTuple):
     sessions: int
 
 
-class ActivityLog:
-    def __init__(self) -> None:
-        self._began_at = time.monotonic()
-        self._answers: deque[Answer] = deque(maxlen=MAX_ANSWERS)
-        self._samples: deque[Sample] = deque(maxlen=1 + round(WINDOW_S / SAMPLE_EVERY_S))
-
-    @property
-    def uptime_s(self) -> int:
-        return int(time.monotonic() - self._began_at)
-
-    def on_begun(self, scope: Scope, stats: RequestStats) -> None:
-        pass
-
-    def on_ended(self, what: str, stats: RequestStats, figures: Mapping[str, Any]) -> None:
-        """Remember a request by the figures of its log line."""
-        if figures.get("method") in SAFE_METHODS or "status" not in figures:
-            return
-        queued_s = figures.get("stages_s", {}).get("chunks_queued")
-        self._answers.append(
-            Answer(
-                time.monotonic(),
-                current_request_id.get(),
-                figures["route"],
-                figures["status"],
-                figures["seconds"],
-                figures.get("audio_s", 0.0),
-                figures.get("first_text_s"),
-                None if queued_s is None else queued_s / figures["chunks"],
-                figures.get("key", ""),
-            )
-        )
-
-    def add_sample(self, sample: Sample) -> None:
-        self._samples.append(sample)
-
-    def answers(self, now: float) -> list[Answer]:
-        return [answer for answer in self._answers if now - answer.ended_at < WINDOW_S]
-
-    def samples(self, now: float) -> list[Sample]:
-        return [sample for sample in self._samples if now - sample.at < WINDOW_S]
-
-
-def speeds(samples: list[Sample]) -> list[float]:
+def speeds(samples: Sequence[Sample]) -> list[float]:
     """Return the seconds of audio transcribed a second before each sample."""
     num_back = round(SPEED_OVER_S / SAMPLE_EVERY_S)
     return [_speed_between(samples[max(0, index - num_back)], sample) for index, sample in enumerate(samples)]
@@ -121,15 +63,16 @@ router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)], include_in
 @router.get("/activity")
 async def activity(request: Request) -> dict[str, Any]:
     """Return what the server did in the last 15 minutes, or in its last 4096 requests."""
-    state, log = get_state(request), activity_log_of(request.app)
+    state = get_state(request)
     usages = await asyncio.to_thread(usage_of_each, child_pids(state))
     now = time.monotonic()
-    answers = log.answers(now)
-    account = caller_of(request).account
-    shown = [each for each in answers if account is None or account.is_admin or each.key == account.name]
+    ended = [each for each in state.history.recent if now - each.at < WINDOW_S]
+    answers, account = [each.figures for each in ended], caller_of(request).account
+    own = None if account is None or account.is_admin else account.name
+    shown = [each for each in ended if own in (None, each.figures.get("key"))]
     return {
         "version": __version__,
-        "uptime_s": log.uptime_s,
+        "uptime_s": int(now - state.history.began_at),
         "models": list(map(_running, state.models)),
         "replicas": [replica for model in state.models for replica in _replicas(model, usages)],
         "resident_bytes": resident_bytes(),  # of the server's own process
@@ -137,12 +80,12 @@ async def activity(request: Request) -> dict[str, Any]:
         "restarts": {  # since the start
             labels["reason"]: int(value) for labels, value in _values(metrics.replica_restarts) if value
         },
-        "statuses": Tally(str(answer.status) for answer in answers),
-        "latency": _shares(answer.duration_s for answer in answers if answer.audio_s),
-        "first_text": _shares(answer.first_text_s for answer in answers),
-        "queue": _shares(answer.queue_s for answer in answers),
-        "timeline": _timeline(log.samples(now), now),
-        "last": [_listed(answer, now) for answer in shown[: -MAX_LISTED - 1 : -1]],
+        "statuses": Tally(str(figures["status"]) for figures in answers),
+        "latency": _shares(figures["seconds"] for figures in answers if figures.get("audio_s")),
+        "first_text": _shares(figures.get("first_text_s") for figures in answers),
+        "queue": _shares(map(_queue_s, answers)),
+        "timeline": _timeline([each for each in request.app.state.samples if now - each.at < WINDOW_S], now),
+        "last": [_listed(each, now) for each in shown[: -MAX_LISTED - 1 : -1]],
     }
 
 
@@ -177,6 +120,12 @@ def _resident_bytes(usage: Usage | None) -> int | None:
     return usage.resident_bytes if usage else None
 
 
+def _queue_s(figures: Mapping[str, Any]) -> float | None:
+    """Return the mean wait of a request's chunks for a slot."""
+    queued_s = figures.get("stages_s", {}).get("chunks_queued")
+    return None if queued_s is None else float(queued_s / figures["chunks"])
+
+
 def _shares(values_s: Iterable[float | None]) -> dict[str, float] | None:
     """Return the seconds that half of them, 95 % and 99 % stay below."""
     known_s = [value_s for value_s in values_s if value_s is not None]
@@ -186,7 +135,7 @@ def _shares(values_s: Iterable[float | None]) -> dict[str, float] | None:
     return dict(zip(("p50", "p95", "p99"), (round(float(value), 3) for value in percentiles), strict=True))
 
 
-def _timeline(samples: list[Sample], now: float) -> dict[str, list[float]]:
+def _timeline(samples: Sequence[Sample], now: float) -> dict[str, list[float]]:
     """Return a value every five seconds, the oldest first."""
     return {
         "seconds_ago": [round(now - sample.at, 1) for sample in samples],
@@ -194,25 +143,15 @@ def _timeline(samples: list[Sample], now: float) -> dict[str, list[float]]:
     } | {name: [getattr(sample, name) for sample in samples] for name in Sample._fields[2:]}
 
 
-def _listed(answer: Answer, now: float) -> dict[str, str | float]:
-    return {
-        "id": answer.request_id,
-        "route": answer.route,
-        "status": answer.status,
-        "seconds_ago": round(now - answer.ended_at, 1),
-        "seconds": answer.duration_s,
-        "audio_s": answer.audio_s,
-    }
+def _listed(ended: Ended, now: float) -> dict[str, Any]:
+    figures = {name: ended.figures.get(name, 0.0) for name in ("route", "status", "seconds", "audio_s")}
+    return {"id": ended.request_id, "seconds_ago": round(now - ended.at, 1)} | figures
 
 
-def activity_log_of(app: Starlette) -> ActivityLog:
-    return cast(ActivityLog, app.state.activity)
-
-
-async def keep_sampling(state: AppState, log: ActivityLog) -> None:
+async def keep_sampling(state: AppState, samples: deque[Sample]) -> None:
     """Run until cancelled."""
     while True:
-        log.add_sample(_sample(state))
+        samples.append(_sample(state))
         await asyncio.sleep(SAMPLE_EVERY_S)
 
 

@@ -100,11 +100,7 @@ class LocalTranscriber:
         self._dispatcher = Dispatcher(settings, window=window)
         self._pool = PreprocessPool(settings.preprocess_workers)
         self._transcriber = Transcriber(
-            self._dispatcher,
-            self._pool,
-            tokenizer,
-            settings.check_voice,
-            temperatures=settings.temperatures,
+            self._dispatcher, self._pool, tokenizer, settings.check_voice, settings.temperatures
         )
         self._speakers, self._voices = job.speakers, job.voices
         self._choice = parse_choice(job.track, bool(job.speakers))

@@ -280,8 +280,7 @@ class TurnReader:
                 error = failure
         self._close_speakers()
         if error:
-            detail = out.ItemError.from_detail(body_of(error).error)
-            self._report(TurnFailed(self.item_id, detail))
+            self._report(TurnFailed(self.item_id, out.ItemError(**dict(body_of(error).error))))
         else:
             self._report(self._read_whole(deltas, segments))
 

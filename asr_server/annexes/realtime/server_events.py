@@ -28,10 +28,6 @@ class ItemError(msgspec.Struct, frozen=True):
     message: str
     param: str | None
 
-    @classmethod
-    def from_detail(cls, detail: ErrorDetail) -> ItemError:
-        return cls(detail.type, detail.code, detail.message, detail.param)
-
 
 class EventError(ItemError, frozen=True):
     event_id: str | None  # of the client's event
@@ -200,9 +196,7 @@ class Error(ServerEvent, frozen=True, kw_only=True, tag="error"):
 
 
 def error_event(detail: ErrorDetail, client_event_id: str | None = None) -> Error:
-    return Error(
-        error=EventError(detail.type, detail.code, detail.message, detail.param, event_id=client_event_id)
-    )
+    return Error(error=EventError(**dict(detail), event_id=client_event_id))
 
 
 # -- The bodies of client secrets --

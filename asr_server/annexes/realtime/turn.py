@@ -22,39 +22,8 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from asr_server.annexes.realtime import server_events as out
-from asr_server.annexes.realtime.turn_types import (
-    SAMPLES_PER_MS,
-    Agreement,
-    AudioWritten,
-    ChunkRead,
-    ClearRequested,
-    CommitRequested,
-    DetectionSet,
-    DiscardAhead,
-    DropTurn,
-    Effect,
-    Event,
-    FinishTurn,
-    InputEnded,
-    InterimRead,
-    OpenTurn,
-    ReadAhead,
-    ReadInterim,
-    RestartDetection,
-    Send,
-    State,
-    Step,
-    Turn,
-    TurnFailed,
-    TurnRead,
-    VoicePaused,
-    VoiceResumed,
-    VoiceStarted,
-    VoiceStopped,
-    agree,
-    conclude,
-    tokens_between,
-)
+from asr_server.annexes.realtime import turn_types as turns
+from asr_server.annexes.realtime.turn_types import SAMPLES_PER_MS, Effect, Event, State, Step, Turn
 from asr_server.api.schemas import ErrorDetail
 from asr_server.core import SAMPLE_RATE, TokenLogprob
 from asr_server.language_codes import continuation
@@ -66,32 +35,32 @@ Logprobs = tuple[TokenLogprob, ...] | UnsetType
 
 def next_state(state: State, event: Event) -> Step:
     match event:
-        case AudioWritten():
+        case turns.AudioWritten():
             return _on_audio(replace(state, num_samples=state.num_samples + event.num_samples))
-        case VoiceStarted():
+        case turns.VoiceStarted():
             return _on_voice_started(state, event.at)
-        case VoicePaused() if state.open:
+        case turns.VoicePaused() if state.open:
             paused = replace(state.open, is_paused=True, is_reading=False, read_to=state.num_samples)
-            return replace(state, open=paused), [ReadAhead(paused.item_id)]
-        case VoiceResumed() if state.open:
+            return replace(state, open=paused), [turns.ReadAhead(paused.item_id)]
+        case turns.VoiceResumed() if state.open:
             resumed = replace(state.open, is_paused=False)
-            return replace(state, open=resumed), [DiscardAhead(resumed.item_id)]
-        case VoiceStopped() if state.open and state.open.is_announced:
+            return replace(state, open=resumed), [turns.DiscardAhead(resumed.item_id)]
+        case turns.VoiceStopped() if state.open and state.open.is_announced:
             stopped = out.SpeechStopped(item_id=state.open.item_id, audio_end_ms=_ms(state.num_samples))
-            return _commit(state, [Send(stopped)])
-        case CommitRequested():
+            return _commit(state, [turns.Send(stopped)])
+        case turns.CommitRequested():
             return _on_commit(state, event.event_id)
-        case ClearRequested():
+        case turns.ClearRequested():
             return _on_clear(state)
-        case DetectionSet():
+        case turns.DetectionSet():
             return _on_detection_set(state, event)
-        case InputEnded() if state.open:
+        case turns.InputEnded() if state.open:
             return (
                 _commit(state, [])
                 if _ms(state.num_samples - state.open.start) >= MIN_COMMIT_MS
                 else _drop(state)
             )
-        case InterimRead() | ChunkRead() | TurnRead() | TurnFailed():
+        case turns.InterimRead() | turns.ChunkRead() | turns.TurnRead() | turns.TurnFailed():
             return _on_result(state, event)
     return state, []
 
@@ -115,7 +84,7 @@ def _read_interim(state: State, turn: Turn) -> Step:
     if turn.is_reading or turn.is_paused or not is_due:
         return state, []
     reading = replace(turn, is_reading=True, read_to=state.num_samples)
-    return replace(state, open=reading), [ReadInterim(turn.item_id)]
+    return replace(state, open=reading), [turns.ReadInterim(turn.item_id)]
 
 
 def _on_voice_started(state: State, at: int) -> Step:
@@ -127,16 +96,16 @@ def _on_voice_started(state: State, at: int) -> Step:
         return state, effects
     turn = replace(state.open, is_announced=True, is_paused=False)
     started = out.SpeechStarted(item_id=turn.item_id, audio_start_ms=_ms(turn.start))
-    return replace(state, open=turn), [*effects, Send(started)]
+    return replace(state, open=turn), [*effects, turns.Send(started)]
 
 
-def _on_detection_set(state: State, event: DetectionSet) -> Step:
+def _on_detection_set(state: State, event: turns.DetectionSet) -> Step:
     state = replace(state, **msgspec.structs.asdict(event))
     if event.is_detecting or not state.open or not state.open.is_paused:
         return state, []
     # Nothing will tell that speech goes on: what was read ahead is not the end of the turn.
     resumed = replace(state.open, is_paused=False)
-    return replace(state, open=resumed), [DiscardAhead(resumed.item_id)]
+    return replace(state, open=resumed), [turns.DiscardAhead(resumed.item_id)]
 
 
 def _on_idle(state: State) -> Step:
@@ -144,13 +113,13 @@ def _on_idle(state: State) -> Step:
     state, opened = _open(state, _held_from(state))
     assert state.open
     timeout = out.TimeoutTriggered(item_id=state.open.item_id, audio_start_ms=start_ms, audio_end_ms=end_ms)
-    return _commit(state, [*opened, Send(timeout)])
+    return _commit(state, [*opened, turns.Send(timeout)])
 
 
 def _open(state: State, start: int) -> Step:
     item_id = f"item_{state.tag}{state.num_turns:06d}"
     turn = Turn(item_id, start, read_to=start)
-    return replace(state, open=turn, num_turns=state.num_turns + 1), [OpenTurn(item_id, start)]
+    return replace(state, open=turn, num_turns=state.num_turns + 1), [turns.OpenTurn(item_id, start)]
 
 
 # -- The ends of a turn --
@@ -160,12 +129,12 @@ def _on_commit(state: State, event_id: str | None) -> Step:
     start = state.open.start if state.open else _held_from(state)
     length_ms = (state.num_samples - start) / SAMPLES_PER_MS
     if length_ms < MIN_COMMIT_MS:
-        return state, [Send(_commit_too_short(length_ms, event_id))]
+        return state, [turns.Send(_commit_too_short(length_ms, event_id))]
     effects: list[Effect] = []
     if not state.open:
         state, effects = _open(state, start)
     state, committed = _commit(state, effects)
-    return state, [*committed, RestartDetection()]
+    return state, [*committed, turns.RestartDetection()]
 
 
 def _commit(state: State, effects: list[Effect]) -> Step:
@@ -181,70 +150,72 @@ def _commit(state: State, effects: list[Effect]) -> Step:
         uncommitted_from=state.num_samples,
     )
     return state, [
-        *(effect for effect in effects if isinstance(effect, OpenTurn)),
-        FinishTurn(turn.item_id),
-        *(effect for effect in effects if not isinstance(effect, OpenTurn)),
-        Send(out.Committed(item_id=turn.item_id, previous_item_id=before)),
-        Send(out.ItemAdded(item=message, previous_item_id=before)),
-        Send(out.ItemDone(item=message, previous_item_id=before)),
+        *(effect for effect in effects if isinstance(effect, turns.OpenTurn)),
+        turns.FinishTurn(turn.item_id),
+        *(effect for effect in effects if not isinstance(effect, turns.OpenTurn)),
+        turns.Send(out.Committed(item_id=turn.item_id, previous_item_id=before)),
+        turns.Send(out.ItemAdded(item=message, previous_item_id=before)),
+        turns.Send(out.ItemDone(item=message, previous_item_id=before)),
     ]
 
 
 def _on_clear(state: State) -> Step:
     state, effects = _drop(state)
-    return state, [*effects, RestartDetection(), Send(out.Cleared())]
+    return state, [*effects, turns.RestartDetection(), turns.Send(out.Cleared())]
 
 
 def _drop(state: State) -> Step:
-    effects: list[Effect] = [DropTurn(state.open.item_id)] if state.open else []
+    effects: list[Effect] = [turns.DropTurn(state.open.item_id)] if state.open else []
     return replace(state, open=None, uncommitted_from=state.num_samples), effects
 
 
 # -- Results --
 
 
-def _on_result(state: State, event: InterimRead | ChunkRead | TurnRead | TurnFailed) -> Step:
+def _on_result(
+    state: State, event: turns.InterimRead | turns.ChunkRead | turns.TurnRead | turns.TurnFailed
+) -> Step:
     is_open = state.open is not None and state.open.item_id == event.item_id
-    turns = [turn for turn in (state.open, *state.committed) if turn and turn.item_id == event.item_id]
-    if not turns:
+    named = [turn for turn in (state.open, *state.committed) if turn and turn.item_id == event.item_id]
+    if not named:
         return state, []
-    turn = turns[0]
+    turn = named[0]
     match event:
-        case InterimRead() if is_open:
+        case turns.InterimRead() if is_open:
             return _on_interim(state, turn, event)
-        case ChunkRead():
+        case turns.ChunkRead():
             return _on_chunk(state, turn, event)
-        case TurnRead() if not is_open:
-            segments = [Send(each) for each in _segments(turn, event)]
-            return _without(state, turn), [*segments, Send(_completed(turn, event))]
-        case TurnFailed() if not is_open:
-            return _without(state, turn), [Send(out.Failed(item_id=turn.item_id, error=event.error))]
+        case turns.TurnRead() if not is_open:
+            segments = [turns.Send(each) for each in _segments(turn, event)]
+            return _without(state, turn), [*segments, turns.Send(_completed(turn, event))]
+        case turns.TurnFailed() if not is_open:
+            return _without(state, turn), [turns.Send(out.Failed(item_id=turn.item_id, error=event.error))]
     return state, []
 
 
-def _on_interim(state: State, turn: Turn, event: InterimRead) -> Step:
+def _on_interim(state: State, turn: Turn, event: turns.InterimRead) -> Step:
     turn = replace(turn, is_reading=False)
     if event.text is None or event.chunk != turn.num_chunks:
         return replace(state, open=turn), []
     num_sent = turn.agreement.num_sent
-    agreement, text = agree(turn.agreement, event.text, event.language)
+    agreement, text = turns.agree(turn.agreement, event.text, event.language)
     logprobs = _logprobs(event, num_sent, agreement.num_sent)
     turn, sent = _send_text(replace(turn, agreement=agreement), text, event.language, logprobs)
     return replace(state, open=turn), sent
 
 
-def _on_chunk(state: State, turn: Turn, event: ChunkRead) -> Step:
-    rest = conclude(turn.agreement, event.text, event.language)
+def _on_chunk(state: State, turn: Turn, event: turns.ChunkRead) -> Step:
+    rest = turns.conclude(turn.agreement, event.text, event.language)
     text = turn.text + continuation(turn.text, event.text, event.language)
     turn, sent = _send_text(turn, rest, event.language, _logprobs(event, turn.agreement.num_sent, None))
-    turn = replace(turn, text=text, num_chunks=turn.num_chunks + 1, agreement=Agreement())
+    turn = replace(turn, text=text, num_chunks=turn.num_chunks + 1, agreement=turns.Agreement())
     return _with(state, turn), sent
 
 
-def _logprobs(event: InterimRead | ChunkRead, first: int, end: int | None) -> Logprobs:
+def _logprobs(event: turns.InterimRead | turns.ChunkRead, first: int, end: int | None) -> Logprobs:
     if event.logprobs is None or event.text is None:
         return UNSET
-    return tokens_between(event.text, event.language, event.logprobs, first, end)
+    return turns.tokens_between(event.text, event.language, event.logprobs, first, end)
 
 
 def _send_text(turn: Turn, text: str, language: str | None, logprobs: Logprobs) -> tuple[Turn, list[Effect]]:
@@ -252,10 +223,10 @@ def _send_text(turn: Turn, text: str, language: str | None, logprobs: Logprobs) 
     if not delta:
         return turn, []
     turn = replace(turn, deltas=turn.deltas + delta)
-    return turn, [Send(out.Delta(item_id=turn.item_id, delta=delta, logprobs=logprobs))]
+    return turn, [turns.Send(out.Delta(item_id=turn.item_id, delta=delta, logprobs=logprobs))]
 
 
-def _segments(turn: Turn, event: TurnRead) -> list[out.SpokenSegment]:
+def _segments(turn: Turn, event: turns.TurnRead) -> list[out.SpokenSegment]:
     start_s, tag = turn.start / SAMPLE_RATE, turn.item_id.removeprefix("item_")
     return [
         out.SpokenSegment(
@@ -270,7 +241,7 @@ def _segments(turn: Turn, event: TurnRead) -> list[out.SpokenSegment]:
     ]
 
 
-def _completed(turn: Turn, event: TurnRead) -> out.Completed:
+def _completed(turn: Turn, event: turns.TurnRead) -> out.Completed:
     return out.Completed(
         item_id=turn.item_id,
         transcript=turn.text,

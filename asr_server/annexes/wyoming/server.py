@@ -262,8 +262,7 @@ class WyomingConnection:
     def _report(self, status: int) -> None:
         if self._began_at is not None:
             figures = report_request(ROUTE, ROUTE, status, time.monotonic() - self._began_at, self._stats)
-            for observer in self._state.observers:
-                observer.on_ended(ROUTE, self._stats, figures)
+            self._state.history.add(ROUTE, self._stats, figures)
             self._began_at = None
 
     def _info(self) -> Info:

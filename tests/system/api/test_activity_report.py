@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import httpx
 import pytest
 
 from asr_server import __version__, metrics
-from asr_server.annexes.monitoring.activity import ActivityLog, Sample
+from asr_server.annexes.monitoring.activity import MAX_SAMPLES, Sample
 from asr_server.metrics import RequestStats
 from tests.conftest import Server
 from tests.support.embedded import embedded
@@ -56,7 +57,7 @@ async def test_times_are_told_as_the_median_and_what_19_of_20_and_99_of_100_stay
         stages_s = {"chunks_queued": 20.0 * seconds}
         transcribed = {"seconds": seconds, "audio_s": 1.0, "first_text_s": seconds / 10}
         for more in (transcribed, {"seconds": 1000, "stages_s": stages_s}):
-            app.app.state.activity.on_ended("POST /", RequestStats(), figures | more)
+            app.app.state.server.history.add("POST /", RequestStats(), figures | more)
     told = await activity_of(app)
     assert told["latency"] == {"p50": 50, "p95": 95, "p99": 99}  # of those with a transcript
     assert told["first_text"] == {"p50": 5, "p95": 9.5, "p99": 9.9}
@@ -66,10 +67,10 @@ async def test_times_are_told_as_the_median_and_what_19_of_20_and_99_of_100_stay
 async def test_the_timeline_grows_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asr_server.annexes.monitoring.activity.SAMPLE_EVERY_S", 0.05)
     async with run_app() as app:
-        log = app.app.state.activity
+        samples = app.app.state.samples
         await app.post(THREE_CHUNKS)
         answered_at = time.monotonic()
-        await until(lambda: log.samples(time.monotonic())[-1].at > answered_at)
+        await until(lambda: samples[-1].at > answered_at)
         timeline = (await activity_of(app))["timeline"]
     lengths = {len(values) for values in timeline.values()}
     assert len(lengths) == 1
@@ -107,7 +108,7 @@ def test_a_real_server_tells_its_replicas_memory_and_waits(server: Server) -> No
 
 
 async def test_the_time_since_the_start_and_the_restarts_are_counted(app: RunningApp) -> None:
-    app.app.state.activity._began_at -= 7
+    app.app.state.server.history.began_at -= 7
     before = (await activity_of(app))["restarts"].get("hung", 0)
     metrics.replica_restarts.labels("hung").inc()
     told = await activity_of(app)
@@ -123,11 +124,14 @@ async def test_uptime_is_not_the_wall_clocks(app: RunningApp, monkeypatch: pytes
     assert (await activity_of(app))["uptime_s"] < 600
 
 
-async def test_a_window_of_fifteen_minutes_and_4096_requests_is_remembered() -> None:
-    log, now = ActivityLog(), time.monotonic()
+async def test_a_window_of_fifteen_minutes_and_4096_requests_is_remembered(app: RunningApp) -> None:
+    now, history = time.monotonic(), app.app.state.server.history
+    app.app.state.samples = deque(maxlen=MAX_SAMPLES)
     for age_s in (901, 899, 0):
-        log.add_sample(Sample(now - age_s, 0.0, 0, 0, 0, 0, 0))
-    assert len(log.samples(now)) == 2
+        app.app.state.samples.append(Sample(now - age_s, 0.0, 0, 0, 0, 0, 0))
     for _ in range(5000):
-        log.on_ended("POST /", RequestStats(), {"route": "/", "status": 200, "seconds": 1.0})
-    assert len(log.answers(now)) == 4096
+        history.add("POST /", RequestStats(), {"route": "/", "status": 200, "seconds": 1.0})
+    history.recent[0] = history.recent[0]._replace(at=now - 901)
+    told = await activity_of(app)
+    assert len(told["timeline"]["sessions"]) == 2
+    assert told["statuses"] == {"200": 4095}

@@ -27,7 +27,7 @@ import pytest
 import uvicorn
 
 import tests.unit.wyoming.wyoming_client  # noqa: F401  before a test imports the package, which warns
-from asr_server.api.models import ModelRegistry, ServedModel
+from asr_server.api.models import Models, ServedModel
 from asr_server.audio.recording import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import EMBEDDED_MODEL
@@ -73,7 +73,7 @@ async def serving_app(
     replica = FakeReplica(number_of_the_chunk)
     replica.before_launch = before_launch or replica.before_launch
     dispatcher, pool = Dispatcher(settings, replica, limits=ReplicaLimits(pause_s=0.01)), PreprocessPool(2)
-    models = ModelRegistry([ServedModel(settings, dispatcher, pool, make_tokenizer(), AudioWindow())])
+    models = Models([ServedModel(settings, dispatcher, pool, make_tokenizer(), AudioWindow())])
     app = create_app(settings, models, pool)
     config = uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=1)
     server = run_module.Server(config, app.state.server)

@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from asr_server.annexes.realtime.client_events import MAX_MESSAGE_BYTES
-from asr_server.api.models import ModelRegistry, ServedModel
+from asr_server.api.models import Models, ServedModel
 from asr_server.audio.recording import PreprocessPool
 from asr_server.channel.messages import Submit
 from asr_server.checkpoint.files import AudioWindow
@@ -116,7 +116,7 @@ async def run_app(
     dispatcher = Dispatcher(settings, replica, limits=ReplicaLimits(pause_s=0.01))
     pool = PreprocessPool(2)
     model = ServedModel(settings, dispatcher, pool, make_tokenizer(languages), AudioWindow())
-    app = create_app(settings, ModelRegistry([model]), pool)
+    app = create_app(settings, Models([model]), pool)
     server = QuickServer(
         uvicorn.Config(
             app,

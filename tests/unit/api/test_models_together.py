@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asr_server.annexes import model_loading as module
-from asr_server.api.models import AllowedModels, ModelRegistry, ServedModel
+from asr_server.api.models import Models, ServedModel
 from asr_server.audio.recording import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.dispatch.dispatcher import Dispatcher
@@ -49,7 +49,7 @@ async def make() -> AsyncIterator[Callable[..., ServedModel]]:
 
 async def test_a_server_is_well_while_one_of_its_models_is(make: Callable[..., ServedModel]) -> None:
     failing, waiting = make("failing", impossible), make("waiting", asyncio.Event().wait)
-    registry = ModelRegistry([failing, waiting])
+    registry = Models([failing, waiting])
     assert registry.failed_to_start is None
     await registry.start()
     await until(lambda: failing.failed_to_start)
@@ -58,7 +58,7 @@ async def test_a_server_is_well_while_one_of_its_models_is(make: Callable[..., S
     with pytest.raises(EngineUnavailable, match="has failed and is not being restarted"):
         registry.require_engine()  # the first one's reason
     with pytest.raises(EngineUnavailable):
-        ModelRegistry([failing]).check_health()
+        Models([failing]).check_health()
 
 
 async def test_a_server_is_ready_once_all_that_it_loads_at_the_start_have_been(
@@ -66,7 +66,7 @@ async def test_a_server_is_ready_once_all_that_it_loads_at_the_start_have_been(
 ) -> None:
     may_launch = asyncio.Event()
     quick, slow, lazy = make("quick"), make("slow", may_launch.wait), make("lazy", impossible, load="lazy")
-    registry = ModelRegistry([quick, slow, lazy])
+    registry = Models([quick, slow, lazy])
     await registry.start()
     waiting = asyncio.create_task(registry.until_ready())
     await until(lambda: quick.state == "ready")
@@ -83,12 +83,12 @@ async def test_a_server_is_ready_once_all_that_it_loads_at_the_start_have_been(
 
 async def test_the_keys_models_are_those_with_its_names(make: Callable[..., ServedModel]) -> None:
     one, two = make("one", model_alias="first"), make("two", model_alias="*")
-    registry = ModelRegistry([one, two])
-    allowed = AllowedModels(registry, ["first", "none"])
+    registry = Models([one, two])
+    allowed = registry.allowed(["first", "none"])
     assert (list(allowed), allowed.default, allowed.names) == ([one], one, ("one", "first"))
     assert (registry.take_any_name, allowed.take_any_name) == (True, False)
     with pytest.raises(ModelNotFound, match="None of the models of this key is served"):
-        _ = AllowedModels(registry, ["none"]).default
+        _ = registry.allowed(["none"]).default
 
 
 async def test_a_model_that_cannot_be_unloaded_ends_the_watch_of_no_other(
@@ -101,7 +101,7 @@ async def test_a_model_that_cannot_be_unloaded_ends_the_watch_of_no_other(
         raise ZeroDivisionError
 
     monkeypatch.setattr(broken, "unload_if_idle", fail)
-    registry = ModelRegistry([broken, idle, used])
+    registry = Models([broken, idle, used])
     await registry.start()
     await registry.until_ready()
     watch = asyncio.create_task(module.unload_idle_models(registry))
@@ -113,17 +113,17 @@ async def test_a_model_that_cannot_be_unloaded_ends_the_watch_of_no_other(
 
 def test_a_name_or_alias_chooses_its_model_and_no_name_the_first(make: Callable[..., ServedModel]) -> None:
     one, two = make("one", model_alias="first"), make("two")
-    registry = ModelRegistry([one, two])
+    registry = Models([one, two])
     assert [registry.choose(name) for name in ("", "one", "first", "two")] == [one, one, one, two]
     with pytest.raises(ModelNotFound, match="Served here: one, first, two"):
         registry.choose("three")
-    assert ModelRegistry([one, make("any", model_alias="*")]).choose("three").name == "any"
+    assert Models([one, make("any", model_alias="*")]).choose("three").name == "any"
 
 
 async def test_a_model_that_has_lost_its_replicas_is_neither_ready_nor_loaded(
     make: Callable[..., ServedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry = ModelRegistry([make("one")])
+    registry = Models([make("one")])
     await registry.start()
     await registry.until_ready()
     registry.require_ready()
@@ -142,7 +142,7 @@ async def test_a_model_is_loaded_by_its_name_unless_the_server_ends_or_it_cannot
     make: Callable[..., ServedModel],
 ) -> None:
     lazy, broken = make("lazy", load="lazy"), make("broken", impossible, load="lazy")
-    registry = ModelRegistry([lazy, broken])
+    registry = Models([lazy, broken])
     assert await registry.load("lazy") is lazy
     assert lazy.state == "ready"
     with pytest.raises(EngineUnavailable):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr_server.api.errors import FOREIGN_FIELDS
-from asr_server.api.models import ModelRegistry
+from asr_server.api.models import Models
 from asr_server.api.request import (
     TranscriptionRequest,
     parse_fields,
@@ -28,7 +28,7 @@ VERBOSE = ("response_format", "verbose_json")
 SPLIT = ("channels", "split")
 FLOATS = ("top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "temperature")
 FIELD_NAMES = [*sorted(TranscriptionFields.model_fields), "include[]", "chunking_strategy[type]"]
-MODELS = ModelRegistry([served(embedded())])
+MODELS = Models([served(embedded())])
 TOKENIZER = MODELS.default.transcriber.tokenizer
 
 
@@ -213,7 +213,7 @@ def test_a_translation_takes_the_language_spoken_and_no_candidates() -> None:
 # -- Options -------------------------------------------------------------------------------------------------
 
 
-def asked(*pairs: tuple[str, str], models: ModelRegistry = MODELS) -> TranscriptionRequest:
+def asked(*pairs: tuple[str, str], models: Models = MODELS) -> TranscriptionRequest:
     return parse_transcription_request([*pairs], models)
 
 
@@ -316,6 +316,6 @@ def test_a_translation_is_into_english_only() -> None:
 
 
 def test_unknown_fields_are_ignored_where_the_settings_say_so() -> None:
-    lenient = ModelRegistry([served(embedded(unknown_fields="ignore"))])
+    lenient = Models([served(embedded(unknown_fields="ignore"))])
     request = asked(("beam_size", "5"), ("x[y]", "1"), ("seed", "2"), models=lenient)
     assert (request.ignored_fields, request.options.seed) == (("beam_size", "x[y]"), 2)

@@ -25,13 +25,13 @@ from asr_server.annexes.realtime.config import (
     update_config,
 )
 from asr_server.annexes.realtime.server_events import DEFAULT_VAD, SessionTranscription
-from asr_server.api.models import ModelRegistry
+from asr_server.api.models import Models
 from asr_server.errors import InvalidApiKey, InvalidValue, ModelNotFound
 from asr_server.server.settings import ServerSettings
 from tests.unit.api.running_app import RunningApp, served
 from tests.unit.realtime.realtime_client import open_session
 
-MODELS = ModelRegistry([served(ServerSettings())])
+MODELS = Models([served(ServerSettings())])
 
 
 def updated(config: SessionConfig, **audio_input: Any) -> SessionConfig:
@@ -171,7 +171,7 @@ def test_options_of_a_session_reach_the_decoder() -> None:
 
 
 def test_a_diarized_session_needs_the_times_of_words() -> None:
-    models = ModelRegistry([served(ServerSettings(model_alias="*"))])
+    models = Models([served(ServerSettings(model_alias="*"))])
     config = default_config("gpt-4o-transcribe-diarize")
     options = decoding_options(config, models)
     assert (config.is_diarized, options.word_timestamps) == (True, True)

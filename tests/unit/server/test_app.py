@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from asr_server.api.models import ModelRegistry, ServedModel
+from asr_server.api.models import Models, ServedModel
 from asr_server.audio.recording import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import MIB
@@ -240,7 +240,7 @@ async def test_a_server_that_shares_its_port_listens_once_its_models_are_ready(s
     replica.before_launch = may_launch.wait
     dispatcher, pool = Dispatcher(settings, replica), PreprocessPool(1)
     model = ServedModel(settings, dispatcher, pool, make_tokenizer(), AudioWindow())
-    app = create_app(settings, ModelRegistry([model]), pool)
+    app = create_app(settings, Models([model]), pool)
     lifespan = app.router.lifespan_context(app)
     opening = asyncio.create_task(lifespan.__aenter__())
     if shares:

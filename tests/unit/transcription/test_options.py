@@ -6,14 +6,14 @@ import pytest
 
 from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
 from asr_server.annexes.realtime.config import decoding_options, default_config
-from asr_server.api.models import ModelRegistry
+from asr_server.api.models import Models
 from asr_server.api.request import parse_transcription_request
 from asr_server.core import DecodingOptions
 from asr_server.errors import InvalidValue
 from tests.support.embedded import embedded
 from tests.unit.api.running_app import served
 
-MODELS = ModelRegistry([served(embedded())])
+MODELS = Models([served(embedded())])
 TRANSCRIBER = MODELS.default.transcriber
 
 
