@@ -129,6 +129,13 @@ class ModelNotFound(RequestError):
     param = "model"
 
 
+class NotFound(RequestError):
+    """A job, file or batch is not there, or another key's."""
+
+    status = 404
+    code = "not_found"
+
+
 class Overloaded(RequestError):
     status = 429
     type = "rate_limit_error"
@@ -189,6 +196,18 @@ class RequestStalled(ReportedError):
     """The request made no progress: a server's fault."""
 
     code = "request_stalled"
+
+
+class RecordingLost(ReportedError):
+    """A job's recording is no longer in the server's folder."""
+
+    code = "recording_lost"
+
+
+class ServerEnded(ReportedError):
+    """The server has ended again and again during this job."""
+
+    code = "server_ended"
 
 
 class ReplicasEnded(ReportedError, ChunkFailed):

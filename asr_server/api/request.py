@@ -81,6 +81,10 @@ def _add(gathered: dict[str, Any], name: str, field: str, key: str | None, value
         if len(items) + (1 if is_entry else 1 + value.count(",")) > MAX_ENTRIES:  # before it is split
             raise InvalidValue(f"'{field}[]' has more than {MAX_ENTRIES:,} entries.", f"{field}[]")
         items.extend(_items(f"{field}[]", value, is_entry))
+    elif field in schemas.OBJECT_FIELDS and key:
+        gathered.setdefault(field, {})[key] = value
+    elif field in schemas.OBJECT_FIELDS:
+        gathered[field] = _object(value)
     elif field == "chunking_strategy":
         gathered[field] = value  # which changes nothing
     elif name in gathered:
@@ -99,6 +103,14 @@ def _items(param: str, value: str, is_entry: bool) -> list[Any]:
     if isinstance(items, list):
         return items
     return [value] if is_entry else [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _object(value: str) -> Any:
+    """Return the text itself if it is no JSON: it is refused as no object."""
+    try:
+        return schemas.loads(value)
+    except (ValueError, RecursionError):
+        return value
 
 
 def _invalid(error: ValidationError, fields_type: type[BaseModel]) -> InvalidValue:
@@ -122,6 +134,9 @@ def _conflicts(fields: AudioFields) -> Iterator[tuple[str, str]]:
     for name in schemas.STREAM_FIELDS:
         if getattr(fields, name) and not fields.stream:
             yield name, "requires stream=true"
+    for name in schemas.BACKGROUND_FIELDS:
+        if getattr(fields, name) and not fields.background:
+            yield name, "requires background=true"
     if fields.multilingual and is_given(fields.language):
         yield "multilingual", "detects the language of each chunk: not with 'language'"
     if is_split and names and len(set(names)) != 2:

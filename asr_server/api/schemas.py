@@ -22,8 +22,10 @@ ARRAY_FIELDS: Final = frozenset(
         "timestamp_granularities",
     )
 )
+OBJECT_FIELDS: Final = frozenset(("metadata",))
 FREE_TEXT_FIELDS: Final = frozenset(("keywords", "known_speaker_names"))  # entries may contain commas
 STREAM_FIELDS: Final = ("stream_include_segments", "stream_continuous_usage_stats")
+BACKGROUND_FIELDS: Final = ("metadata", "callback_url")
 LAYOUT_FIELDS: Final = ("max_line_width", "max_line_count", "max_words_per_line", "highlight_words")
 COUNT_FIELDS: Final = ("num_speakers", "min_speakers", "max_speakers")
 MAX_REFERENCES: Final = 4
@@ -53,6 +55,9 @@ def check_keyword(term: str) -> str:
 
 
 Keyword = Annotated[str, AfterValidator(check_keyword)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
 
 
 def _only_false(value: bool) -> bool:
@@ -98,6 +103,14 @@ class AudioFields(BaseModel):
     """Reads one chunk after another, each with the text so far as its prompt: slower, more even in style."""
     multilingual: bool = False
     """Not OpenAI's: each chunk is read in its own language. Not with `language`."""
+
+    background: bool = False
+    """Not OpenAI's here: the answer is 202 with a job, which goes on without the client. Needs a server that
+    keeps jobs."""
+    metadata: Metadata = {}
+    """Of the job: up to 16 pairs of text, as JSON or as `metadata[name]`; with `background` only."""
+    callback_url: str = Field("", max_length=2048)
+    """Of the job: where its end is reported; with `background` only, and where the server allows the host."""
 
     # As vLLM has them
     seed: int = Field(0, ge=-(2**63), lt=2**63)

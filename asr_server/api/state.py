@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, cast
 
 from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
 
 from asr_server import metrics
 from asr_server.api.middleware import History
 from asr_server.api.models import RETRY_AFTER_S, Models
-from asr_server.api.upload import MEMORY_BYTES, ReadingTurns, UploadStore
+from asr_server.api.request import TranscriptionRequest
+from asr_server.api.upload import MEMORY_BYTES, Form, ReadingTurns, UploadStore
 from asr_server.audio.recording import PreprocessPool
 from asr_server.config import Settings, naming
 from asr_server.core import SpeakerCount
@@ -258,6 +260,11 @@ class FollowSpeakers(Protocol):
         """
 
 
+class TakeInBackground(Protocol):
+    async def __call__(self, connection: Request, form: Form, request: TranscriptionRequest) -> Response:
+        """Keep a request that is done without its client; return the answer."""
+
+
 @dataclass
 class AppState:
     settings: Settings
@@ -271,6 +278,7 @@ class AppState:
     history: History
     follow_speakers: FollowSpeakers
     started_at: int  # Unix seconds
+    take_in_background: TakeInBackground | None = None
 
     @property
     def max_upload_bytes(self) -> int:

@@ -28,12 +28,12 @@ from asr_server.api.request import (
 from asr_server.api.schemas import TranscriptionFields, TranslationFields
 from asr_server.api.state import AppState, get_state, metered, models_of, require_key
 from asr_server.api.upload import FILE, Form, read_form
-from asr_server.audio.recording import Recording
+from asr_server.audio.recording import Recording, Source
 from asr_server.config import Settings, naming
 from asr_server.core import Transcript
-from asr_server.errors import Overloaded, ShuttingDown
+from asr_server.errors import InvalidValue, Overloaded, ShuttingDown
 from asr_server.formats.render import DiarizedJson, Json, VerboseJson, render
-from asr_server.transcription import Labeller, TranscriptionSession, task_group
+from asr_server.transcription import Labeller, OpenRequest, TranscriptionSession, task_group
 
 STREAM_END: Final = b"data: [DONE]\n\n"
 
@@ -98,22 +98,42 @@ class TranscriptionResponse(Response):
             with stats.stage("upload"):
                 await read_form(connection, form, state.settings.max_upload_bytes, state.reading_turns)
             request = self._parse_request(form.fields, models_of(connection))
-            if request.fields.is_streamed:
+            if request.fields.background:
+                response = await self._in_background(connection, form, request)
+                await response(scope, receive, send)
+            elif request.fields.is_streamed:
                 await _stream(state, form, request, receive, send)
             else:
                 response = await self._whole(form, request, receive)
                 with stats.stage("reply"):
                     await response(scope, receive, send)
 
+    async def _in_background(
+        self, connection: Request, form: Form, request: TranscriptionRequest
+    ) -> Response:
+        take = self._state.take_in_background
+        if take is None or self._make_reply is not body_response:
+            raise InvalidValue(
+                f"'background' needs a server with {naming('jobs_dir')}, and a route of OpenAI's.",
+                "background",
+            )
+        return await take(connection, form, request)
+
     async def _whole(self, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
         async with transcribing(self._state, form, request, receive) as session:
             async for _ in session:
                 pass
             transcript = await session.transcript()
-        response = await _rendered(transcript, lambda: self._make_reply(transcript, request))
-        response.headers.update(answer_headers(request.model.settings, request.ignored_fields))
-        response.headers.update(recording_headers(transcript))
-        return response
+        return await whole_answer(transcript, request, self._make_reply)
+
+
+async def whole_answer(
+    transcript: Transcript, request: TranscriptionRequest, make_reply: ReplyMaker
+) -> Response:
+    response = await rendered(transcript, lambda: make_reply(transcript, request))
+    response.headers.update(answer_headers(request.model.settings, request.ignored_fields))
+    response.headers.update(recording_headers(transcript))
+    return response
 
 
 def _require_connection(scope: Scope) -> None:
@@ -123,7 +143,7 @@ def _require_connection(scope: Scope) -> None:
         )
 
 
-async def _rendered(transcript: Transcript, make: Callable[[], Made]) -> Made:
+async def rendered(transcript: Transcript, make: Callable[[], Made]) -> Made:
     """Make the reply, in a thread if it is long."""
     with metrics.current_request_stats().stage("render"):
         if len(transcript.segments) <= SEGMENTS_INLINE:
@@ -138,17 +158,33 @@ async def transcribing(
     stats = metrics.current_request_stats()
     with closing(form), stats.stage("transcription"):
         async with cancel_on_disconnect(receive), state.admission.acquire(stats.key), request.model.using():
-            source, labeller = await form.upload.source(), await _labeller(state, request)
-            recording = Recording(
-                source,
-                request.model.audio_limits,
-                bool(request.speakers),
-                choice=request.track_choice,
-                clips=request.clips,
-            )
-            transcriber = request.model.transcriber
-            async with transcriber.run(recording, request.options, request.speakers, labeller) as session:
+            recording = recording_for(request, await form.upload.source())
+            async with session_for(state, request, recording) as session:
                 yield session
+
+
+def recording_for(request: TranscriptionRequest, source: Source) -> Recording:
+    return Recording(
+        source,
+        request.model.audio_limits,
+        bool(request.speakers),
+        choice=request.track_choice,
+        clips=request.clips,
+    )
+
+
+@asynccontextmanager
+async def session_for(
+    state: AppState,
+    request: TranscriptionRequest,
+    recording: Recording,
+    open_request: OpenRequest | None = None,
+) -> AsyncIterator[TranscriptionSession]:
+    transcriber, labeller = request.model.transcriber, await _labeller(state, request)
+    async with transcriber.run(
+        recording, request.options, request.speakers, labeller, open_request
+    ) as session:
+        yield session
 
 
 async def _labeller(state: AppState, request: TranscriptionRequest) -> Labeller | None:
@@ -177,7 +213,7 @@ async def _stream(
             async for delta in session:
                 stream.write(writer.delta(delta))
             transcript = await session.transcript()
-            stream.write(await _rendered(transcript, lambda: writer.done(transcript)))
+            stream.write(await rendered(transcript, lambda: writer.done(transcript)))
         stream.write(STREAM_END)
     except ClientDisconnect:
         if stream.has_begun:

@@ -49,6 +49,7 @@ class RequestHandle:
     number: int  # requests are counted in the order in which they come
     dispatcher: ChunkTaker
     is_live: bool = False  # somebody speaks and waits: first before a stop
+    is_background: bool = False  # nobody waits: it yields to all others
     num_waiting: int = 0  # chunks that no replica has taken yet
     num_in_flight: int = 0
     num_moves: int = 0  # chunks sent or taken, and events of them
@@ -153,13 +154,14 @@ def _reason(error: Exception) -> str:
 
 ENCODE_COST: Final = 1.0  # of a whole window, which most chunks are padded to
 DECODE_COST: Final = 1.0  # the tokens of a full window of speech
+BACKGROUND_COST: Final = 16.0  # times, of work that nobody waits for: others get nearly all beside it
 
 
 @dataclass
 class _KeyChunks:
     """The waiting chunks of one key's requests."""
 
-    heap: list[tuple[tuple[bool, float], int, PendingChunk]] = field(default_factory=list)
+    heap: list[tuple[tuple[bool, bool, float], int, PendingChunk]] = field(default_factory=list)
     virtual_time: float = 0.0  # the finish tag that was served last
     start_tag: float = 0.0  # of the key; grows by the cost of each chunk served
 
@@ -175,11 +177,12 @@ class _KeyChunks:
 
 
 class ChunkQueue:
-    """Waiting chunks by key. Requests without a named key count as one key."""
+    """Waiting chunks by key. Requests without a named key count as one key; those in the background apart."""
 
     def __init__(self, window: AudioWindow) -> None:
         self._window = window
-        self._keys: defaultdict[str, _KeyChunks] = defaultdict(_KeyChunks)  # few: a file names them
+        # Few: a file names them.
+        self._keys: defaultdict[tuple[bool, str], _KeyChunks] = defaultdict(_KeyChunks)
         self._virtual_time = 0.0  # the key's start tag that was served last
         self._sequence = itertools.count()
         self._in_order = False
@@ -188,13 +191,16 @@ class ChunkQueue:
         window, num_samples, request = self._window, len(chunk.submit.samples), chunk.request
         chunk.cost = ENCODE_COST * window.positions_for(num_samples) / window.num_positions
         chunk.cost += DECODE_COST * num_samples / window.num_samples
-        start = max(self._keys[request.stats.key].virtual_time, request.last_finish_tag)
+        chunk.cost *= BACKGROUND_COST if request.is_background else 1.0
+        start = max(self._keys[_key_of(request)].virtual_time, request.last_finish_tag)
         chunk.finish_tag = request.last_finish_tag = start + chunk.cost
 
     def push(self, chunk: PendingChunk) -> None:
         request = chunk.request
-        rank = (not request.is_live, request.number) if self._in_order else (False, chunk.finish_tag)
-        key = "" if self._in_order else request.stats.key
+        rank = (False, False, chunk.finish_tag)
+        if self._in_order:
+            rank = (request.is_background, not request.is_live, request.number)
+        key = (False, "") if self._in_order else _key_of(request)
         heapq.heappush(self._keys[key].heap, (rank, next(self._sequence), chunk))
 
     def pop(self, max_in_flight: float) -> PendingChunk | None:
@@ -212,7 +218,7 @@ class ChunkQueue:
         return max(self._virtual_time, key.start_tag)
 
     def serve_in_order(self) -> None:
-        """Give the oldest request all it can use; live speech goes first.
+        """Give the oldest request all it can use; live speech goes first, the background last.
 
         Before a stop, some finished requests are better than many halves.
         """
@@ -230,6 +236,10 @@ class ChunkQueue:
     def clear(self) -> None:
         for key in self._keys.values():
             key.heap.clear()
+
+
+def _key_of(request: RequestHandle) -> tuple[bool, str]:
+    return request.is_background, request.stats.key
 
 
 class Isolation:

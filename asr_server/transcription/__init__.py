@@ -3,6 +3,7 @@
 from asr_server.language_codes import Languages
 from asr_server.transcription.request import (
     Labeller,
+    OpenRequest,
     Transcriber,
     TranscriptionSession,
     boosted_keywords,
@@ -13,6 +14,7 @@ from asr_server.transcription.tasks import StallLimits, first_error, task_group
 __all__ = [
     "Labeller",
     "Languages",
+    "OpenRequest",
     "StallLimits",
     "Transcriber",
     "TranscriptionSession",

@@ -35,6 +35,8 @@ from asr_server.transcription.reading import ChunkReader
 from asr_server.transcription.tasks import StallLimits, StallWatch, task_group
 from asr_server.transcription.transcript import TranscriptBuilder
 
+OpenRequest = Callable[[str], RequestHandle]
+
 
 class Labeller(Protocol):
     """Listen to a recording's samples, and label its transcript, as by who speaks."""
@@ -104,16 +106,18 @@ class Transcriber:
         options: DecodingOptions,
         speakers: Sequence[str] = (),
         labeller: Labeller | None = None,
+        open_request: OpenRequest | None = None,
     ) -> AsyncIterator[TranscriptionSession]:
         """Run a request while the block runs; leaving it cancels the rest and closes the recording.
 
         Args:
             speakers: speakers of split channels, which exclude a labeller; else empty.
+            open_request: opens it in the place of the dispatcher, as one that runs in the background.
 
         Raises, also inside the block: RequestError, EngineUnavailable, ChunkFailed.
         """
-        is_live = isinstance(source, ChunkSource)
-        handle = self.dispatcher.open(unique_request_id(), is_live)
+        open_request = open_request or partial(self.dispatcher.open, is_live=isinstance(source, ChunkSource))
+        handle = open_request(unique_request_id())
         session = TranscriptionSession(self, handle, source, options, speakers, labeller)
         try:
             async with task_group() as group:
