@@ -14,14 +14,16 @@ from typing import Final
 from asr_server.annexes.keys.keys_file import read_keys_file
 from asr_server.checkpoint.files import read_json
 from asr_server.config import NO_PORT, naming
+from asr_server.errors import StorageUnavailable
 from asr_server.machine import bound_sockets, num_gpus
 from asr_server.server.settings import ServerSettings
 
 Check = Callable[[ServerSettings], Iterator[str]]
+SECRET: Final = ("api_key", "callback_secret")  # never printed
 
 
 def problem(setting: str, value: object, reason: str) -> str:
-    shown = "wrong" if setting == "api_key" else repr(value)  # a key is never printed
+    shown = "wrong" if setting in SECRET else repr(value)
     return f"{naming(setting)} is {shown}: {' '.join(reason.split())}"
 
 
@@ -122,6 +124,26 @@ def metrics(settings: ServerSettings) -> Iterator[str]:
         yield from _why_no_port_of_its_own(settings, host_setting, "metrics_port", ("port", "wyoming_port"))
 
 
+def jobs(settings: ServerSettings) -> Iterator[str]:
+    if settings.callback_hosts and not settings.callback_secret:
+        reason = f"needs a secret too: {naming('callback_secret')}"
+        yield problem("callback_hosts", settings.callback_hosts, reason)
+    if not settings.jobs_dir:
+        return
+    if not (find_spec("alembic") and find_spec("standardwebhooks")):
+        reason = "needs the extra jobs: pip install '.[jobs]' in the checkout"
+        yield problem("jobs_dir", settings.jobs_dir, reason)
+        return
+    from asr_server.annexes.jobs.store import Store  # brings SQLAlchemy
+
+    try:
+        store = Store(Path(settings.jobs_dir))
+        store.open()
+        store.close()
+    except StorageUnavailable as error:
+        yield problem("jobs_dir", settings.jobs_dir, error.message)
+
+
 def _why_no_port_of_its_own(
     settings: ServerSettings, host_setting: str, port_setting: str, others: tuple[str, ...]
 ) -> Iterator[str]:
@@ -150,5 +172,5 @@ def _why_not_on(settings: ServerSettings, host_setting: str, port_setting: str) 
 FOR_A_MODEL: Final[tuple[Check, ...]] = (gpu, ray_package, tensor_parallel)
 FOR_A_SERVER: Final[tuple[Check, ...]] = (
     *(*FOR_A_MODEL, tls_files, keys_file),
-    *(address, wyoming, metrics),
+    *(address, wyoming, metrics, jobs),
 )

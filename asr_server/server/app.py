@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from fastapi_offline import FastAPIOffline
 
 from asr_server import __version__
 from asr_server.annexes import compat, page
+from asr_server.annexes.jobs import JobsSettings
 from asr_server.annexes.keys.api_keys import ApiKeys
 from asr_server.annexes.model_loading import router as model_loading_router
 from asr_server.annexes.model_loading import unload_idle_models
@@ -104,12 +106,24 @@ def create_app(
     app.include_router(realtime.router)
     app.include_router(compat.azure)
     app.include_router(compat.whisper)
+    _add_jobs(app, settings)
     page.install(app)
     app.router.default = middleware.refusing_unknown_websockets(app.router.default)
     openapi.install(app, models, keys.required)
     app.add_middleware(middleware.PlainRoutes, routes=transcribe.router.routes)
     _wrap(app, settings, keys.required, app.state.server.history)
     return app
+
+
+def _add_jobs(app: FastAPI, settings: JobsSettings) -> None:
+    app.state.jobs = None
+    if settings.jobs_dir:
+        from asr_server.annexes.jobs import routes as jobs_routes  # brings SQLAlchemy
+        from asr_server.annexes.jobs.service import Jobs
+
+        app.state.jobs = Jobs(app.state.server)
+        app.state.server.take_in_background = app.state.jobs.take
+        app.include_router(jobs_routes.router)
 
 
 def create_metrics_app(state: AppState, settings: Settings) -> FastAPI:
@@ -143,7 +157,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await state.models.start()
         if any(model.settings.idle_unload_s for model in state.models):
             helpers.append(asyncio.create_task(unload_idle_models(state.models), name="unload idle models"))
-        async with _metrics_port(state):
+        jobs = app.state.jobs.running() if app.state.jobs else contextlib.nullcontext()
+        async with _metrics_port(state), jobs:
             helpers.append(asyncio.create_task(activity.keep_sampling(state, app.state.samples)))
             if state.settings.reuse_port:  # it listens after this: connections go to others until then
                 await state.models.until_ready()

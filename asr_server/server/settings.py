@@ -7,6 +7,7 @@ from typing import Final, cast
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
+from asr_server.annexes.jobs import JobsSettings
 from asr_server.annexes.keys import KeysSettings
 from asr_server.annexes.monitoring import MonitoringSettings
 from asr_server.annexes.ray import RaySettings
@@ -16,7 +17,9 @@ from asr_server.config import CHECKED, setting, variable_name
 
 
 @dataclass(frozen=True, config=CHECKED)
-class ServerSettings(RaySettings, RealtimeSettings, WyomingSettings, MonitoringSettings, KeysSettings):
+class ServerSettings(
+    RaySettings, RealtimeSettings, WyomingSettings, MonitoringSettings, KeysSettings, JobsSettings
+):
     models: str = setting(
         "",
         "several models instead of one: name=MODEL,name=MODEL, or a YAML file; the first answers requests "
@@ -41,6 +44,10 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         "unknown_fields",
     ),
     "Live audio": ("wyoming_port", "max_realtime_sessions", "max_realtime_session_s", "realtime_interim_s"),
+    "Jobs": (
+        *("jobs_dir", "jobs_keep_s", "jobs_keep_read_s", "max_jobs", "max_jobs_bytes", "max_jobs_audio_s"),
+        *("callback_hosts", "callback_secret"),
+    ),
     "HTTP and clients": (
         *("ssl_certfile", "ssl_keyfile", "root_path", "cors_origins", "allowed_hosts", "reuse_port"),
         *("max_connections", "keep_alive_s", "header_timeout_s", "client_grace_s"),

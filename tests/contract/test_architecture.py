@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ CORE = {
 FRONT = {"api", "audio", "channel", "dispatch", "formats", "protocols", "transcription"}  # of the API process
 ANNEXES = {
     "annexes.compat": {"api", "audio", "formats", "transcription"},
+    "annexes.jobs": {"api", "audio", "channel", "dispatch", "formats", "transcription"},
     "annexes.keys": {"api"},
     "annexes.model_loading": {"api"},
     "annexes.model_sources": {"model"},
@@ -70,6 +72,7 @@ MAY_IMPORT = {
     "cli": {*ANNEXES, "api", "formats", "model", "server"},
 }
 API_PROCESS = ("server", "cli", *FRONT, *ANNEXES.keys() - {"annexes.model_sources", "annexes.ray"})
+EXTRAS = ("jobs", "ray", "traces", "wyoming")  # what features that are off by default need
 INLINE = "asr_server.dispatch.inline"  # the engine in the API process, for tests and debugging
 
 MODULES = {
@@ -168,7 +171,7 @@ def test_what_the_server_imports_is_declared() -> None:
     optional = project["optional-dependencies"]
     declared = {
         distribution_name(entry)
-        for entry in (*project["dependencies"], *optional["ray"], *optional["wyoming"], *optional["traces"])
+        for entry in chain(project["dependencies"], *(optional[name] for name in EXTRAS))
     }
     declared.add("triton")  # torch brings it where it can be used
     known = {"asr_server", *sys.stdlib_module_names}.union(*map(packages_of, declared))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
@@ -250,7 +250,8 @@ def test_extras_that_are_installed_are_there(page: Path) -> None:
 def test_each_dependency_has_its_reason_in_the_architecture() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    needed = [*project["dependencies"], *extras["wyoming"], *extras["ray"], *extras["traces"]]
+    optional = (extras[name] for name in ("jobs", "ray", "traces", "wyoming"))
+    needed = chain(project["dependencies"], *optional)
     told = " ".join(package for package, _ in rows_of(ARCHITECTURE, "package"))
     assert {re.split(r"[^\w-]", name)[0] for name in needed} <= set(re.findall(r"[\w-]+", told))
     assert set(re.findall(r"(\w+) \(extra", told)) <= set(extras)

@@ -198,3 +198,11 @@ def test_the_check_of_these_tests_can_fail() -> None:
     assert conforms({"a": 1}, schema, {})
     for wrong in ({}, {"a": "1"}, {"a": 1, "b": 2}):
         assert not conforms(wrong, schema, {})
+
+
+async def test_jobs_are_described_where_the_server_keeps_them(tmp_path: Path) -> None:
+    async with run_app(embedded(jobs_dir=str(tmp_path))) as app:
+        assert "/v1/audio/transcriptions/{id}" in (await document_of(app))["paths"]
+        await test_the_document_has_every_route_and_no_other(app)
+        await test_everything_has_a_description(app)
+        await test_every_reference_leads_somewhere(app)

@@ -1,0 +1,121 @@
+"""Bodies of jobs, as a client reads them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from asr_server.annexes.jobs.live import LiveJob
+from asr_server.annexes.jobs.store import Job
+from asr_server.api.schemas import ErrorDetail
+from asr_server.formats.render import Body
+
+Status = Literal["queued", "in_progress", "completed", "failed", "cancelled", "incomplete"]
+
+
+class CallbackTry(Body):
+    at: int
+    """In Unix seconds."""
+    status: int | None = None
+    """Of HTTP, if there was an answer."""
+    error: str | None = None
+    """Why there was none."""
+
+
+class Callback(Body):
+    url: str
+    """As it was sent."""
+    state: Literal["pending", "delivered", "failed"] | None
+    """Null before the end of the job."""
+    tries: list[CallbackTry]
+    """Each, in order."""
+
+
+class JobBody(Body):
+    id: str
+    """Of the job."""
+    object: Literal["transcription.job"] = "transcription.job"
+    """Always `transcription.job`."""
+    status: Status
+    """As of OpenAI's responses; `incomplete`: the recording is damaged, and this is what could be read."""
+    text: Literal[""] = ""
+    """Always empty: OpenAI's clients expect one. The content has the text."""
+    task: Literal["transcribe", "translate"]
+    """What is done."""
+    model: str
+    """As it was asked for."""
+    response_format: str
+    """Of the content."""
+    created_at: int
+    """In Unix seconds."""
+    started_at: int | None
+    """When it ran first or again, in Unix seconds."""
+    completed_at: int | None
+    """When it ended, in Unix seconds."""
+    seconds_done: float
+    """Of the recording, in order."""
+    seconds_total: float | None
+    """The recording's length; before the end by its header, if that says."""
+    place: int | None
+    """In the queue, from 1; null once it runs."""
+    metadata: dict[str, str]
+    """As it was sent."""
+    callback: Callback | None
+    """Where its end is reported, and how that went."""
+    error: ErrorDetail | None
+    """Why it failed."""
+
+
+class JobList(Body):
+    object: Literal["list"] = "list"
+    """Always `list`."""
+    data: list[JobBody]
+    """In the order asked for."""
+    first_id: str | None
+    """Of the first job here."""
+    last_id: str | None
+    """Of the last job here: send it as `after` for the next page."""
+    has_more: bool
+    """Whether more follow."""
+
+
+class DeletedJob(Body):
+    id: str
+    """Of the job."""
+    object: Literal["transcription.job"] = "transcription.job"
+    """Always `transcription.job`."""
+    deleted: bool = True
+    """Always true."""
+
+
+def make_body(job: Job, live: LiveJob | None, place: int | None = None) -> JobBody:
+    asked = dict(job.pairs)
+    done_s = live.done_s if live else 0.0
+    values: dict[str, Any] = {
+        "id": job.id,
+        "status": job.status,
+        "task": job.task,
+        "model": asked["model"],
+        "response_format": asked.get("response_format") or "json",
+        "created_at": int(job.created_at),
+        "started_at": _seconds(job.started_at),
+        "completed_at": _seconds(job.finished_at),
+        "seconds_done": (job.duration_s or 0.0) if job.is_finished and not job.error else done_s,
+        "seconds_total": job.duration_s,
+        "place": place,
+        "metadata": json.loads(job.metadata),
+        "callback": _callback_of(job),
+        "error": json.loads(job.error) if job.error else None,
+    }
+    return JobBody(**values)
+
+
+def _callback_of(job: Job) -> Callback | None:
+    if not job.callback_url:
+        return None
+    tries = [CallbackTry(**each) for each in json.loads(job.callbacks)]
+    return Callback(url=job.callback_url, state=job.callback_state, tries=tries)  # type: ignore[arg-type]
+
+
+def _seconds(at: float | None) -> int | None:
+    return None if at is None else int(at)

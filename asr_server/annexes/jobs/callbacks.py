@@ -1,0 +1,166 @@
+"""Report the end of jobs to their clients, signed in the form of Standard Webhooks."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import logging
+import time
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+import httpx2
+from standardwebhooks import Webhook
+
+from asr_server.annexes.jobs import JobsSettings
+from asr_server.annexes.jobs.store import Job, Store
+from asr_server.config import naming
+from asr_server.errors import InvalidValue, NotFound, ServiceUnavailable
+
+MOST_TRIES: Final = 10
+FIRST_PAUSE_S: Final = 2.0
+PAUSE_GROWS: Final = 3.0  # times: the last of ten tries is made after five and a half hours
+LIMIT_S: Final = 10.0  # of one try
+AT_ONCE: Final = 8
+ANY_HOST: Final = "*"
+_PORTS: Final = {"http": 80, "https": 443}
+
+logger = logging.getLogger(__name__)
+
+
+class Callbacks:
+    def __init__(self, settings: JobsSettings, store: Store) -> None:
+        self._hosts, self._secret = settings.allowed_callback_hosts, settings.callback_secret
+        self._store = store
+        self._wake = asyncio.Event()
+        self._reporting: dict[int, asyncio.Task[None]] = {}  # by the job's number
+        self._places = asyncio.Semaphore(AT_ONCE)
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    async def require_allowed(self, url: str) -> None:
+        """Raises InvalidValue."""
+        if not url:
+            return
+        if not self._hosts:
+            raise InvalidValue(f"This server reports no ends: {naming('callback_hosts')}.", "callback_url")
+        try:
+            await self._address_of(urlsplit(url))
+        except (ValueError, OSError) as error:
+            raise InvalidValue(f"'callback_url' cannot be called: {error}.", "callback_url") from None
+
+    async def _address_of(self, url: SplitResult) -> str:
+        """Return the name or the address to connect to.
+
+        Raises:
+            ValueError: the URL or its host is not allowed.
+            OSError: no such host.
+        """
+        host = url.hostname or ""
+        if url.scheme not in _PORTS or not host or url.username or url.password:
+            raise ValueError("it must be http:// or https://, with a host and no password")
+        if host in self._hosts:
+            return host
+        if ANY_HOST not in self._hosts:
+            raise ValueError(f"its host is not among those of {naming('callback_hosts')}")
+        port = url.port or _PORTS[url.scheme]
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, proto=6)  # TCP
+        addresses = [str(address[0]) for *_, address in found]
+        if not all(map(_is_public, addresses)):
+            raise ValueError("its host has an address of a private network")
+        return addresses[0]
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        jobs = self._store.table("jobs")
+        async with (
+            asyncio.TaskGroup() as group,
+            httpx2.AsyncClient(timeout=LIMIT_S, trust_env=False) as client,
+        ):
+            while True:
+                self._wake.clear()
+                try:
+                    pending = await self._store.run(
+                        lambda connection: self._store.jobs_of(connection, jobs.c.callback_state == "pending")
+                    )
+                except ServiceUnavailable:
+                    await asyncio.sleep(FIRST_PAUSE_S)
+                    continue
+                for job in pending:
+                    if job.number not in self._reporting:
+                        task = self._reporting[job.number] = group.create_task(self._report(job, client))
+                        task.add_done_callback(partial(self._on_reported, job.number))
+                await self._wake.wait()
+
+    def _on_reported(self, number: int, _: asyncio.Task[None]) -> None:
+        del self._reporting[number]
+
+    async def _report(self, job: Job, client: httpx2.AsyncClient) -> None:
+        """Try until it is taken, refused or has been tried often enough; note each try."""
+        tries = json.loads(job.callbacks)
+        state = "pending"
+        while state == "pending":
+            if tries:
+                await asyncio.sleep(FIRST_PAUSE_S * PAUSE_GROWS ** (len(tries) - 1))
+            async with self._places:
+                outcome = await self._try(job, client)
+            tries.append({"at": int(time.time())} | outcome)
+            state = _state_after(outcome.get("status"), len(tries))
+            try:
+                await self._store.find(job.owner, job.id)
+                await self._store.update(job.number, callbacks=json.dumps(tries), callback_state=state)
+            except NotFound:  # deleted
+                return
+            except ServiceUnavailable:  # tried again, which the receiver knows by the id
+                state = "pending"
+        logger.info(
+            "job %s: its end was reported to %s: %s", job.id, urlsplit(job.callback_url).hostname, state
+        )
+
+    async def _try(self, job: Job, client: httpx2.AsyncClient) -> dict[str, object]:
+        id, now = f"evt_{job.id.removeprefix('job_')}", datetime.now(UTC)
+        body = json.dumps(
+            {
+                "id": id,
+                "object": "event",
+                "created_at": int(now.timestamp()),
+                "type": f"transcription.{job.status}",
+                "data": {"id": job.id, "status": job.status},
+            }
+        )
+        url = urlsplit(job.callback_url)
+        try:
+            address = await self._address_of(url)
+            headers = {
+                "content-type": "application/json",
+                "host": url.netloc,
+                "webhook-id": id,
+                "webhook-timestamp": str(int(now.timestamp())),
+                "webhook-signature": Webhook(self._secret).sign(id, now, body),
+            }
+            target = httpx2.URL(job.callback_url).copy_with(host=address)
+            extensions = {"sni_hostname": url.hostname}  # a certificate has the name
+            async with client.stream(
+                "POST", target, content=body, headers=headers, extensions=extensions
+            ) as answer:
+                return {"status": answer.status_code}
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError) as error:
+            return {"error": f"{type(error).__name__}: {error}"[:200]}
+
+
+def _state_after(status: object, num_tries: int) -> str:
+    if isinstance(status, int) and 200 <= status < 300:
+        return "delivered"
+    is_refused = isinstance(status, int) and 400 <= status < 500
+    return "failed" if is_refused or num_tries >= MOST_TRIES else "pending"
+
+
+def _is_public(text: str) -> bool:
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or address
+    return address.is_global and not address.is_multicast

@@ -1,0 +1,106 @@
+"""Stand between a job and the dispatcher: keep what the engine reports, and answer what was kept.
+
+A job that goes on after a crash is read again from its first byte. Chunks with a kept report need no engine:
+they report the same languages, early results and result, in the same order, so that the text is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from asr_server.channel.messages import Submit
+from asr_server.core import ChunkResult
+from asr_server.dispatch.dispatcher import Dispatcher
+from asr_server.dispatch.queue import PendingChunk, RequestHandle
+
+SAMPLED: Final = 61  # of so many samples, one is part of a digest: a chunk of 30 s has two megabytes
+
+
+class Report(msgspec.Struct, array_like=True):
+    """What the engine reported of one part of a chunk."""
+
+    digest: bytes  # of what was asked
+    probabilities: list[dict[str, float]]  # of languages
+    early_results: list[ChunkResult]
+    result: ChunkResult | None = None
+
+
+Keep = Callable[[int, int, bytes], Awaitable[None]]  # chunk, part, report
+
+_decoder: Final = msgspec.msgpack.Decoder(Report)
+
+
+class KnownResults:
+    """Take the chunks of one job.
+
+    Args:
+        reports: those kept, by chunk and part.
+        engine: what a report holds for: another model or version reports anew.
+    """
+
+    def __init__(
+        self, dispatcher: Dispatcher, engine: str, reports: dict[tuple[int, int], bytes], keep: Keep
+    ) -> None:
+        self._dispatcher, self._engine = dispatcher, engine.encode()
+        self._reports, self._keep = reports, keep
+
+    def open(self, request_id: str) -> RequestHandle:
+        return replace(self._dispatcher.open(request_id), dispatcher=self, is_background=True)
+
+    async def enqueue(self, chunk: PendingChunk) -> ChunkResult:
+        key, digest = (chunk.submit.id.chunk, chunk.submit.id.part), self._digest(chunk.submit)
+        if (data := self._reports.pop(key, None)) is not None:
+            report = _decoder.decode(data)
+            if report.digest == digest and report.result is not None:
+                return await _answer(chunk, report, report.result)
+        report = Report(digest, [], [])
+        _listen(chunk, report)
+        report.result = await self._dispatcher.enqueue(chunk)
+        await self._keep(*key, msgspec.msgpack.encode(report))
+        return report.result
+
+    def _digest(self, submit: Submit) -> bytes:
+        digest = hashlib.blake2b(self._engine, digest_size=16)
+        digest.update(msgspec.msgpack.encode((submit.options, len(submit.samples))))
+        digest.update(submit.samples[::SAMPLED].tobytes())
+        return digest.digest()
+
+    def steps_in_flight(self, request: RequestHandle) -> int:
+        return self._dispatcher.steps_in_flight(request)
+
+    def cancel(self, request: RequestHandle) -> None:
+        self._dispatcher.cancel(request)
+
+
+async def _answer(chunk: PendingChunk, report: Report, result: ChunkResult) -> ChunkResult:
+    chunk.request.num_moves += 1
+    for probabilities in report.probabilities:
+        chunk.choose_language(probabilities)
+    for early_result in report.early_results:
+        chunk.report_early(early_result)
+    chunk.resolve(result, None)
+    return await chunk.future
+
+
+def _listen(chunk: PendingChunk, report: Report) -> None:
+    on_language, on_early_result = chunk.on_language, chunk.on_early_result
+
+    if on_language is not None:
+
+        def choose(probabilities: dict[str, float]) -> str:
+            report.probabilities.append(probabilities)
+            return on_language(probabilities)
+
+        chunk.on_language = choose
+    if on_early_result is not None:
+
+        def report_early(result: ChunkResult) -> None:
+            report.early_results.append(result)
+            on_early_result(result)
+
+        chunk.on_early_result = report_early

@@ -1,0 +1,91 @@
+"""The routes of jobs."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Final, Literal, cast
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from starlette.responses import Response
+
+from asr_server.annexes.jobs.bodies import DeletedJob, JobBody, JobList
+from asr_server.annexes.jobs.events import events_response
+from asr_server.annexes.jobs.service import Jobs, owner_of
+from asr_server.api.openapi import KEY_ERRORS, error_responses
+from asr_server.api.state import require_key
+from asr_server.errors import InvalidValue, NotFound, StorageUnavailable
+
+MAX_WAIT_S: Final = 120.0
+MAX_PAGE: Final = 100
+_ERRORS: Final = error_responses(*KEY_ERRORS, NotFound, StorageUnavailable)
+
+Id = Annotated[str, Path(description="Of the job.")]
+router = APIRouter(
+    prefix="/v1/audio/transcriptions", dependencies=[Depends(require_key)], responses=_ERRORS, tags=["jobs"]
+)
+
+
+def jobs_of(request: Request) -> Jobs:
+    return cast(Jobs, request.app.state.jobs)
+
+
+@router.get("")
+async def list_jobs(
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="Most jobs of this page.")] = 20,
+    after: Annotated[str, Query(description="The job before the first of this page.")] = "",
+    order: Annotated[Literal["asc", "desc"], Query(description="By age; desc: the newest first.")] = "desc",
+) -> JobList:
+    """Return the key's jobs, a page at a time."""
+    jobs, owner = jobs_of(request), owner_of(request)
+    data, has_more = await jobs.page(owner, limit, after, is_descending=order == "desc")
+    first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
+    return JobList(data=data, first_id=first_id, last_id=last_id, has_more=has_more)
+
+
+@router.get("/{id}")
+async def get_job(
+    request: Request, id: Id, wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds.")] = 0.0
+) -> JobBody:
+    """Return a job; with `wait`, once its status changes or after so many seconds."""
+    jobs, owner = jobs_of(request), owner_of(request)
+    job = await jobs.store.find(owner, id)
+    status, end = job.status, time.monotonic() + wait
+    while job.status == status and not job.is_finished and time.monotonic() < end:
+        with jobs.changes.expect(id) as change:
+            job = await jobs.store.find(owner, id)
+            if job.status == status:
+                await change.wait(end - time.monotonic())
+        job = await jobs.store.find(owner, id)
+    return await jobs.describe(job)
+
+
+@router.get("/{id}/content", response_model=None)
+async def get_content(request: Request, id: Id) -> Response:
+    """Return what the endpoint would have answered."""
+    jobs = jobs_of(request)
+    job = await jobs.store.find(owner_of(request), id)
+    content = await jobs.store.content_of(job)
+    if job.read_age_s is None:
+        await jobs.store.update(job.number, read_age_s=0.0)
+    return Response(content.body, content.status_code, json.loads(content.headers))
+
+
+@router.get("/{id}/events", response_model=None)
+async def get_events(
+    request: Request, id: Id, last_event_id: Annotated[str, Header(description="The last one read.")] = "0"
+) -> Response:
+    """Stream the text and the progress as server-sent events, from the start or behind `Last-Event-ID`."""
+    if not last_event_id.isdecimal():
+        raise InvalidValue("'Last-Event-ID' is the id of an event: a number.")
+    jobs = jobs_of(request)
+    job = await jobs.store.find(owner_of(request), id)
+    return events_response(jobs.runner, job, int(last_event_id), {}, with_progress=True)
+
+
+@router.delete("/{id}")
+async def delete_job(request: Request, id: Id) -> DeletedJob:
+    """Cancel a job and delete its recording and its content for good."""
+    await jobs_of(request).delete(owner_of(request), id)
+    return DeletedJob(id=id)

@@ -1,0 +1,308 @@
+"""Keep jobs through the end of the server: SQLite, and each recording as a file beside it.
+
+One thread reads and writes; each call is one transaction. The migrations alone say which columns there are.
+Another database needs another URL here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, Engine, MetaData, Select, Table, create_engine, event, func, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from asr_server.errors import NotFound, StorageUnavailable
+
+UNFINISHED: Final = ("queued", "in_progress")
+FREE_SHARE: Final = 20  # a twentieth of the disk is left free
+_PRAGMAS: Final = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON")
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A row of `jobs`. Times are Unix seconds."""
+
+    number: int
+    id: str
+    owner: str
+    task: str
+    fields: str
+    metadata: str
+    idempotency_key: str
+    fingerprint: str
+    status: str
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    num_bytes: int
+    duration_s: float | None
+    error: str | None
+    num_starts: int
+    age_s: float
+    read_age_s: float | None
+    callback_url: str
+    callbacks: str
+    callback_state: str | None
+    batch: str | None
+    custom_id: str | None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status not in UNFINISHED
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        return [(name, value) for name, value in json.loads(self.fields)]
+
+
+@dataclass(frozen=True)
+class Content:
+    """The reply that the endpoint would have made, and its events as pairs of end in the text and bytes."""
+
+    status_code: int
+    headers: str
+    body: bytes
+    events: bytes
+
+
+_JOB_COLUMNS: Final = tuple(field.name for field in fields(Job))
+_CONTENT_COLUMNS: Final = tuple(field.name for field in fields(Content))
+
+
+class Store:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.recordings, self.uploads = folder / "recordings", folder / "files"
+        self._database = folder / "jobs.sqlite"
+        self._tables: dict[str, Table] = {}
+        self._inode = 0
+        self._engine: Engine | None = None
+        self._lock: int | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="asr-jobs")
+
+    def open(self) -> None:
+        """Raises StorageUnavailable: no folder, a broken database, or another server that has it."""
+        try:
+            for folder in (self.folder, self.recordings, self.uploads):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._take_lock()
+            self._open_database()
+        except (SQLAlchemyError, OSError) as error:
+            self.close()
+            raise StorageUnavailable(f"{self.folder} keeps no jobs: {_reason(error)}") from error
+
+    def _take_lock(self) -> None:
+        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError("another server uses it") from None
+
+    def _open_database(self) -> None:
+        self._close_database()
+        self._engine = create_engine(f"sqlite:///{self._database}")
+        event.listen(self._engine, "connect", _set_pragmas)
+        config = Config()
+        config.set_main_option(
+            "script_location", str(Path(__file__).parent / "migrations").replace("%", "%%")
+        )
+        with self._engine.begin() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+            tables = MetaData()
+            tables.reflect(connection)
+        self._tables = dict(tables.tables)
+        self._inode = self._database.stat().st_ino
+
+    def _close_database(self) -> None:
+        if self._engine is not None:
+            self._engine.dispose()
+            self._engine = None
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._close_database()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # -- Transactions --
+
+    async def run(self, work: Callable[[Connection], T]) -> T:
+        """Do the work in one transaction. Raises StorageUnavailable, and what it raises itself."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transaction, work)
+
+    def _transaction(self, work: Callable[[Connection], T]) -> T:
+        try:
+            if self._database.stat().st_ino != self._inode:  # another file took its place
+                self._open_database()
+            assert self._engine is not None
+            with self._engine.begin() as connection:
+                return work(connection)
+        except (SQLAlchemyError, OSError) as error:
+            logger.error("the jobs in %s cannot be reached: %s", self.folder, _reason(error))
+            raise StorageUnavailable("The server cannot reach the jobs that it keeps.") from error
+
+    def table(self, name: str) -> Table:
+        return self._tables[name]
+
+    # -- Jobs --
+
+    async def find(self, owner: str, id: str) -> Job:
+        """Raises NotFound: it is not this key's, or deleted."""
+        return await self.run(lambda connection: self.job_of(connection, owner, id))
+
+    def job_of(self, connection: Connection, owner: str, id: str) -> Job:
+        jobs = self.table("jobs")
+        found = self.jobs_of(connection, jobs.c.id == id, jobs.c.owner == owner)
+        if not found:
+            raise NotFound(f"There is no job '{id[:80]}': it was deleted, or is another key's.")
+        return found[0]
+
+    def _select_jobs(self) -> Select[Any]:
+        return select(*(self.table("jobs").c[name] for name in _JOB_COLUMNS))
+
+    def jobs_of(
+        self, connection: Connection, *conditions: Any, order: Any = None, limit: int | None = None
+    ) -> list[Job]:
+        order = self.table("jobs").c.number if order is None else order
+        rows = connection.execute(self._select_jobs().where(*conditions).order_by(order).limit(limit))
+        return [Job(*row) for row in rows]
+
+    async def update(self, number: int, **values: Any) -> None:
+        jobs = self.table("jobs")
+        await self.run(lambda each: each.execute(jobs.update().where(jobs.c.number == number).values(values)))
+
+    async def requeue(self) -> None:
+        """Queue again what ran when the last server ended."""
+        jobs = self.table("jobs")
+        change = jobs.update().where(jobs.c.status == "in_progress").values(status="queued")
+        await self.run(lambda connection: connection.execute(change))
+
+    async def start_next(self, num_running: Counter[str], now: float) -> Job | None:
+        """Take the oldest queued job of the key with the fewest that run."""
+        jobs = self.table("jobs")
+
+        def work(connection: Connection) -> Job | None:
+            first = select(jobs.c.owner, func.min(jobs.c.number)).where(jobs.c.status == "queued")
+            waiting = connection.execute(first.group_by(jobs.c.owner)).all()
+            if not waiting:
+                return None
+            _, number = min(waiting, key=lambda row: (num_running[row[0]], row[1]))
+            change = {"status": "in_progress", "started_at": now, "num_starts": jobs.c.num_starts + 1}
+            connection.execute(jobs.update().where(jobs.c.number == number).values(change))
+            return self.jobs_of(connection, jobs.c.number == number)[0]
+
+        return await self.run(work)
+
+    async def finish(self, job: Job, content: Content, **values: Any) -> None:
+        jobs, contents, results = map(self.table, ("jobs", "contents", "results"))
+
+        def work(connection: Connection) -> None:
+            change = jobs.update().where(jobs.c.number == job.number).values(values)
+            if connection.execute(change).rowcount:  # it may have been deleted meanwhile
+                connection.execute(contents.insert().values(job=job.number, **vars(content)))
+                connection.execute(results.delete().where(results.c.job == job.number))
+
+        await self.run(work)
+        await asyncio.to_thread(self.recording_of(job.id).unlink, missing_ok=True)
+
+    async def content_of(self, job: Job) -> Content:
+        """Raises NotFound while it is not finished."""
+        contents = self.table("contents")
+        columns = [contents.c[name] for name in _CONTENT_COLUMNS]
+        query = select(*columns).where(contents.c.job == job.number)
+        row = await self.run(lambda connection: connection.execute(query).first())
+        if row is None:
+            raise NotFound(f"The job '{job.id}' is {job.status}: it has no content.")
+        return Content(*row)
+
+    async def delete(self, *ids: str) -> None:
+        jobs = self.table("jobs")
+        await self.run(lambda connection: connection.execute(jobs.delete().where(jobs.c.id.in_(ids))))
+        for id in ids:
+            await asyncio.to_thread(self.recording_of(id).unlink, missing_ok=True)
+
+    # -- Results of the engine --
+
+    async def results_of(self, job: Job) -> dict[tuple[int, int], bytes]:
+        """Return each kept result, by chunk and part."""
+        results = self.table("results")
+        query = select(results.c.chunk, results.c.part, results.c.data).where(results.c.job == job.number)
+        rows = await self.run(lambda connection: connection.execute(query).all())
+        return {(chunk, part): data for chunk, part, data in rows}
+
+    async def keep_result(self, job: Job, chunk: int, part: int, data: bytes) -> None:
+        jobs, results = self.table("jobs"), self.table("results")
+
+        def work(connection: Connection) -> None:
+            key = (results.c.job == job.number, results.c.chunk == chunk, results.c.part == part)
+            connection.execute(results.delete().where(*key))
+            if connection.execute(
+                jobs.update().where(jobs.c.number == job.number).values(num_starts=0)
+            ).rowcount:
+                connection.execute(results.insert().values(job=job.number, chunk=chunk, part=part, data=data))
+
+        await self.run(work)
+
+    # -- Files --
+
+    def recording_of(self, id: str) -> Path:
+        return self.recordings / id
+
+    def upload_of(self, id: str) -> Path:
+        return self.uploads / id
+
+    def require_disk(self, num_bytes: int) -> None:
+        """Raises StorageUnavailable: the disk would be full, or the folder is gone."""
+        with storing():
+            disk = shutil.disk_usage(self.recordings)
+        if num_bytes > disk.free - disk.total // FREE_SHARE:
+            raise StorageUnavailable("The disk of the server's jobs is full. Try again later.")
+
+    async def remove_orphans(self) -> None:
+        """Remove files whose rows were never written, or are gone."""
+        for folder, name in ((self.recordings, "jobs"), (self.uploads, "files")):
+            table = self.table(name)
+            known = await self.run(lambda each, ids=table.c.id: {*each.scalars(select(ids))})  # type: ignore[misc]
+            for path in await asyncio.to_thread(lambda folder=folder: [*folder.iterdir()]):  # type: ignore[misc]
+                if path.name not in known:
+                    await asyncio.to_thread(path.unlink, missing_ok=True)
+
+
+@contextlib.contextmanager
+def storing() -> Iterator[None]:
+    """Raises StorageUnavailable for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        logger.error("a job cannot be stored: %s", error)
+        raise StorageUnavailable(f"The server cannot store the job: {error.strerror or error}.") from error
+
+
+def _set_pragmas(connection: Any, _: object) -> None:
+    for pragma in _PRAGMAS:
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _reason(error: Exception) -> str:
+    """Return the database's own words, without the statement."""
+    return str(getattr(error, "orig", None) or error)

@@ -1,0 +1,106 @@
+"""Jobs survive the end of the server at any moment, and cost nothing where there are none."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from asr_server.core import Samples
+from harness.speech.digits import say
+from tests.conftest import Server, run_server
+from tests.support.fake_replica import wav
+from tests.support.until import wait_until
+
+URL = "/v1/audio/transcriptions"
+# In float32 the text of a chunk does not depend on what is decoded beside it.
+OPTIONS = ("--dtype", "float32", "--max-slots", "4", "--log-level", "debug")
+MOST_IN_FLIGHT = 12  # chunks with a replica: its slots and one batch of the encoder, or reported and not kept
+FIELDS = {"response_format": "verbose_json"}
+WORDS = FIELDS | {"timestamp_granularities[]": ["segment", "word"]}
+
+
+def test_without_a_folder_for_jobs_nothing_of_them_is_imported() -> None:
+    code = "import sys, asr_server.server.run, asr_server.cli.serve\nsys.exit('sqlalchemy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def digits(seed: int, num_digits: int) -> Samples:
+    text = "".join(random.Random(seed).choices("0123456789", k=num_digits))
+    return say(text, gap_s=0.4).samples
+
+
+def send(server: Server, recording: bytes, **fields: Any) -> httpx.Response:
+    return httpx.post(server.url + URL, files={"file": recording}, data=fields, timeout=250)
+
+
+def job(server: Server, id: str) -> dict[str, Any]:
+    found: dict[str, Any] = server.get(f"{URL}/{id}").json()
+    return found
+
+
+def survive(tmp_path: Path, recordings: list[bytes], num_kills: int, *options: str) -> None:
+    """Kill a server at random moments of its jobs; compare with what it answers undisturbed."""
+    folder = ("--jobs-dir", str(tmp_path / "jobs"))
+    chance = random.Random(0)
+    logs = []
+    with run_server(*options, *folder) as server:
+        expected = [send(server, recording, **WORDS).json() for recording in recordings]
+        ids = [send(server, recording, background="true", **WORDS).json()["id"] for recording in recordings]
+        kill_when_further(server, ids, chance)
+        logs.append(server.written())
+    for _ in range(num_kills - 1):
+        with run_server(*options, *folder) as server:
+            kill_when_further(server, ids, chance)
+            logs.append(server.written())
+    with run_server(*options, *folder) as server:
+        wait_until(lambda: all(job(server, id)["completed_at"] for id in ids), pause_s=0.2)
+        assert [job(server, id)["status"] for id in ids] == ["completed"] * len(ids)
+        contents = [server.get(f"{URL}/{id}/content").json() for id in ids]
+        assert [text_and_times(each) for each in contents] == [text_and_times(each) for each in expected]
+        logs.append(server.written())
+    check_what_was_done(logs, ids, num_kills)
+
+
+def text_and_times(body: dict[str, Any]) -> dict[str, Any]:
+    """Leave out probabilities: their last digits depend on the batch, in float32 too."""
+    segments = [(each["start"], each["end"], each["text"], each["tokens"]) for each in body["segments"]]
+    words = [(each["start"], each["end"], each["word"]) for each in body["words"]]
+    return body | {"segments": segments, "words": words}
+
+
+def kill_when_further(server: Server, ids: list[str], chance: random.Random) -> None:
+    def done_s() -> float:
+        return sum(float(job(server, id)["seconds_done"]) for id in ids)
+
+    more_s = done_s() + chance.uniform(0, 15)
+    wait_until(lambda: done_s() >= more_s or all(job(server, id)["completed_at"] for id in ids))
+    os.killpg(server.process.pid, signal.SIGKILL)
+    server.process.wait()
+
+
+def check_what_was_done(logs: list[str], ids: list[str], num_kills: int) -> None:
+    log = "".join(logs)
+    num_sent, num_sent_undisturbed = (
+        len(re.findall(rf"\[api {kind}_\w+\].* chunk \d+ goes to", log)) for kind in ("job", "req")
+    )
+    assert num_sent_undisturbed > len(ids)
+    assert num_sent <= num_sent_undisturbed + num_kills * MOST_IN_FLIGHT
+    assert max(Counter(re.findall(r"job (job_\w+): completed", log)).values()) == 1
+
+
+@pytest.mark.slow
+def test_recordings_that_a_killed_server_had_end_once_with_the_text_that_they_would_have_had(
+    tmp_path: Path,
+) -> None:
+    recordings = [wav(digits(seed, 60)) for seed in range(8)]
+    survive(tmp_path, recordings, 4, *OPTIONS)
