@@ -237,7 +237,6 @@ class Settings:
         return Settings(**values_for(Settings, self))
 
     def part(self, kind: type[Part]) -> Part:
-        """Return these settings as an annex knows them."""
         assert isinstance(self, kind)
         return self
 
@@ -263,7 +262,6 @@ def in_mebibytes(num_bytes: float) -> str:
 
 
 def values_for(kind: type[Any], settings: Settings) -> dict[str, Any]:
-    """Return the settings that the dataclass `kind` has fields for."""
     names = {field.name for field in fields(settings)}
     return {field.name: getattr(settings, field.name) for field in fields(kind) if field.name in names}
 

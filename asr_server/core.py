@@ -146,8 +146,6 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Clip(msgspec.Struct, frozen=True):
-    """A part of a recording."""
-
     start_s: float
     end_s: float  # may be infinite
 

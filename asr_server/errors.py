@@ -39,14 +39,10 @@ class InvalidValue(RequestError):
 
 
 class NotStereo(RequestError):
-    """Channels cannot be split: the file does not have two."""
-
     param = "channels"
 
 
 class NoSuchTrack(RequestError):
-    """The file lacks the requested audio track."""
-
     param = "track"
 
 
@@ -103,22 +99,16 @@ class InvalidApiKey(RequestError):
 
 
 class AdminRequired(RequestError):
-    """The request's key may not load and unload models."""
-
     status = 403
     code = "admin_required"
 
 
 class HostNotAllowed(RequestError):
-    """The Host is neither this machine nor in --allowed-hosts."""
-
     status = 403
     code = "host_not_allowed"
 
 
 class OriginNotAllowed(RequestError):
-    """Another site's page asks for a realtime session."""
-
     status = 403
     code = "origin_not_allowed"
 
@@ -147,8 +137,6 @@ class Overloaded(RequestError):
 
 
 class RateLimited(Overloaded):
-    """A limit of the request's own key."""
-
     code = "rate_limit_exceeded"
 
 
@@ -211,8 +199,6 @@ class ServerEnded(ReportedError):
 
 
 class ReplicasEnded(ReportedError, ChunkFailed):
-    """Every replica given this chunk died on it."""
-
     code = "engine_crashed"
 
     def __init__(self, num_replicas: int) -> None:

@@ -113,7 +113,12 @@ def mps_is_running() -> bool:
 
 
 def cpu_quota(root: Path = _ROOT) -> float:
-    return min(_quotas(root), default=math.inf)
+    quotas = [math.inf]
+    for folder in _control_groups(root):
+        quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
+        if quota.isdigit() and period.isdigit():
+            quotas.append(int(quota) / int(period))
+    return min(quotas)
 
 
 def cpu_flags() -> set[str]:
@@ -219,15 +224,7 @@ def _affinity_mask() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-def _quotas(root: Path) -> Iterator[float]:
-    for folder in _control_groups(root):
-        quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
-        if quota.isdigit() and period.isdigit():
-            yield int(quota) / int(period)
-
-
 def _meminfo(root: Path) -> dict[str, int]:
-    """Return the fields of /proc/meminfo in bytes; none elsewhere than on Linux."""
     fields = (line.partition(":") for line in _read(root / "proc/meminfo").splitlines())
     return {name: int(value.split()[0]) << 10 for name, _, value in fields}
 

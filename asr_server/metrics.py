@@ -170,7 +170,6 @@ class Account(Protocol):
     def require_room(self) -> None: ...
     def require_audio(self) -> None: ...
     def spend_audio(self, duration_s: float) -> None: ...
-    def count_answer(self, status: int) -> None: ...
     def headers(self) -> dict[str, str]: ...
 
 
@@ -258,9 +257,6 @@ class RequestStats:
         if audio_s and duration_s:
             request_audio_seconds.labels(route).observe(audio_s)
             request_rtfx.labels(route).observe(audio_s / duration_s)
-
-    def on_words_guessed(self, count: int) -> None:
-        words_guessed.inc(count)
 
     def on_audio(self, duration_s: float, language: str | None) -> None:
         if duration_s:

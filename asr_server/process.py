@@ -47,13 +47,12 @@ _SECRET: Final = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
 def child_environment(computes: bool = True) -> dict[str, str]:
     """Return a child's environment: an allow-list, and more for one that `computes`."""
-    inherited = {name: value for name, value in os.environ.items() if _is_inherited(name, computes)}
+    inherited = {}
+    for name, value in os.environ.items():
+        is_known = _OF_THE_SYSTEM.fullmatch(name) or (computes and _OF_THE_ENGINE.fullmatch(name))
+        if is_known and not _SECRET.search(name):
+            inherited[name] = value
     return inherited | {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(_import_folders())}
-
-
-def _is_inherited(name: str, computes: bool) -> bool:
-    is_known = _OF_THE_SYSTEM.fullmatch(name) or (computes and _OF_THE_ENGINE.fullmatch(name))
-    return bool(is_known) and not _SECRET.search(name)
 
 
 def _import_folders() -> Iterator[str]:

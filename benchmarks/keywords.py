@@ -26,7 +26,7 @@ from rich.table import Table
 from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Samples
-from asr_server.transcription import boosted_keywords
+from asr_server.transcription.request import boosted_keywords
 from benchmarks.batch_reader import Sound, read_all
 from benchmarks.reporting import benchmark_parser, command, machine, write_json
 from harness import speech

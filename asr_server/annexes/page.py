@@ -42,7 +42,6 @@ class _WebFiles(StaticFiles):
 
 
 def install(app: FastAPI) -> None:
-    """Add both; `app` is a FastAPIOffline without a page of its own for its description."""
     app.include_router(page_routes)
     app.mount("/web", _WebFiles(directory=WEB))
     _install_docs(app)

@@ -59,38 +59,34 @@ def reply_to(error: Exception) -> Response:
 
 
 def response_to(error: Exception) -> JSONResponse:
-    return JSONResponse(body_of(error).model_dump(), _status(error), _headers(error))
+    status, body = _described(error)
+    return JSONResponse(body.model_dump(), status, _headers(error))
 
 
 def body_of(error: Exception) -> ErrorBody:
-    """Return the body, and note the code for the request's log line."""
+    return _described(error)[1]
+
+
+def _described(error: Exception) -> tuple[int, ErrorBody]:
+    """Return status and body, and note the code for the request's log line."""
     match error:
         case ReportedError():
             metrics.current_request_stats().error_code = error.code
-            return _body(error.message, error.type, error.param, error.code)
+            return error.status, _body(error.message, error.type, error.param, error.code)
         case RequestValidationError():
             first = error.errors()[0]
-            message = f"Invalid request: {first['msg']}."
-            return _body(message, RequestError.type, str(first["loc"][-1]), InvalidValue.code)
+            message, param = f"Invalid request: {first['msg']}.", str(first["loc"][-1])
+            return RequestError.status, _body(message, RequestError.type, param, InvalidValue.code)
         case HTTPException():
             is_server_error = error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR
-            return _body(str(error.detail), (ReportedError if is_server_error else RequestError).type)
-    return _body("The server had an error while processing the request.", ReportedError.type)
+            kind = ReportedError if is_server_error else RequestError
+            return error.status_code, _body(str(error.detail), kind.type)
+    message = "The server had an error while processing the request."
+    return ReportedError.status, _body(message, ReportedError.type)
 
 
 def _body(message: str, type: str, param: str | None = None, code: str | None = None) -> ErrorBody:
     return ErrorBody(error=ErrorDetail(message=message, type=type, param=param, code=code))
-
-
-def _status(error: Exception) -> int:
-    match error:
-        case ReportedError():
-            return error.status
-        case RequestValidationError():
-            return RequestError.status
-        case HTTPException():
-            return error.status_code
-    return ReportedError.status
 
 
 def _headers(error: Exception) -> dict[str, str]:
@@ -150,7 +146,6 @@ _ROUTES: Final = ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/mod
 
 
 def unknown_path(path: str) -> str:
-    """Explain a path without /v1, with a part twice, or of a route that is OpenAI's alone."""
     for route in _ROUTES:
         if route.removeprefix("/v1") in path:
             return (

@@ -56,8 +56,6 @@ logger = logging.getLogger(__name__)
 
 
 class Tracer(Protocol):
-    """Sees every request and session."""
-
     def on_begun(self, scope: Scope, stats: metrics.RequestStats) -> None: ...
 
     def on_ended(self, what: str, stats: metrics.RequestStats, figures: Mapping[str, Any]) -> None:
@@ -216,14 +214,13 @@ class RequestLogMiddleware:
 
     def _end(self, what: str, stats: metrics.RequestStats, figures: Mapping[str, Any]) -> None:
         if stats.is_metered and stats.account:
-            stats.account.count_answer(figures.get("status", SWITCHED))
+            stats.account.answers[figures.get("status", SWITCHED)] += 1
         self._history.add(what, stats, figures)
 
 
 def report_session(
     what: str, route: str, code: int, duration_s: float, stats: metrics.RequestStats
 ) -> dict[str, Any]:
-    """Count and log a session; return the figures of its line."""
     if route != UNKNOWN_ROUTE:
         metrics.realtime_closed.labels(str(code) if code <= MAX_STANDARD_CODE else "other").inc()
     figures = {"route": route, "close_code": code, "seconds": round(duration_s, 3)} | stats.summary()
@@ -234,7 +231,6 @@ def report_session(
 def report_request(
     what: str, route: str, status: int, duration_s: float, stats: metrics.RequestStats
 ) -> dict[str, Any]:
-    """Count and log a request; return the figures of its line."""
     metrics.requests.labels(route, NOT_READY if (route, status) == ("/ready", 503) else str(status)).inc()
     metrics.request_seconds.labels(route).observe(duration_s)
     if stats.error_code:
@@ -332,8 +328,6 @@ _USUAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 class LocalHosts:
-    """Refuse requests to a loopback address for another host."""
-
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._allowed = _USUAL_HOSTS.union(settings.allowed_host_names)

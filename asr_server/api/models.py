@@ -18,7 +18,7 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings, naming
 from asr_server.dispatch.dispatcher import CreateExecutor, Dispatcher, create_local_executor
 from asr_server.errors import EngineUnavailable, ModelNotFound, ShuttingDown
-from asr_server.transcription import Transcriber
+from asr_server.transcription.request import Transcriber
 
 RETRY_AFTER_S: Final = 5
 MAX_LOAD_WAIT_S: Final = 30.0  # then 503: clients come again, and find the model loaded
@@ -57,12 +57,8 @@ class ServedModel:
 
     @classmethod
     def from_checkpoint(
-        cls,
-        settings: Settings,
-        pool: PreprocessPool,
-        create_executor: CreateExecutor = create_local_executor,
+        cls, settings: Settings, pool: PreprocessPool, create_executor: CreateExecutor = create_local_executor
     ) -> ServedModel:
-        """Read the checkpoint's small files. Start nothing."""
         directory = Path(settings.model)
         window, tokenizer = AudioWindow.from_directory(directory), Tokenizer.from_directory(directory)
         dispatcher = Dispatcher(settings, window=window, create_executor=create_executor)
@@ -147,7 +143,6 @@ class ServedModel:
     # -- Replicas --
 
     async def start(self) -> None:
-        """Launch the replicas, unless they wait for a request."""
         if self.settings.load != "lazy":
             self._is_loaded = True
             await self.dispatcher.start()
@@ -228,7 +223,6 @@ class Models:
         return iter(self._models)
 
     def allowed(self, names: Collection[str]) -> Models:
-        """Return those models that have one of these names."""
         return Models(model for model in self if not set(names).isdisjoint(model.settings.model_names))
 
     @property

@@ -15,13 +15,7 @@ from asr_server import errors
 from asr_server.api import headers
 from asr_server.api.headers import HEADERS, LIMIT_HEADERS
 from asr_server.api.models import Models
-from asr_server.api.schemas import (
-    AudioFields,
-    ErrorBody,
-    TextDelta,
-    TranscriptionFields,
-    TranslationFields,
-)
+from asr_server.api.schemas import AudioFields, ErrorBody, TextDelta, TranscriptionFields, TranslationFields
 from asr_server.audio.decoder import FORMATS
 from asr_server.errors import ReportedError
 from asr_server.formats.render import DiarizedJson, DiarizedSegment, Json, TextDone, VerboseJson

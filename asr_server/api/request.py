@@ -127,7 +127,6 @@ _NAMES, _VOICES, _TIMES = "known_speaker_names[]", f"{VOICE_FIELD}[]", "timestam
 
 
 def _conflicts(fields: AudioFields) -> Iterator[tuple[str, str]]:
-    """Yield each field that does not go with the others, and why."""
     names, is_split = fields.known_speaker_names, fields.channels == "split"
     if fields.stream and fields.response_format in ("srt", "vtt"):
         yield "stream", "requires response_format json, text or diarized_json"
@@ -192,8 +191,11 @@ def _shows_segments(fields: AudioFields) -> bool:
     return fields.response_format not in ("json", "text") or fields.stream_include_segments
 
 
+def _is_streamed(fields: AudioFields) -> bool:
+    return fields.stream and fields.response_format != "verbose_json"
+
+
 def _is_text_only(fields: AudioFields) -> bool:
-    """Return whether neither times nor their order show; that of split channels does."""
     return not _shows_segments(fields) and fields.channels != "split"
 
 
@@ -206,6 +208,10 @@ class TranscriptionRequest:
     render_options: RenderOptions
     count: SpeakerCount | None = None  # of voices that are told apart; None: none are
     clips: tuple[Clip, ...] = ()  # parts of the recording; empty: all of it
+
+    @property
+    def is_streamed(self) -> bool:
+        return _is_streamed(self.fields)
 
     @property
     def speakers(self) -> tuple[str, ...]:
@@ -266,7 +272,7 @@ def _parse(
     metrics.current_request_stats().asked_for |= {
         "model": fields.model[:MAX_QUOTED],
         "format": fields.response_format,
-        "stream": fields.is_streamed,
+        "stream": _is_streamed(fields),
     }
     model = models.choose(fields.model)
     metrics.current_request_stats().model = model.name
@@ -281,7 +287,7 @@ def _decoding_options(
         "prompt": fields.prompt,
         "keywords": keywords,
         "temperature": fields.temperature,
-        "streams": fields.is_streamed,
+        "streams": _is_streamed(fields),
         "top_k": max(0, fields.top_k),  # vLLM's -1 is off too
         "max_new_tokens": fields.max_completion_tokens,
     }

@@ -10,20 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from asr_server import __version__
 from asr_server.api.models import ServedModel
-from asr_server.api.openapi import (
-    ENGINE_ERRORS,
-    KEY_ERRORS,
-    MODEL_ERRORS,
-    error_responses,
-)
-from asr_server.api.schemas import (
-    Load,
-    Model,
-    ModelList,
-    ReplicaLoad,
-    Status,
-    Version,
-)
+from asr_server.api.openapi import ENGINE_ERRORS, KEY_ERRORS, MODEL_ERRORS, error_responses
+from asr_server.api.schemas import Load, Model, ModelList, ReplicaLoad, Status, Version
 from asr_server.api.state import AppState, get_state, models_of, require_key
 from asr_server.dispatch.supervisor import ReplicaState
 

@@ -7,12 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from asr_server.formats.render import (
-    Body,
-    Logprob,
-    ResponseFormat,
-    TokensUsage,
-)
+from asr_server.formats.render import Body, Logprob, ResponseFormat, TokensUsage
 
 # -- In. What is not a field of these models is refused by name. ---------------------------------------------
 
@@ -156,10 +151,6 @@ class AudioFields(BaseModel):
 
     stream_include_segments: bool = False
     """Not OpenAI's: whether the last event of a stream has what `verbose_json` has too."""
-
-    @property
-    def is_streamed(self) -> bool:
-        return self.stream and self.response_format != "verbose_json"
 
 
 class TranscriptionFields(AudioFields):

@@ -25,7 +25,7 @@ from asr_server.config import Settings, naming
 from asr_server.core import SpeakerCount
 from asr_server.errors import Overloaded, SessionsTaken
 from asr_server.metrics import Account
-from asr_server.transcription import Labeller
+from asr_server.transcription.request import Labeller
 
 # -- Places --------------------------------------------------------------------------------------------------
 
@@ -51,7 +51,6 @@ class Places:
         return self._held[key]
 
     def are_taken(self, key: str) -> bool:
-        """Return whether a request of this key would wait."""
         return key in self._waiting or not self._has_room(key)
 
     def _has_room(self, key: str) -> bool:
@@ -216,7 +215,6 @@ class RealtimeSessions:
                 self._is_empty.set()
 
     async def drain(self, limit_s: float) -> None:
-        """End every session in order; wait at most `limit_s`."""
         self.is_draining = True
         for session in self._active:
             session.end(SERVICE_RESTART, "The server is shutting down.")
@@ -282,7 +280,6 @@ class AppState:
 
     @property
     def max_upload_bytes(self) -> int:
-        """Return the size of the largest upload that settings and temporary folder allow."""
         try:
             return min(self.settings.max_upload_bytes, self.uploads.largest_bytes)
         except OSError:  # no folder
@@ -324,7 +321,6 @@ def caller_of(connection: HTTPConnection) -> Caller:
 
 
 def models_of(connection: HTTPConnection) -> Models:
-    """Return the models that the request's key may use."""
     models, account = get_state(connection).models, caller_of(connection).account
     names = account.models if account else None
     return models if names is None else models.allowed(names)

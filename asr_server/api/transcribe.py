@@ -33,7 +33,7 @@ from asr_server.config import Settings, naming
 from asr_server.core import Transcript
 from asr_server.errors import InvalidValue, Overloaded, ShuttingDown
 from asr_server.formats.render import DiarizedJson, Json, VerboseJson, render
-from asr_server.transcription import Labeller, OpenRequest, TranscriptionSession, task_group
+from asr_server.transcription.request import Labeller, OpenRequest, TranscriptionSession, task_group
 
 STREAM_END: Final = b"data: [DONE]\n\n"
 
@@ -86,7 +86,9 @@ class TranscriptionResponse(Response):
             while (await receive()).get("more_body", False):
                 pass  # the reply closes the connection, which would reset it before the client has read
             raise
-        _require_connection(scope)
+        if scope.get("state", {}).get(OVER_LIMIT):
+            message = f"Too many connections are open: {naming('max_connections')}."
+            raise Overloaded(message, retry_after_s=RETRY_CONNECTION_S)
         connection, stats = Request(scope, receive), metrics.current_request_stats()
         with (
             metered(connection),
@@ -101,7 +103,7 @@ class TranscriptionResponse(Response):
             if request.fields.background:
                 response = await self._in_background(connection, form, request)
                 await response(scope, receive, send)
-            elif request.fields.is_streamed:
+            elif request.is_streamed:
                 await _stream(state, form, request, receive, send)
             else:
                 response = await self._whole(form, request, receive)
@@ -136,15 +138,7 @@ async def whole_answer(
     return response
 
 
-def _require_connection(scope: Scope) -> None:
-    if scope.get("state", {}).get(OVER_LIMIT):
-        raise Overloaded(
-            f"Too many connections are open: {naming('max_connections')}.", retry_after_s=RETRY_CONNECTION_S
-        )
-
-
 async def rendered(transcript: Transcript, make: Callable[[], Made]) -> Made:
-    """Make the reply, in a thread if it is long."""
     with metrics.current_request_stats().stage("render"):
         if len(transcript.segments) <= SEGMENTS_INLINE:
             return make()

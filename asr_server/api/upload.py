@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 
 class UploadStore:
-    """The bytes of all uploads, in memory and on disk."""
-
     def __init__(self, max_memory_bytes: int = ALL_MEMORY_BYTES) -> None:
         self.memory_bytes = 0
         self.disk_bytes = 0
@@ -43,7 +41,6 @@ class UploadStore:
 
     @property
     def largest_bytes(self) -> int:
-        """Return the size that an upload alone may have. Raises OSError."""
         return max(MEMORY_BYTES, _free_bytes() + self.disk_bytes)
 
     def take_disk(self, num_bytes: int) -> None:
@@ -83,7 +80,7 @@ class Upload:
                 raise too_large(largest_bytes, _OF_DISK)
 
     def add(self, data: bytes | memoryview) -> None:
-        """Raises UploadTooLarge at the limit."""
+        """Raises UploadTooLarge."""
         self.num_bytes += len(data)
         if self.num_bytes > self._max_bytes:
             raise too_large(self._max_bytes)

@@ -42,7 +42,6 @@ class WhisperSpelledCommand(SectionedCommand):
 
 
 def in_our_spelling(args: Sequence[str]) -> list[str]:
-    """Replace whisper's spellings in the arguments."""
     end = args.index(END_OF_OPTIONS) if END_OF_OPTIONS in args else len(args)
     return [*_respelled(list(args[:end])), *args[end:]]
 

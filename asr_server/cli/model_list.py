@@ -7,11 +7,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import click
-from click.core import ParameterSource
-
 from asr_server.cli.checks import Check, problem
-from asr_server.cli.options import SettingsError, checked_settings, configure_log, exit_with, settings_from
+from asr_server.cli.options import (
+    SettingsError,
+    checked_settings,
+    configure_log,
+    exit_with,
+    is_flag_given,
+    settings_from,
+)
 from asr_server.server.settings import ServerSettings
 
 # ServerSettings that a model in the file may have of its own; beside them stand its `name` and `aliases`.
@@ -32,14 +36,14 @@ def settings_of_models(
         return [settings_from(options, checks, model_name)]
     try:
         entries = list(read_models(options["models"]))
-        if model_name or _is_flag("model") or _is_flag("served_model_name"):
+        if model_name or is_flag_given("model") or is_flag_given("served_model_name"):
             raise ValueError("names the models: leave out MODEL, --model and --served-model-name")
     except (OSError, ValueError) as error:
         exit_with([problem("models", options["models"], str(error))])
     models, problems = [], []
     for number, entry in enumerate(entries):
         try:
-            models.append(checked_settings(options | entry, checks, _nothing if number else configure_log))
+            models.append(checked_settings(options | entry, checks, None if number else configure_log))
         except SettingsError as error:
             problems += [f"model {_name(entry)}: {line}" for line in error.problems]
     uses = Counter(name for model in models for name in model.model_names)
@@ -55,13 +59,6 @@ def settings_of_models(
 
 def _name(entry: Mapping[str, Any]) -> str:
     return str(entry["served_model_name"] or entry["model"])
-
-
-def _nothing(settings: ServerSettings) -> None: ...
-
-
-def _is_flag(setting: str) -> bool:
-    return click.get_current_context().get_parameter_source(setting) is ParameterSource.COMMANDLINE
 
 
 def read_models(text: str) -> Iterator[dict[str, Any]]:

@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 
 class SettingsError(Exception):
-    """Wrong settings: `problems` has a line for each."""
-
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
@@ -36,7 +34,7 @@ class SettingsError(Exception):
 def checked_settings(
     values: Mapping[str, Any],
     checks: tuple[Check, ...] = (),
-    before_fetch: Callable[[ServerSettings], None] = lambda _: None,
+    before_fetch: Callable[[ServerSettings], None] | None = None,
 ) -> ServerSettings:
     """Return the settings, with the model as a directory. Raises SettingsError with all that is wrong.
 
@@ -45,7 +43,7 @@ def checked_settings(
     """
     settings, problems = _validated(values)
     problems += [line for check in checks for line in check(settings)]
-    if not problems:
+    if before_fetch and not problems:
         before_fetch(settings)
     try:
         directory = checkpoint_on_disk(settings.model)
@@ -56,7 +54,8 @@ def checked_settings(
             problems += model_fits(settings, directory)
     except CheckpointError as error:
         if "model" not in values and not problems:
-            return _with_embedded_model(settings, str(error))
+            settings = replace(settings, model=str(EMBEDDED_MODEL), why_embedded=str(error))
+            return replace(settings, served_model_name=settings.model_names[0])
         problems.append(problem("model", settings.model, str(error)))
     if problems:
         raise SettingsError(problems)
@@ -70,11 +69,6 @@ def _warn_of_lost_model() -> None:
             logger.warning("%s", reason)
         else:
             click.echo(f"Warning: {printable(reason)}", err=True)
-
-
-def _with_embedded_model(settings: ServerSettings, reason: str) -> ServerSettings:
-    settings = replace(settings, model=str(EMBEDDED_MODEL), why_embedded=reason)
-    return replace(settings, served_model_name=settings.model_names[0])
 
 
 def _validated(values: Mapping[str, Any]) -> tuple[ServerSettings, list[str]]:
@@ -138,6 +132,10 @@ def settings_from(
         return checked_settings(given, checks, configure_log)
     except SettingsError as error:
         exit_with(error.problems)
+
+
+def is_flag_given(setting: str) -> bool:
+    return click.get_current_context().get_parameter_source(setting) is ParameterSource.COMMANDLINE
 
 
 def exit_with(problems: list[str]) -> NoReturn:

@@ -8,19 +8,13 @@ import ssl
 import sys
 import urllib.request
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import click
 
 from asr_server.cli.checks import FOR_A_SERVER
 from asr_server.cli.model_list import settings_of_models
-from asr_server.cli.options import (
-    WRONG_USAGE,
-    SectionedCommand,
-    print_error,
-    settings_options,
-)
+from asr_server.cli.options import WRONG_USAGE, SectionedCommand, print_error, settings_options
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT
 from asr_server.errors import CheckpointError
 from asr_server.machine import in_url
@@ -43,7 +37,7 @@ def serve(model_name: str | None, **options: Any) -> None:
 
     Exit status: 0, stopped by a signal; 1, the engine never started; 2, wrong settings, or a port is taken.
     """
-    signal.signal(signal.SIGTERM, _stop)  # until the server has a handler of its own
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server has a handler of its own
     models = settings_of_models(options, FOR_A_SERVER, model_name)
     for settings in models:
         _report_embedded(settings)
@@ -67,10 +61,6 @@ def _report_embedded(settings: ServerSettings) -> None:
         )
     elif settings.serves_embedded_model:
         logger.info("serving the embedded model whisper-digits, which %s", EMBEDDED_MODEL_LIMIT)
-
-
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(0)
 
 
 ANSWER_LIMIT_S: Final = 3.0

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from asr_server.cli.arguments import WhisperSpelledCommand, parse_clips
 from asr_server.cli.checks import FOR_A_MODEL
-from asr_server.cli.options import WRONG_USAGE, print_error, settings_from, settings_options
+from asr_server.cli.options import WRONG_USAGE, is_flag_given, print_error, settings_from, settings_options
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, flag_name
 from asr_server.server.settings import FIELDS, SECTIONS, environment_names
 from asr_server.telemetry import configure_logging, printable
@@ -292,7 +292,8 @@ def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
 
 
 def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[str, Any]) -> int:
-    given = [name for name in sorted(LOCAL_SETTINGS) if _is_flag_given(name)]
+    # Variables may be meant for a local server.
+    given = [name for name in sorted(LOCAL_SETTINGS) if is_flag_given(name)]
     flags = [*map(flag_name, given), *(flag for flag, name in NOT_REMOTE.items() if job[name])]
     for flag in flags:
         raise click.UsageError(f"{flag} is for this machine: it does not go with --url.")
@@ -301,11 +302,5 @@ def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[st
     from asr_server.annexes.offline.remote import RemoteServer, RemoteTranscriber
     from asr_server.annexes.offline.run import transcribe_files
 
-    server = RemoteServer(url, api_key, options["model"] if _is_flag_given("model") else "")
+    server = RemoteServer(url, api_key, options["model"] if is_flag_given("model") else "")
     return transcribe_files(partial(RemoteTranscriber, server), TranscribeJob(**job))
-
-
-def _is_flag_given(name: str) -> bool:
-    """Return whether the flag is on the command line; variables may be meant for a local server."""
-    source = click.get_current_context().get_parameter_source(name)
-    return source is ParameterSource.COMMANDLINE

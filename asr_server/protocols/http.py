@@ -90,16 +90,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._waiting = waiting
 
     @property
-    def _is_shaking_hands(self) -> bool:
-        return bool(self._settings.ssl_certfile) and self.scheme == "http"
-
-    @property
     def _is_replying(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
     def _is_answered_early(self) -> bool:
-        """Return whether the reply has gone before its request has come whole; the rest is thrown away."""
         return self._phase is _Phase.BODY and self.cycle.response_complete
 
     # -- The connection's course --
@@ -138,7 +133,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.app_state = self.app_state | {OVER_LIMIT: True}
 
     def _wait_for_request(self, is_waiting: bool = True) -> None:
-        """Stand in the line of those that make room, or leave it."""
         if is_waiting:
             self._waiting.setdefault(self)
         else:
@@ -240,8 +234,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
         elif self.transport.is_closing():
             self._wait_for_request(False)
-        elif self._phase is _Phase.BODY and self._sender_is_too_slow():
-            self._refuse(self._body_too_slow())
+        elif self._phase is _Phase.BODY:
+            self._wait_for_body()
         elif self._phase is _Phase.HEADERS and not self._is_replying:
             self._wait_for_request()
             self._wait_for_headers()
@@ -261,16 +255,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 TooSlow(f"No whole request within {limit_s:g} seconds: {naming('header_timeout_s')}.")
             )
 
-    def _sender_is_too_slow(self) -> bool:
-        if self.flow.read_paused or self.cycle.waiting_for_100_continue:
-            return False
-        return self._sender.is_over_after(TICK_S)
-
-    def _body_too_slow(self) -> TooSlow:
-        return TooSlow(
-            f"The body arrives at less than {MIN_BYTES_PER_S:.0f} bytes a second for longer than "
-            f"{naming('client_grace_s')} allows."
-        )
+    def _wait_for_body(self) -> None:
+        is_held_up = self.flow.read_paused or self.cycle.waiting_for_100_continue
+        if not is_held_up and self._sender.is_over_after(TICK_S):
+            rate = f"{MIN_BYTES_PER_S:.0f} bytes a second"
+            allowed = f"{naming('client_grace_s')} allows"
+            self._refuse(TooSlow(f"The body arrives at less than {rate} for longer than {allowed}."))
 
     def _reader_is_too_slow(self) -> bool:
         """Return whether the client reads too slowly: bytes wait here if the system's buffer is full."""
@@ -308,10 +298,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._phase = _Phase.COMPLETE
 
     def _refuse(self, error: RequestError) -> None:
-        """Reply with the error behind the replies that are owed, and close."""
         if self.transport.is_closing():
             return
-        if self._is_shaking_hands or self._is_answered_early:
+        is_shaking_hands = self._settings.ssl_certfile and self.scheme == "http"
+        if is_shaking_hands or self._is_answered_early:
             self.transport.close()
             return
         if self._phase is _Phase.BODY and self.pipeline:

@@ -11,11 +11,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+import uvicorn
+from starlette.types import ASGIApp
+
 from asr_server.config import Settings
 from asr_server.protocols.http import BoundedHttpProtocol, Waiting
 
 logger = logging.getLogger(__name__)
 
+CLOSE_LIMIT_S: Final = 1  # for the last replies to be read
 SPARE_S: Final = 5.0  # the ticks of the HTTP protocol end a handshake before the event loop does
 
 
@@ -33,9 +37,22 @@ def http_protocol(settings: Settings) -> Callable[..., asyncio.Protocol]:
     return after_handshake
 
 
-class TlsHandshake(asyncio.Protocol):
-    """Take over a connection that was accepted without TLS."""
+def server_config(app: ASGIApp, settings: Settings, **own: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=http_protocol(settings),  # type: ignore[arg-type]  # uvicorn only calls it
+        host=settings.host,
+        port=settings.port,
+        timeout_keep_alive=settings.keep_alive_s,
+        timeout_graceful_shutdown=CLOSE_LIMIT_S,
+        log_config=None,
+        access_log=False,  # `middleware.py` writes one that has the request ids
+        server_header=False,
+        **own,
+    )
 
+
+class TlsHandshake(asyncio.Protocol):
     def __init__(self, http: BoundedHttpProtocol, context: ssl.SSLContext, limit_s: float) -> None:
         self._http = http
         self._context = context

@@ -76,7 +76,6 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         super().handle_parser_exception()
 
     def _refuse_handshake(self, reason: Exception) -> None:
-        """Refuse an upgrade that is no handshake: a POST, or a line too long."""
         causes = (reason, reason.__cause__)
         is_too_large = any(isinstance(cause, SecurityError) for cause in causes)
         text = f"No WebSocket handshake: {reason.__cause__ or reason}."

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from anyio.to_thread import current_default_thread_limiter
@@ -25,7 +26,7 @@ from asr_server.annexes.model_loading import unload_idle_models
 from asr_server.annexes.monitoring import MonitoringSettings, activity, metrics
 from asr_server.annexes.monitoring.activity import MAX_SAMPLES, Sample
 from asr_server.annexes.monitoring.metrics import STATM, resident_bytes
-from asr_server.annexes.monitoring.metrics_port import listening, settings_of_port
+from asr_server.annexes.monitoring.metrics_port import metrics_port
 from asr_server.annexes.realtime import route as realtime
 from asr_server.annexes.speakers.references import follow_speakers
 from asr_server.api import errors, middleware, openapi, routes, transcribe
@@ -37,7 +38,6 @@ from asr_server.api.upload import ReadingTurns, UploadStore
 from asr_server.audio.recording import PreprocessPool
 from asr_server.config import MIB, Settings
 from asr_server.server.settings import ServerSettings
-from asr_server.telemetry import announce
 
 if TYPE_CHECKING:
     from asr_server.annexes.monitoring.traces import Traces
@@ -127,7 +127,6 @@ def _add_jobs(app: FastAPI, settings: JobsSettings) -> None:
 
 
 def create_metrics_app(state: AppState, settings: Settings) -> FastAPI:
-    """Make the application of `--metrics-port`."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.server = state
     errors.install(app)
@@ -158,7 +157,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         if any(model.settings.idle_unload_s for model in state.models):
             helpers.append(asyncio.create_task(unload_idle_models(state.models), name="unload idle models"))
         jobs = app.state.jobs.running() if app.state.jobs else contextlib.nullcontext()
-        async with _metrics_port(state), jobs:
+        create_port_app = partial(create_metrics_app, state)
+        async with metrics_port(state.settings.part(MonitoringSettings), create_port_app), jobs:
             helpers.append(asyncio.create_task(activity.keep_sampling(state, app.state.samples)))
             if state.settings.reuse_port:  # it listens after this: connections go to others until then
                 await state.models.until_ready()
@@ -168,18 +168,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             helper.cancel()
         await state.models.stop()
         await asyncio.to_thread(state.pool.shutdown)
-
-
-@asynccontextmanager
-async def _metrics_port(state: AppState) -> AsyncIterator[None]:
-    own = state.settings.part(MonitoringSettings)
-    if not own.has_metrics_port:
-        yield
-        return
-    settings = settings_of_port(own)
-    async with listening(create_metrics_app(state, settings), settings) as url:
-        announce(f"metrics on {url}/metrics")
-        yield
 
 
 def _allow_origins(app: FastAPI, settings: Settings) -> None:

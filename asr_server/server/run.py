@@ -35,7 +35,7 @@ from asr_server.machine import (
     raise_open_files_limit,
     sockets_for,
 )
-from asr_server.protocols.tls import http_protocol
+from asr_server.protocols.tls import CLOSE_LIMIT_S, server_config
 from asr_server.protocols.websockets import BoundedWebSocketProtocol
 from asr_server.server.app import create_app
 from asr_server.server.settings import ServerSettings
@@ -52,7 +52,6 @@ ENGINE_FAILED: Final = 1
 PORT_TAKEN: Final = 3  # uvicorn's own for --port
 
 _COLLECTOR: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-CLOSE_LIMIT_S: Final = 1  # for the last replies to be read, when the drain is over
 _POLL_S: Final = 0.05
 FILES_PER_CONNECTION: Final = 2  # its socket, and the upload that it sends
 FILES_BESIDE: Final = 256  # libraries, replicas, decode processes, connections kept for probes
@@ -70,25 +69,21 @@ def run(models_settings: Sequence[ServerSettings]) -> int:
     traces = start_traces(os.environ)
     app = create_app(settings, models, pool, traces)
     warn_of_small_disk(app.state.server)
-    config = uvicorn.Config(
+    config = server_config(
         app,
-        http=http_protocol(settings),  # type: ignore[arg-type]  # uvicorn only calls it
-        timeout_keep_alive=settings.keep_alive_s,
-        host=settings.host,
-        port=settings.port,
+        settings,
         root_path=settings.root_path,
-        timeout_graceful_shutdown=CLOSE_LIMIT_S,
-        log_config=None,
         # Below this it says again what is said elsewhere, without a request's id, and writes keys in the log.
         log_level="error" if settings.log_level == "error" else "warning",
-        access_log=False,  # `middleware.py` writes one that has the request ids
-        server_header=False,
         ws=BoundedWebSocketProtocol,
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,  # it shrinks base64 of audio by a third: docs/realtime.md
     )
     server = Server(config, app.state.server)
-    server.run(_sockets(settings))
+    if settings.reuse_port:
+        server.run(list(bound_sockets(settings.host, settings.port, reuse_port=True)))
+    else:
+        server.run(sockets_for(settings.host, settings.port))
     if traces is not None:
         traces.close()
     if model := models.failed_to_start:
@@ -155,12 +150,6 @@ def warn_of_small_disk(state: AppState) -> None:
             naming("max_upload_bytes"),
             in_mebibytes(wanted_bytes),
         )
-
-
-def _sockets(settings: Settings) -> list[socket.socket] | None:
-    if settings.reuse_port:
-        return list(bound_sockets(settings.host, settings.port, reuse_port=True))
-    return sockets_for(settings.host, settings.port)
 
 
 class Server(uvicorn.Server):

@@ -41,15 +41,12 @@ Flags = npt.NDArray[np.bool_]
 class ClearChannels:
     """Decode the channels of a recording beside their mix, from the first chunk that may hide a voice."""
 
-    def __init__(self, recording: Recording | ChunkSource) -> None:
+    def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._channels: list[_Channel] = []
 
     async def hear(self, chunk: Chunk, pool: PreprocessPool) -> Heard:
-        """Return the detector's findings, with hidden voices in the place of the mix."""
         heard = await pool.run(hear, chunk)
-        if isinstance(self._recording, ChunkSource) or self._recording.num_channels == 1:
-            return heard
         hidden_s = _hidden_s(chunk, heard)
         if not hidden_s:
             return heard
@@ -87,7 +84,6 @@ class _Channel:
 
 
 def _hidden_s(chunk: Chunk, heard: Heard) -> list[Stretch]:
-    """Return loud stretches in which the mix has no voice, but may hide one."""
     end_s = chunk.start_s + chunk.duration_s
     starts_s = [chunk.start_s, *(last_s for _, last_s in heard.possible_s)]
     ends_s = [*(first_s for first_s, _ in heard.possible_s), end_s]
@@ -141,14 +137,12 @@ class SplitChannels:
         self._powers = []
 
     async def hear(self, chunk: Chunk, pool: PreprocessPool) -> Heard:
-        """Return the findings without the other speaker; a silent rest is not read."""
         muted, is_copy = await pool.run(self._mute, chunk)
         heard = await pool.run(hear, muted)
         pieces = heard.pieces if heard.possible_s or muted is chunk else []
         return msgspec.structs.replace(heard, pieces=pieces, is_copy=is_copy)
 
     def _mute(self, chunk: Chunk) -> tuple[Chunk, bool]:
-        """Return the chunk without the other speaker, and whether it is a copy of the other channel."""
         first = chunk.start_sample // HOP
         powers = np.concatenate(self._powers)[first : first + -(-len(chunk.samples) // HOP)]
         own, other = powers[:, chunk.channel], powers[:, 1 - chunk.channel]
@@ -195,7 +189,6 @@ def _window_means(values: Floats, width: int) -> Floats:
 
 
 def _any_window(flags: Flags, width: int) -> Flags:
-    """Return for each hop whether one of the windows around it is flagged."""
     changes = np.pad(flags.astype(int), (0, width)) - np.pad(flags.astype(int), (width, 0))
     return np.cumsum(changes)[: len(flags) + width - 1] > 0
 

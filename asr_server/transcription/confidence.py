@@ -35,7 +35,6 @@ class TokensOfWord(NamedTuple):
 
     @property
     def probability(self) -> float:
-        """Return the mean of the tokens'."""
         return fmean(map(math.exp, self.logprobs))
 
 
@@ -54,7 +53,6 @@ def model() -> Model:
 
 
 def confidences(words: Sequence[TokensOfWord]) -> list[float]:
-    """Return the confidence of each of the consecutive words of a part."""
     return model().probabilities(evidence_of(words)) if words else []
 
 

@@ -100,7 +100,6 @@ def _pieces_s(speech_s: Sequence[Stretch], duration_s: float) -> list[Stretch]:
 
 
 def _is_loud(pieces: Sequence[Chunk], chunk: Chunk) -> bool:
-    """Return whether what the pieces leave out is nearly as loud as they are."""
     is_left_out = np.ones(len(chunk.samples), bool)
     for piece in pieces:
         first = piece.start_sample - chunk.start_sample

@@ -44,8 +44,6 @@ MIN_ADVANCE_S: Final = 0.5  # from a chunk's start to where it is read again: th
 
 
 class Known(msgspec.Struct, frozen=True):
-    """The evidence about a part beside its text."""
-
     heard: Heard
     tokenizer: Tokenizer
     prompt: Collection[str] = ()  # letters of the sentences that it was read with
@@ -69,7 +67,6 @@ def judge(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart:
 
 
 def until_left_out(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart:
-    """Return the part up to the first certain speech without text."""
     if known.may_go_on:
         part = _until_gap(part, chunk, known) or part
     if known.may_complete and not part.result.is_full:
@@ -100,13 +97,11 @@ def letters_of(span: Span, tokenizer: Tokenizer) -> str:
 
 
 def sentences_of(parts: Sequence[DecodedPart], tokenizer: Tokenizer) -> set[str]:
-    """Return the letters of segments that are long enough to be noticed when they are repeated."""
     letters = {letters_of(span, tokenizer) for part in parts for span in part.spans}
     return {text for text in letters if len(text) >= MIN_LETTERS}
 
 
 def _until_repetition(part: DecodedPart, known: Known) -> DecodedPart | None:
-    """Return the part up to the first segment that repeats its prompt; None if none does."""
     for number in range(known.num_sent, len(part.spans)):
         if letters_of(part.spans[number], known.tokenizer) in known.prompt:
             tail_s = part.spans[number - 1].end_s if number else 0.0
@@ -117,7 +112,6 @@ def _until_repetition(part: DecodedPart, known: Known) -> DecodedPart | None:
 
 
 def _without_echoes(part: DecodedPart, known: Known) -> DecodedPart:
-    """Drop segments that equal the one before in too little certain speech."""
     kept: list[Span] = []
     before = known.before
     for number, span in enumerate(part.spans):
@@ -146,7 +140,6 @@ def _are_doubtful(logprobs: Sequence[float], result: ChunkResult) -> bool:
 
 
 def is_trusted(result: ChunkResult, text: str, duration_s: float) -> bool:
-    """Return whether a text fills its time, and is beyond doubt or probable."""
     if not result.logprobs or num_letters(text) < FULL_LETTERS_PER_S * duration_s:
         return False
     is_probable = float(np.mean(result.logprobs)) >= SURE_LOGPROB
@@ -235,12 +228,12 @@ def _wordless_s(part: DecodedPart, known: Known) -> Iterator[Stretch]:
 
 
 def _is_wordless(words: Sequence[Word], stretch_s: Stretch) -> bool:
-    filled_s = sum(_filled_s(word) for word in words if _reaches_into(word, stretch_s))
+    filled_s = sum(
+        max(SLOW_WORD_S, num_letters(word.text) / SLOW_LETTERS_PER_S)
+        for word in words
+        if _reaches_into(word, stretch_s)
+    )
     return filled_s == 0 or stretch_s[1] - stretch_s[0] - filled_s >= SURELY_S
-
-
-def _filled_s(word: Word) -> float:
-    return max(SLOW_WORD_S, num_letters(word.text) / SLOW_LETTERS_PER_S)
 
 
 def _reaches_into(word: Word, stretch_s: Stretch) -> bool:
@@ -249,7 +242,6 @@ def _reaches_into(word: Word, stretch_s: Stretch) -> bool:
 
 
 def _is_overlong(part: DecodedPart, known: Known) -> bool:
-    """Return whether a segment holds more certain speech than its letters fill."""
     return any(
         known.heard.certainly_spoken_s(part.start_s + span.start_s, part.start_s + span.end_s)
         - known.tokenizer.num_letters(span.tokens) / FEWEST_LETTERS_PER_S

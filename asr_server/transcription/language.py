@@ -54,7 +54,6 @@ class LanguageDetector:
         return detected if self.is_per_chunk else self.code
 
     async def next_language(self) -> str | None:
-        """Return the next chunk's language; None lets it detect."""
         while not self.is_settled:
             if self._probe_finished is None or self._probe_finished.is_set():
                 self._probe_finished = asyncio.Event()
@@ -85,7 +84,6 @@ class LanguageDetector:
             self._conclude()
 
     def on_all_sent(self) -> None:
-        """Note that no further chunk will vote."""
         self._all_sent = True
         if self._probe_finished is None or self._probe_finished.is_set():
             self._conclude()

@@ -1,4 +1,4 @@
-"""Hold the final text of a chunk under way, which a stream never takes back, and the prompt of its next part.
+"""Hold the final text of a chunk under way and the prompt of its next part; end a request that stands still.
 
 Closed segments that a replica reports (`EarlyResult`) stay: if the rest fails, the part ends with them.
 """
@@ -6,17 +6,27 @@ Closed segments that a replica reports (`EarlyResult`) stay: if the rest fails, 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
+from asr_server import metrics
+from asr_server.audio.recording import PreprocessPool
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult, DecodingOptions, TranscriptDelta
+from asr_server.dispatch.queue import RequestHandle
+from asr_server.errors import RequestStalled
 from asr_server.transcription.segments import DecodedPart
 
 # Half of Whisper's text positions, less <|startofprev|>: the rule of openai-whisper.
 MAX_PROMPT_TOKENS: Final = 223
 NOTHING_SENT: Final = TranscriptDelta("", (), (), None, 0, 0, 0.0)
+
+logger = logging.getLogger(__name__)
 
 
 class ChunkProgress:
@@ -123,3 +133,66 @@ class PreviousText:
             return
         heard = tuple(token for span in part.spans for token in span.tokens)
         self.tokens = (*self.tokens, *heard)[-MAX_PROMPT_TOKENS:]
+
+
+# -- A request that stands still -----------------------------------------------------------------------------
+#
+# Other waits are bounded elsewhere. What remains are faults of the server, such as a lost thread.
+
+# Of the engine, while a chunk is with its replica. Six tries of 448 tokens are 2,688 steps in a slot, and as
+# many may pass before there is a free one.
+MAX_STEPS_IN_FLIGHT = 20_000
+TICK_S = 1.0
+
+
+@dataclass(frozen=True)
+class StallLimits:
+    request_s: float = 60.0
+    pool_s: float = 660.0  # the work that one file may be (`AudioLimits`), and a minute
+
+
+class StallWatch:
+    """Watch one request by ticks of the event loop, so that a paused process is not a stall."""
+
+    def __init__(self, handle: RequestHandle, pool: PreprocessPool, limits: StallLimits) -> None:
+        self._handle, self._pool, self._limits = handle, pool, limits
+        self._num_in_pool = 0
+        self._seen: tuple[int, ...] = ()  # what had moved at the last tick
+        self._still_s = 0.0  # since something moved
+
+    @contextmanager
+    def waiting_for_pool(self) -> Iterator[None]:
+        self._num_in_pool += 1
+        try:
+            yield
+        finally:
+            self._num_in_pool -= 1
+
+    async def run(self, tasks: Collection[asyncio.Task[Any]]) -> None:
+        """Watch until cancelled or all `tasks` are done. Raises RequestStalled."""
+        tick_s = min(TICK_S, self._limits.request_s / 4)
+        while True:
+            await asyncio.sleep(tick_s)
+            if not all(task.done() for task in tasks) and (reason := self._stall(tick_s)):
+                metrics.requests_stalled.inc()
+                logger.error("the request is ended: %s", reason)
+                raise RequestStalled(f"The request came to a standstill and was ended: {reason}.")
+
+    def _stall(self, tick_s: float) -> str:
+        handle, num_finished = self._handle, self._pool.stats.finished if self._num_in_pool else 0
+        seen = (handle.num_moves, num_finished, self._num_in_pool)
+        if seen != self._seen or handle.num_waiting:
+            self._seen, self._still_s = seen, 0.0
+            return ""
+        self._still_s += tick_s
+        if handle.num_in_flight:
+            num_steps = handle.steps_in_flight()
+            is_over = num_steps > MAX_STEPS_IN_FLIGHT
+            return f"a replica has taken {num_steps} steps without finishing its chunk" if is_over else ""
+        if self._num_in_pool:
+            is_over = self._still_s >= self._limits.pool_s
+            return (
+                f"the threads that decode have finished nothing for {self._still_s:.0f} s" if is_over else ""
+            )
+        is_over = self._still_s >= self._limits.request_s
+        return f"nothing of it has moved for {self._still_s:.0f} s" if is_over else ""

@@ -15,19 +15,19 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from asr_server.audio.recording import PreprocessPool
+from asr_server import metrics
+from asr_server.audio.recording import ChunkSource, PreprocessPool, Recording
 from asr_server.audio.voice import LIKELY, SPELLED, holds_speech
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.transcription import judge, segments
 from asr_server.transcription.channels import ClearChannels, SplitChannels
-from asr_server.transcription.heard import Heard, samples_around
+from asr_server.transcription.heard import Heard, hear, samples_around
 from asr_server.transcription.judge import Known
 from asr_server.transcription.language import LanguageDetector
-from asr_server.transcription.progress import ChunkProgress, EarlyResults, PreviousText
+from asr_server.transcription.progress import ChunkProgress, EarlyResults, PreviousText, StallWatch
 from asr_server.transcription.segments import DecodedPart
-from asr_server.transcription.tasks import StallWatch
 
 MAX_READINGS: Final = 8  # of one piece, tails and speech without text included
 MAX_COMPLETIONS: Final = 3  # of them for speech without text, each of less audio than the one before
@@ -41,17 +41,19 @@ class _Stretch(NamedTuple):
 
 @dataclass(eq=False)
 class ChunkReader:
-    """Read one request's chunks."""
-
     handle: RequestHandle
     tokenizer: Tokenizer
     options: DecodingOptions
     language: LanguageDetector
     voice_pool: PreprocessPool | None  # threads that listen for voices; None: all text stands
     watch: StallWatch
-    channels: ClearChannels | SplitChannels
+    source: Recording | ChunkSource
+    is_split: bool  # each of two channels is a speaker
 
     def __post_init__(self) -> None:
+        self._channels: ClearChannels | SplitChannels | None = None
+        if self.is_split:
+            self._channels = SplitChannels(self.source)
         self._shows_words = self.options.word_timestamps
         # Speech without words is found, and no segment that is shown begins in a pause.
         if self.voice_pool is not None:
@@ -64,10 +66,17 @@ class ChunkReader:
         if self.voice_pool is None:
             return Heard(chunk, [chunk])
         with self.watch.waiting_for_pool():
-            heard = await self.channels.hear(chunk, self.voice_pool)
+            if self._channels is None and isinstance(self.source, Recording) and self.source.num_channels > 1:
+                self._channels = ClearChannels(self.source)
+            pool, channels = self.voice_pool, self._channels
+            heard = await (channels.hear(chunk, pool) if channels else pool.run(hear, chunk))
         if self.options.max_new_tokens is None or not heard.pieces:
             return heard
         return msgspec.structs.replace(heard, pieces=[heard.chunk], is_loud_between=False)
+
+    def close(self) -> None:
+        if self._channels is not None:
+            self._channels.close()
 
     async def read(self, heard: Heard, language: str | None, progress: ChunkProgress) -> None:
         parts = await self._read(heard, language, progress)
@@ -95,8 +104,6 @@ class ChunkReader:
 
 
 class _Reading:
-    """One reading of a chunk."""
-
     def __init__(
         self,
         reader: ChunkReader,
@@ -193,7 +200,7 @@ class _Reading:
         if not options.word_timestamps or result.token_times_s or may_lack_times:
             return part
         part = segments.with_words_by_length(part, options, self._tokenizer)
-        self._stats.on_words_guessed(sum(len(span.words) for span in part.spans))
+        metrics.words_guessed.inc(sum(len(span.words) for span in part.spans))
         return part
 
     async def _voiceless(self, part: DecodedPart, chunk: Chunk, num_sent: int) -> set[int]:

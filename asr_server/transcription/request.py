@@ -28,14 +28,33 @@ from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.language_codes import Languages
 from asr_server.telemetry import unique_request_id
-from asr_server.transcription.channels import ClearChannels, SplitChannels
 from asr_server.transcription.language import MAX_VOTES, LanguageDetector
-from asr_server.transcription.progress import MAX_PROMPT_TOKENS, NOTHING_SENT, ChunkProgress, not_yet_sent
+from asr_server.transcription.progress import (
+    MAX_PROMPT_TOKENS,
+    NOTHING_SENT,
+    ChunkProgress,
+    StallLimits,
+    StallWatch,
+    not_yet_sent,
+)
 from asr_server.transcription.reading import ChunkReader
-from asr_server.transcription.tasks import StallLimits, StallWatch, task_group
 from asr_server.transcription.transcript import TranscriptBuilder
 
 OpenRequest = Callable[[str], RequestHandle]
+
+
+@asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from None
+
+
+def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    error = errors.exceptions[0]
+    return first_error(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 class Labeller(Protocol):
@@ -136,8 +155,6 @@ class Transcriber:
 
 
 class TranscriptionSession:
-    """One request under way."""
-
     def __init__(
         self,
         transcriber: Transcriber,
@@ -154,7 +171,7 @@ class TranscriptionSession:
             options = msgspec.structs.replace(options, early_results=False)
         self.handle, self._source, self._options = handle, source, options
         self._tokenizer, self._pool, self._labeller = tokenizer, pool, labeller
-        self._channels = SplitChannels(source) if speakers else ClearChannels(source)
+        self._is_split = bool(speakers)
         if labeller is not None and isinstance(source, Recording):
             source.listener = labeller.push
         self._language = LanguageDetector(
@@ -167,7 +184,7 @@ class TranscriptionSession:
         self._watch = StallWatch(handle, pool, transcriber.stall_limits)
         voice_pool = pool if transcriber.check_voice else None
         self._reader = ChunkReader(
-            handle, tokenizer, options, self._language, voice_pool, self._watch, self._channels
+            handle, tokenizer, options, self._language, voice_pool, self._watch, source, self._is_split
         )
         self._builder = TranscriptBuilder(tokenizer, source, options, self._language, speakers)
         # What to wait for, in the order of the file. A number: all before these seconds has been sent.
@@ -181,7 +198,7 @@ class TranscriptionSession:
     def close(self) -> None:
         self.handle.cancel()
         self._source.close()
-        self._channels.close()
+        self._reader.close()
         if self._labeller is not None:
             self._labeller.close()
 
@@ -268,7 +285,7 @@ class TranscriptionSession:
                 else:
                     self._run(group, read())
                     await self._until_next_may_go(chunk, progress)
-            if isinstance(self._channels, SplitChannels):
+            if self._is_split:
                 self._pending.put_nowait(math.inf if finished else self._source.settled_s)
         self._language.on_all_sent()
         self._pending.put_nowait(None)

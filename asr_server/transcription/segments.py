@@ -83,7 +83,7 @@ def decode_part(
     spans = tuple(_spans(result, num_read, timestamps))
     if result.token_times_s:
         end_s = chunk.duration_s if tail_s is None else tail_s
-        spans = _with_words(spans, result, end_s, tokenizer, spaced=is_spaced(options, result))
+        spans = _with_words(spans, result, end_s, tokenizer, options)
     return DecodedPart(chunk.start_s, chunk.duration_s, result, spans, num_read, tail_s, chunk.channel)
 
 
@@ -116,8 +116,9 @@ def is_spaced(options: DecodingOptions, result: ChunkResult) -> bool:
 
 
 def _with_words(
-    spans: Sequence[Span], result: ChunkResult, end_s: float, tokenizer: Tokenizer, spaced: bool
+    spans: Sequence[Span], result: ChunkResult, end_s: float, tokenizer: Tokenizer, options: DecodingOptions
 ) -> tuple[Span, ...]:
+    spaced = is_spaced(options, result)
     by_span: list[list[AlignedWord]] = []
     tokens: list[TokensOfWord] = []
     num_text = 0  # text tokens of the spans so far
@@ -128,7 +129,7 @@ def _with_words(
         tokens += [TokensOfWord(logprobs[g.first : g.end], focus[g.first : g.end]) for g in groups]
         num_text += len(logprobs)
     words = without_lead(leave_out_pauses(list(chain(*by_span)), result.pauses_s, end_s))
-    timed = map(_with_certainty, words, tokens, confidences(tokens))
+    timed = iter(words) if options.text_only else map(_with_certainty, words, tokens, confidences(tokens))
     return tuple(
         msgspec.structs.replace(span, words=tuple(islice(timed, len(words))))
         for span, words in zip(spans, by_span, strict=True)
@@ -136,7 +137,6 @@ def _with_words(
 
 
 def _word_groups(span: Span, tokenizer: Tokenizer, spaced: bool) -> tuple[list[WordGroup], list[float]]:
-    """Return the span's words and the log-probabilities of its text tokens."""
     both = zip(span.tokens, span.logprobs, strict=True)
     text = [(token, logprob) for token, logprob in both if tokenizer.is_text(token)]
     return group_words([token for token, _ in text], tokenizer, spaced), [logprob for _, logprob in text]

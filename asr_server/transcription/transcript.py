@@ -33,8 +33,6 @@ def _num_positions(duration_s: float) -> int:
 
 
 class TranscriptBuilder:
-    """Make deltas of decoded parts, and the transcript of the deltas."""
-
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -63,7 +61,6 @@ class TranscriptBuilder:
         return self.delta([])
 
     def drop_copy(self, chunk: Chunk) -> None:
-        """Note that a channel is the same as the other one, and was not read."""
         end_s = chunk.start_s + chunk.duration_s
         self._dropped.append(DroppedSegment(chunk.start_s, end_s, "", "same_channel"))
 

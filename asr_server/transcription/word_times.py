@@ -110,8 +110,6 @@ Pause = tuple[float, float]  # start and end
 
 
 class AlignedWord(NamedTuple):
-    """A word with its times from the start of the part."""
-
     text: str
     start_s: float
     end_s: float
@@ -270,7 +268,6 @@ def _without_pauses(word: AlignedWord, pauses_s: Sequence[Pause]) -> Word:
 
 
 def _lengthened(word: Word, aligned_end_s: float, pauses_s: Iterable[Pause], limit_s: float) -> Word:
-    """Lengthen the word to the pause behind it, if sound goes on."""
     if aligned_end_s - word.end_s >= PARTING_PAUSE_S:
         return word
     for start_s, end_s in pauses_s:
@@ -307,14 +304,12 @@ def _unhurried(words: list[Word]) -> list[Word]:
 
 
 def edges_by_letters(texts: Sequence[str], start_s: float, end_s: float) -> list[Pause]:
-    """Return times of consecutive words, by their letters."""
     num_letters = list(accumulate((max(1, len(text.strip())) for text in texts), initial=0))
     per_letter_s = (end_s - start_s) / max(1, num_letters[-1])
     return list(pairwise(start_s + per_letter_s * count for count in num_letters))
 
 
 def words_until(words: Sequence[Word], end_s: float) -> tuple[Word, ...]:
-    """Shorten the last words to end by `end_s`."""
     cut: list[Word] = []
     for word in reversed(words):
         end_s = min(word.end_s, end_s)

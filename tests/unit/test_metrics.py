@@ -124,16 +124,14 @@ def test_a_timeline_is_kept_where_it_is_wanted_up_to_its_most() -> None:
     assert MAX_STAGES == 256
 
 
-def test_what_is_read_again_dropped_or_guessed_is_counted() -> None:
+def test_what_is_read_again_or_dropped_is_counted() -> None:
     again = Added("asr_chunks_read_again_total", reason="unread_tail")
     dropped = Added("asr_segments_dropped_total", reason="echo")
-    guessed = Added("asr_words_guessed_total")
     stats = RequestStats()
     stats.on_read_again("unread_tail")
     stats.on_segments_dropped("echo", 3)
     stats.on_segments_dropped("no_voice", 0)
-    stats.on_words_guessed(4)
-    assert (again(), dropped(), guessed()) == (1, 3, 4)
+    assert (again(), dropped()) == (1, 3)
     assert stats.summary() == {"read_again": {"unread_tail": 1}, "segments_dropped": {"echo": 3}}
 
 

@@ -109,7 +109,7 @@ class Jobs:
                 await asyncio.to_thread(path.unlink, missing_ok=True)
         self.runner.wake()
         headers = {"location": f"/v1/audio/transcriptions/{job.id}"} | ({} if is_kept else {REPEATED: "true"})
-        if request.fields.is_streamed:
+        if request.is_streamed:
             return events_response(self.runner, job, 0, headers, with_progress=False)
         return JSONResponse((await self.describe(job)).model_dump(), 202, headers)
 

@@ -136,8 +136,5 @@ class Account:
         self.audio_s += duration_s
         self._audio.spend(duration_s)
 
-    def count_answer(self, status: int) -> None:
-        self.answers[status] += 1
-
     def headers(self) -> dict[str, str]:
         return self._requests.headers() | self._audio.headers()

@@ -101,7 +101,6 @@ def _running(model: ServedModel) -> dict[str, str | None]:
 
 
 def _replicas(model: ServedModel, usages: Mapping[Labels, Usage]) -> Iterator[dict[str, Any]]:
-    """Yield those that are away too."""
     supervisor = model.dispatcher.supervisor
     states = {state.replica.name: state for state in supervisor.replica_states}
     for name in (f"replica {index}" for index in range(supervisor.num_replicas)):
@@ -121,7 +120,6 @@ def _resident_bytes(usage: Usage | None) -> int | None:
 
 
 def _queue_s(figures: Mapping[str, Any]) -> float | None:
-    """Return the mean wait of a request's chunks for a slot."""
     queued_s = figures.get("stages_s", {}).get("chunks_queued")
     return None if queued_s is None else float(queued_s / figures["chunks"])
 
@@ -136,7 +134,6 @@ def _shares(values_s: Iterable[float | None]) -> dict[str, float] | None:
 
 
 def _timeline(samples: Sequence[Sample], now: float) -> dict[str, list[float]]:
-    """Return a value every five seconds, the oldest first."""
     return {
         "seconds_ago": [round(now - sample.at, 1) for sample in samples],
         "speed": [round(speed, 2) for speed in speeds(samples)],
@@ -149,7 +146,6 @@ def _listed(ended: Ended, now: float) -> dict[str, Any]:
 
 
 async def keep_sampling(state: AppState, samples: deque[Sample]) -> None:
-    """Run until cancelled."""
     while True:
         samples.append(_sample(state))
         await asyncio.sleep(SAMPLE_EVERY_S)

@@ -242,7 +242,6 @@ def usage_of_each(pids: Mapping[Labels, int]) -> dict[Labels, Usage]:
 
 
 def child_pids(state: AppState) -> dict[Labels, int]:
-    """Return the child processes of this machine: of replicas by their labels, and of decoding."""
     pids = {
         (model.name, replica_state.replica.name): replica_state.replica.pid
         for model in state.models
@@ -262,7 +261,6 @@ def _stat(pid: int) -> list[str]:
 
 
 def _children(pid: int) -> Iterator[list[str]]:
-    """Yield each child of the main thread, which starts all of ours."""
     with contextlib.suppress(FileNotFoundError):  # some kernels do not list them
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             with contextlib.suppress(OSError):

@@ -55,7 +55,6 @@ class Traces:
         return cls(provider)
 
     def on_begun(self, scope: Scope, stats: RequestStats) -> None:
-        """Begin the request's span, within the client's trace, if it is sampled."""
         if scope.get("method") in SAFE_METHODS:
             return
         parent = self._propagator.extract(Headers(scope=scope))
@@ -67,7 +66,6 @@ class Traces:
             stats.asked_for["trace_id"] = format_trace_id(span.get_span_context().trace_id)
 
     def on_ended(self, what: str, stats: RequestStats, figures: Mapping[str, Any]) -> None:
-        """Name the span, add the stages below it, and hand all to the exporter."""
         span = self._spans.pop(stats, None)
         if span is None:
             return
@@ -85,7 +83,6 @@ class Traces:
         span.end()
 
     def _ns(self, time_s: float) -> int:
-        """Return a time of the stages' clock by that of spans."""
         return round(time_s * _NS_PER_S) + self._clock_ns
 
     def close(self) -> None:

@@ -137,8 +137,6 @@ def _recordings_in(folder: Path, recursive: bool, failures: list[Failure]) -> It
 
 
 def _walk(folder: Path, recursive: bool, failures: list[Failure]) -> Iterator[Path]:
-    """Yield the files of a folder that are named as recordings."""
-
     def note(error: OSError) -> None:
         failures.append(Failure(str(error.filename), reason_of(error)))
 

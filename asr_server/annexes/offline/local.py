@@ -19,14 +19,10 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, Settings
 from asr_server.core import Clip, DecodingOptions, SpeakerCount, Task, Transcript
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.errors import (
-    ChunkFailed,
-    EngineUnavailable,
-    InvalidValue,
-)
+from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidValue
 from asr_server.formats.render import FileFormat, RenderOptions
 from asr_server.formats.subtitles import READABLE_LAYOUT, SubtitleLayout
-from asr_server.transcription import Transcriber, prompt_tokens
+from asr_server.transcription.request import Transcriber, prompt_tokens
 
 FILES_AT_ONCE: Final = 16
 Existing = Literal["refuse", "skip", "overwrite"]  # what happens to a file whose result is there already
@@ -149,7 +145,7 @@ class LocalTranscriber:
         return transcript
 
     def options_for(self, language: str | None, prompt: str | None) -> DecodingOptions:
-        """Return the job's options with one recording's language and prompt. Raises InvalidValue."""
+        """Raises InvalidValue."""
         own = self.options
         if language is not None:
             own = msgspec.structs.replace(own, language=self._transcriber.languages.given_code(language))

@@ -32,6 +32,7 @@ from asr_server.annexes.offline.outputs import (
 from asr_server.annexes.offline.progress import ProgressBars
 from asr_server.core import Transcript
 from asr_server.errors import EngineUnavailable
+from asr_server.formats.render import FileFormat
 
 MAX_LINE_BYTES: Final = 1 << 20
 
@@ -50,6 +51,9 @@ class Entry:
     audio: Path
     language: str | None = None  # None: as for the whole job
     prompt: str | None = None
+
+    def report(self, outcome: Outcome, error: str = "", duration_s: float = 0.0) -> LineReport:
+        return LineReport(self.offset, outcome, self.id, str(self.audio), error, duration_s)
 
 
 Outcome = Literal["transcribed", "skipped", "failed"]
@@ -72,16 +76,11 @@ def read_entries(manifest: Path, start: int = 0, stop: int | None = None) -> Ite
             yield _parsed(decoder, manifest.parent, offset, line)
 
 
-@dataclass(frozen=True)
-class Survey:
-    """A manifest seen whole, before any line is transcribed."""
+def survey(manifest: Path) -> tuple[int, dict[int, int]]:
+    """Read all lines and keep 16 bytes of each. Raises OutputError.
 
-    num_lines: int  # without blank ones
-    repeats: Mapping[int, int]  # offset of a line whose result is an earlier line's, and offset of that one
-
-
-def survey(manifest: Path) -> Survey:
-    """Read all lines and keep 16 bytes of each. Raises OutputError."""
+    Return their number, and the offset of each whose result is an earlier line's, with that one's offset.
+    """
     num_bad_lines = 0
     offsets, keys = array("q"), array("q")
     try:
@@ -93,7 +92,7 @@ def survey(manifest: Path) -> Survey:
                 keys.append(hash(result_name(line.id).casefold()))
     except OSError as error:
         raise OutputError(f"cannot read the manifest {manifest}: {reason_of(error)}") from error
-    return Survey(num_bad_lines + len(offsets), _repeats(np.asarray(offsets), np.asarray(keys)))
+    return num_bad_lines + len(offsets), _repeats(np.asarray(offsets), np.asarray(keys))
 
 
 def _repeats(offsets: np.ndarray, keys: np.ndarray) -> dict[int, int]:
@@ -127,42 +126,20 @@ def _skip_line(file: BinaryIO) -> None:
 def _parsed(
     decoder: msgspec.json.Decoder[_Line], folder: Path, offset: int, text: bytes
 ) -> Entry | LineReport:
-    if len(text) > MAX_LINE_BYTES:
-        return LineReport(offset, "failed", error=f"the line is longer than {MAX_LINE_BYTES} bytes")
     try:
+        if len(text) > MAX_LINE_BYTES:
+            raise ValueError(f"it is longer than {MAX_LINE_BYTES} bytes")
         line = decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if "\0" in line.audio:
+            raise ValueError("'audio' has a null character")
+    except (msgspec.DecodeError, ValueError) as error:
         return LineReport(offset, "failed", error=f"not a line of a manifest: {error}")
-    if "\0" in line.audio:
-        reason = "not a line of a manifest: 'audio' has a null character"
-        return LineReport(offset, "failed", error=reason)
     return Entry(offset, line.id or line.audio, folder / line.audio, line.language, line.prompt)
 
 
 _MAX_NAME_BYTES: Final = 200  # without the ending
 _SHARD_DIGITS: Final = 3  # 4096 folders: a listing of one stays short where there are millions of results
 _UNFIT: Final = re.compile(r"[%/\x00-\x1f\x7f]")
-
-
-class ManifestResults:
-    def __init__(self, folder: Path, job: TranscribeJob) -> None:
-        self._folder = folder
-        self._job = job
-
-    def is_done(self, id: str) -> bool:
-        if self._job.existing == "overwrite":
-            return False
-        return all(os.path.exists(self._path(id, ENDINGS[name])) for name in self._job.formats)
-
-    def write(self, id: str, transcript: Transcript) -> None:
-        """Raises OSError for this result, OutputError for all."""
-        with ending_where_all_fail(self._folder):
-            for name in self._job.formats:
-                content = rendered(transcript, name, self._job.render_options)
-                write_whole(self._path(id, ENDINGS[name]), content)
-
-    def _path(self, id: str, ending: str) -> Path:
-        return self._folder / f"{result_name(id)}{ending}"
 
 
 def result_name(id: str) -> str:
@@ -230,41 +207,49 @@ class Reports:
 
 
 class LineTranscriber:
-    def __init__(
-        self, transcriber: LocalTranscriber, results: ManifestResults, repeats: Mapping[int, int]
-    ) -> None:
-        self._transcriber = transcriber
-        self._results = results
-        self._repeats = repeats
+    def __init__(self, transcriber: LocalTranscriber, job: TranscribeJob, repeats: Mapping[int, int]) -> None:
+        assert job.output_dir is not None
+        self._transcriber, self._repeats = transcriber, repeats
+        self._folder, self._job = job.output_dir, job
 
     def sorted_out(self, lines: Iterable[Entry | LineReport]) -> Iterator[Entry | LineReport]:
         for line in lines:
             if isinstance(line, LineReport):
                 yield line
             elif (first := self._repeats.get(line.offset)) is not None:
-                reason = (
-                    f"its result would replace that of the line at byte {first}: give each an 'id' of its own"
+                own = "give each an 'id' of its own"
+                yield line.report(
+                    "failed", f"its result would replace that of the line at byte {first}: {own}"
                 )
-                yield LineReport(line.offset, "failed", line.id, str(line.audio), reason)
-            elif self._results.is_done(line.id):
-                yield LineReport(line.offset, "skipped", line.id, str(line.audio))
+            elif self.is_done(line.id):
+                yield line.report("skipped")
             else:
                 yield line
 
     async def transcribe(self, entry: Entry) -> LineReport:
         """Raises EngineUnavailable, OutputError: no entry can continue."""
+        transcriber = self._transcriber
         try:
-            duration_s = await self._transcribe(entry)
+            options = transcriber.options_for(entry.language, entry.prompt)
+            await asyncio.to_thread(require_file, entry.audio)
+            transcript = await transcriber.transcribe(entry.audio, lambda done_s, total_s: None, options)
+            await asyncio.to_thread(self.write, entry.id, transcript)
         except (EngineUnavailable, OutputError):
             raise
         except Exception as error:
-            reason = reason_for(str(entry.audio), error)
-            return LineReport(entry.offset, "failed", entry.id, str(entry.audio), reason)
-        return LineReport(entry.offset, "transcribed", entry.id, str(entry.audio), duration_s=duration_s)
+            return entry.report("failed", reason_for(str(entry.audio), error))
+        return entry.report("transcribed", duration_s=transcript.duration_s)
 
-    async def _transcribe(self, entry: Entry) -> float:
-        options = self._transcriber.options_for(entry.language, entry.prompt)
-        await asyncio.to_thread(require_file, entry.audio)
-        transcript = await self._transcriber.transcribe(entry.audio, lambda done_s, total_s: None, options)
-        await asyncio.to_thread(self._results.write, entry.id, transcript)
-        return transcript.duration_s
+    def is_done(self, id: str) -> bool:
+        if self._job.existing == "overwrite":
+            return False
+        return all(os.path.exists(self._path(id, name)) for name in self._job.formats)
+
+    def write(self, id: str, transcript: Transcript) -> None:
+        """Raises OSError for this result, OutputError for all."""
+        with ending_where_all_fail(self._folder):
+            for name in self._job.formats:
+                write_whole(self._path(id, name), rendered(transcript, name, self._job.render_options))
+
+    def _path(self, id: str, name: FileFormat) -> Path:
+        return self._folder / f"{result_name(id)}{ENDINGS[name]}"

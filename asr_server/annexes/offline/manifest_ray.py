@@ -27,7 +27,6 @@ from asr_server.annexes.offline.manifest import (
     JobStopped,
     LineReport,
     LineTranscriber,
-    ManifestResults,
     Reports,
     read_entries,
 )
@@ -76,7 +75,8 @@ def _dataset(settings: Settings, job: TranscribeJob, repeats: Mapping[int, int])
     assert job.manifest is not None
     on_gpu = settings.device == "cuda" or (settings.device == "auto" and _cluster_gpus() > 0)
     num_ranks = settings.tensor_parallel_size
-    num_actors = settings.replicas or (_cluster_gpus() // num_ranks if on_gpu else _num_nodes())
+    num_nodes = sum(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
+    num_actors = settings.replicas or (_cluster_gpus() // num_ranks if on_gpu else num_nodes)
     num_bytes = job.manifest.stat().st_size
     part_bytes = _part_bytes(num_bytes, num_actors)
     num_parts = math.ceil(num_bytes / part_bytes)
@@ -104,10 +104,6 @@ def _cluster_gpus() -> int:
     return int(resources.get("GPU", 0))
 
 
-def _num_nodes() -> int:
-    return sum(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
-
-
 def _part_bytes(num_bytes: int, num_actors: int) -> int:
     share = num_bytes // (PARTS_FOR_EACH_ACTOR * max(1, num_actors))
     return max(MIN_PART_BYTES, min(MAX_PART_BYTES, share))
@@ -125,12 +121,11 @@ class PartTranscriber:
         self, settings: Settings, job: TranscribeJob, part_bytes: int, repeats: Mapping[int, int]
     ) -> None:
         assert job.manifest is not None
-        assert job.output_dir is not None
         configure_logging(settings.log_level, settings.log_format, "actor")
         model = str(resolve_checkpoint(settings.model))  # fetched to this node if need be
         transcriber = LocalTranscriber(replace(settings, model=model), job)
         self._manifest, self._part_bytes = job.manifest, part_bytes
-        self._lines = LineTranscriber(transcriber, ManifestResults(job.output_dir, job), repeats)
+        self._lines = LineTranscriber(transcriber, job, repeats)
         self._running = AsyncExitStack()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="pipeline", daemon=True).start()

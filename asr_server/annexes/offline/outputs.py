@@ -75,8 +75,6 @@ class FolderOutputs(Outputs):
         self._conflicts = dict(self._find_conflicts())
 
     def _find_conflicts(self) -> Iterator[tuple[int, str]]:
-        """Yield each input with a result that is a recording, or an earlier one's result."""
-
         def key(path: Path) -> str:
             return os.path.abspath(path).casefold()
 
@@ -131,7 +129,6 @@ def check_writable(folder: Path) -> None:
 
 
 async def _finished(write: Coroutine[Any, Any, str]) -> str:
-    """Wait for the write's end; a cancellation waits, so that a result is reported."""
     task = asyncio.create_task(write)
     try:
         return await asyncio.shield(task)

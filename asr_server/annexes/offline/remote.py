@@ -119,7 +119,6 @@ async def with_retries(attempt: Callable[[], Awaitable[T]], on_wait: Callable[[E
 
 
 def _backoff_s(num_tries: int) -> float:
-    """Return a random time to wait, so that recordings do not return together."""
     return min(MAX_BACKOFF_S, 0.5 * 2.0 ** (num_tries - 1)) * random.uniform(1.0, 1.25)  # nosec B311
 
 
@@ -210,8 +209,13 @@ class RemoteServer:
     model: str = ""  # empty: the first that the server names
 
     @property
-    def base_url(self) -> str:
-        return self.url.rstrip("/").removesuffix("/v1") + "/v1/"
+    def base_url(self) -> httpx2.URL:
+        """Raises InvalidValue."""
+        with suppress(httpx2.InvalidURL):
+            url = httpx2.URL(self.url.rstrip("/").removesuffix("/v1") + "/v1/")
+            if url.scheme in ("http", "https") and url.host:
+                return url
+        raise InvalidValue(f"--url {self.url!r} is no address of a server, such as http://gpu-host:8000")
 
 
 class RemoteTranscriber:
@@ -223,7 +227,7 @@ class RemoteTranscriber:
         self._max_upload_bytes = math.inf  # unless the server says how much it takes
         self._turns = Turns()
         self._last_wait = ""
-        url = _checked_url(server)
+        url = server.base_url
         self._client = httpx2.AsyncClient(
             base_url=url,
             trust_env=not is_loopback(url.host),  # HTTP_PROXY is for other hosts
@@ -269,7 +273,6 @@ class RemoteTranscriber:
         return await self._client.get("models")
 
     def _report_wait(self, error: Exception) -> None:
-        """Print why the server is asked again, once for all recordings."""
         line = f"waiting for {self._client.base_url.host}: {error}"
         if not self._quiet and line != self._last_wait:
             say(line)
@@ -303,14 +306,6 @@ class RemoteTranscriber:
                 raise TryAgain(lost_connection(error)) from error
 
 
-def _checked_url(server: RemoteServer) -> httpx2.URL:
-    with suppress(httpx2.InvalidURL):
-        url = httpx2.URL(server.base_url)
-        if url.scheme in ("http", "https") and url.host:
-            return url
-    raise InvalidValue(f"--url {server.url!r} is no address of a server, such as http://gpu-host:8000")
-
-
 async def _last_event(response: httpx2.Response, on_progress: OnProgress) -> TextDone:
     if response.status_code != HTTPStatus.OK:
         raise refusal_by(response, await response.aread())
@@ -319,16 +314,14 @@ async def _last_event(response: httpx2.Response, on_progress: OnProgress) -> Tex
         if "error" in body:
             raise refusal_in_stream(body["error"])
         if body["type"] == "transcript.text.done":
-            return _checked(body)
+            try:
+                return TextDone.model_validate(body)
+            except ValidationError as error:
+                raise ValueError(
+                    f"{error.error_count()} fields of its last event are not as expected"
+                ) from None
         on_progress(body["usage"]["input_tokens"] / POSITIONS_PER_S, None)
     raise TryAgain(EngineUnavailable(f"{response.url}: the answer ended too early"))
-
-
-def _checked(body: Any) -> TextDone:
-    try:
-        return TextDone.model_validate(body)
-    except ValidationError as error:
-        raise ValueError(f"{error.error_count()} fields of its last event are not as expected") from None
 
 
 def _form_fields(job: TranscribeJob) -> dict[str, Any]:

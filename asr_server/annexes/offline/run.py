@@ -18,7 +18,6 @@ from asr_server.annexes.offline.manifest import (
     Entry,
     LineReport,
     LineTranscriber,
-    ManifestResults,
     Reports,
     read_entries,
     survey,
@@ -36,13 +35,12 @@ from asr_server.annexes.ray.cluster import cluster_address
 from asr_server.config import Settings
 from asr_server.core import Track, Transcript
 from asr_server.errors import EngineUnavailable, InvalidValue
-from asr_server.transcription import task_group
+from asr_server.transcription.request import task_group
 
 T = TypeVar("T")
 
 
 async def work_through(items: AsyncIterator[T], work: Callable[[T], Awaitable[None]]) -> None:
-    """Work on the items in order, sixteen at once. Raises the first error of `items` or `work`."""
     reading = asyncio.Lock()
 
     async def work_on() -> None:
@@ -83,7 +81,6 @@ class Batch:
                 self.summary.elapsed_s = time.perf_counter() - started_at_s
 
     async def work(self, index: int) -> None:
-        """Transcribe one input; note what fails."""
         item = self.inputs[index]
         try:
             await self._transcribe(index, item)
@@ -217,14 +214,12 @@ def transcribe_manifest(settings: Settings, job: TranscribeJob) -> int:
     assert job.output_dir is not None
     check_writable(job.output_dir)
     transcriber = LocalTranscriber(settings, job)  # checks the options, for actors elsewhere too
-    surveyed = survey(job.manifest)
-    with Reports(job.output_dir, surveyed.num_lines, job.quiet) as reports:
+    num_lines, repeats = survey(job.manifest)
+    with Reports(job.output_dir, num_lines, job.quiet) as reports:
         if settings.executor == "ray":
-            stop_reason, status = run_to_the_end(
-                lambda: _run_on_ray(settings, job, reports, surveyed.repeats)
-            )
+            stop_reason, status = run_to_the_end(lambda: _run_on_ray(settings, job, reports, repeats))
         else:
-            lines = LineTranscriber(transcriber, ManifestResults(job.output_dir, job), surveyed.repeats)
+            lines = LineTranscriber(transcriber, job, repeats)
             run = _run_here(transcriber, lines, job.manifest, reports)
             stop_reason, status = run_to_the_end(lambda: asyncio.run(run))
     if stop_reason:

@@ -52,8 +52,6 @@ _SCALE: Final = np.float32(1 / 2**15)
 
 
 class AudioInput:
-    """Convert bytes as they come; appends may split a sample."""
-
     def __init__(self, format: AudioFormat) -> None:
         self._format = format
         self._rest = b""  # half a sample
@@ -125,14 +123,12 @@ class VoiceActivity:
         self.restart()
 
     def configure(self, vad: SessionVad) -> None:
-        """Follow new settings; keep who speaks and for how long."""
         self._threshold = vad.threshold
         # Rounded down: the detector notices the end of speech a frame or two late.
         self._stop_frames = max(1, vad.silence_duration_ms * SAMPLES_PER_MS // FRAME)
         self._pause_frames = max(1, round(self._stop_frames * PAUSE_SHARE))
 
     def restart(self) -> None:
-        """Forget the current speech; if it goes on, it starts again."""
         self._is_speaking = self._is_paused = False
         self._num_loud = self._num_silent = 0  # frames in a row
 
@@ -148,17 +144,14 @@ class VoiceActivity:
             return self._start() if self._num_loud >= ONSET_FRAMES else []
         if self._num_loud >= ONSET_FRAMES:
             self._num_silent = 0
-            return self._resume() if self._is_paused else []
+            was_paused, self._is_paused = self._is_paused, False
+            return [VoiceResumed()] if was_paused else []
         self._num_silent += 1
         return self._on_silence()
 
     def _start(self) -> list[VoiceEvent]:
         self._is_speaking, self._num_silent = True, 0
         return [VoiceStarted(self._position - self._num_loud * FRAME)]
-
-    def _resume(self) -> list[VoiceEvent]:
-        self._is_paused = False
-        return [VoiceResumed()]
 
     def _on_silence(self) -> list[VoiceEvent]:
         if self._num_silent >= self._stop_frames:

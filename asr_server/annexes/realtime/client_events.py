@@ -69,8 +69,6 @@ class NoiseReduction(_Part, frozen=True, kw_only=True):
 
 
 class TranscriptionUpdate(_Part, frozen=True, kw_only=True):
-    """Options of the transcription. Null: the default."""
-
     model: Text | UnsetType | None = UNSET
     language: Text | UnsetType | None = UNSET
     languages: Words | UnsetType | None = UNSET
@@ -81,8 +79,6 @@ class TranscriptionUpdate(_Part, frozen=True, kw_only=True):
 
 
 class VadUpdate(_Part, frozen=True, kw_only=True):
-    """Settings that begin and end a turn."""
-
     type: Literal["server_vad", "semantic_vad"] | UnsetType = UNSET
     threshold: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
     prefix_padding_ms: Annotated[int, Meta(ge=0, le=5000)] | UnsetType | None = UNSET
@@ -107,16 +103,12 @@ class AudioUpdate(_Part, frozen=True, kw_only=True):
 
 
 class SessionFields(_Part, frozen=True, kw_only=True):
-    """A session in `session.update` and `client_secrets`."""
-
     type: Literal["transcription"] = "transcription"
     audio: AudioUpdate | UnsetType = UNSET
     include: list[Include] | UnsetType | None = UNSET  # what `completed` events have besides
 
 
 class OldSessionFields(_Part, frozen=True, kw_only=True):
-    """A session in the older `transcription_session.update`."""
-
     input_audio_format: Literal["pcm16", "g711_ulaw", "g711_alaw"] | UnsetType = UNSET
     input_audio_transcription: TranscriptionUpdate | UnsetType | None = UNSET
     input_audio_noise_reduction: NoiseReduction | UnsetType | None = UNSET
@@ -177,7 +169,7 @@ _event_id_decoder: Final[msgspec.json.Decoder[_EventId]] = msgspec.json.Decoder(
 
 
 def parse_client_event(message: str | bytes) -> ClientEvent:
-    """Parse an event. Raises InvalidValue with the field."""
+    """Raises InvalidValue with the field."""
     try:
         return _decoder.decode(message)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
@@ -195,7 +187,6 @@ def _cut(text: str) -> str:
 
 
 def as_invalid_value(error: Exception, subject: str = "event") -> InvalidValue:
-    """Convert msgspec's error; its path becomes `param`."""
     text = _cut(str(error))
     match = _PATH.fullmatch(text)
     what, path = (match["what"], match["path"] or "") if match else (text, "")

@@ -105,7 +105,6 @@ class TurnSpeakers:
         await self._track.wait_for_room()
 
     async def label(self, segments: Sequence[Segment], bytes_of: BytesOf) -> list[Segment]:
-        """Return the turn's segments with speakers."""
         if self._is_closed_before:
             await self._is_closed_before.wait()
         return await self._session.label(self._track, segments, bytes_of)
@@ -123,8 +122,6 @@ Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 
 class Backlog:
-    """The unread chunks of one session: too many pause its audio."""
-
     def __init__(self) -> None:
         self.num_unread = 0
         self._has_room = asyncio.Event()
@@ -192,7 +189,6 @@ class TurnReader:
             self.read_ahead()
 
     def read_interim(self) -> None:
-        """Read the growing chunk, unless final text keeps the engine busy."""
         chunks = self._growing()
         if self._interim or len(chunks) != 1 or not self._model.may_read_interim:
             self._report(InterimRead(self.item_id))

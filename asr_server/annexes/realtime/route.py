@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 from fastapi import APIRouter, Depends, HTTPException, Request, WebSocket
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.websockets import WebSocketState
@@ -28,15 +29,10 @@ from asr_server.annexes.realtime.config import (
     update_config,
     with_model,
 )
-from asr_server.annexes.realtime.server_events import (
-    ClientSecret,
-    ClientSecretRequest,
-    error_event,
-)
+from asr_server.annexes.realtime.server_events import ClientSecret, ClientSecretRequest, error_event
 from asr_server.annexes.realtime.session import INTERNAL_ERROR, RealtimeSession
 from asr_server.api.errors import HANDLED, body_of, response_to
 from asr_server.api.middleware import check_origin
-from asr_server.api.models import ServedModel
 from asr_server.api.state import AppState, caller_of, get_state, metered, models_of, require_key, set_caller
 from asr_server.api.transcribe import answer_headers
 from asr_server.errors import InvalidValue, ShuttingDown
@@ -63,7 +59,8 @@ async def realtime(socket: WebSocket) -> None:
         model = models_of(socket).choose(config.transcription.model)
         with metered(socket), state.realtime.enter(session, metrics.current_request_stats().key):
             model.begin_loading()
-            await _accept(socket, model)
+            headers = Headers(answer_headers(model.settings)).raw
+            await socket.accept(PROTOCOL if PROTOCOL in socket.scope["subprotocols"] else None, headers)
             await session.run()
     except Exception as error:
         if socket.application_state is WebSocketState.CONNECTING:
@@ -115,11 +112,6 @@ def _authorized_config(connection: HTTPConnection, state: AppState) -> SessionCo
     return default_config(models_of(connection).default.name)
 
 
-async def _accept(socket: WebSocket, model: ServedModel) -> None:
-    headers = [(name.encode(), value.encode()) for name, value in answer_headers(model.settings).items()]
-    await socket.accept(PROTOCOL if PROTOCOL in socket.scope["subprotocols"] else None, headers)
-
-
 async def _refuse(socket: WebSocket, error: Exception) -> None:
     if not isinstance(error, HANDLED):
         logger.error("a realtime handshake has failed", exc_info=error)
@@ -135,11 +127,7 @@ async def _fail(socket: WebSocket, error: Exception) -> None:
         await socket.close(INTERNAL_ERROR, "The server had an error.")
 
 
-@router.post(
-    "/client_secrets",
-    dependencies=[Depends(require_key)],
-    response_model=None,
-)
+@router.post("/client_secrets", dependencies=[Depends(require_key)], response_model=None)
 async def create_client_secret(request: Request) -> Response:
     """Create a browser's key that opens sessions with these settings until it expires."""
     state = get_state(request)
@@ -156,11 +144,7 @@ async def create_client_secret(request: Request) -> Response:
             f"{MAX_SECRET_LETTERS}: shorten 'prompt', 'keywords' or 'languages'.",
             "session",
         )
-    secret = ClientSecret(
-        value,
-        expires_at,
-        describe(config, f"sess_{uuid.uuid4().hex}", expires_at),
-    )
+    secret = ClientSecret(value, expires_at, describe(config, f"sess_{uuid.uuid4().hex}", expires_at))
     return Response(msgspec.json.encode(secret), media_type="application/json")
 
 

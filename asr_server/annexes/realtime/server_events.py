@@ -49,8 +49,6 @@ class UserMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
 
 
 class SessionTranscription(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Options of the transcription."""
-
     model: str
     language: str = ""
     languages: tuple[str, ...] = ()
@@ -60,8 +58,6 @@ class SessionTranscription(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SessionVad(msgspec.Struct, frozen=True):
-    """Settings that begin and end a turn."""
-
     type: Literal["server_vad", "semantic_vad"]
     threshold: float
     prefix_padding_ms: int
@@ -203,8 +199,6 @@ def error_event(detail: ErrorDetail, client_event_id: str | None = None) -> Erro
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
-    """Lifetime of the secret."""
-
     seconds: Annotated[int, Meta(ge=10, le=7200)] = 600
     anchor: Literal["created_at"] = "created_at"
 
@@ -217,8 +211,6 @@ class ClientSecretRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ClientSecret(msgspec.Struct):
-    """A browser's key."""
-
     value: str
     expires_at: int
     session: Session

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, Final
 
 import msgspec
@@ -37,7 +37,7 @@ from asr_server.api.errors import body_of
 from asr_server.api.state import AppState, caller_of, models_of
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.errors import InvalidValue, RateLimited, RequestError
-from asr_server.transcription import first_error
+from asr_server.transcription.request import first_error
 
 NORMAL: Final = 1000
 GOING_AWAY: Final = 1001  # the official client connects again
@@ -186,7 +186,8 @@ class RealtimeSession:
 
     async def _write_audio(self, samples: Samples) -> None:
         metrics.audio_received_seconds.inc(len(samples) / SAMPLE_RATE)
-        for block in _blocks(samples):
+        for first in range(0, len(samples), BLOCK):
+            block = samples[first : first + BLOCK]
             self._buffer.push(block)
             if self._open:
                 self._open.push(block)
@@ -329,8 +330,3 @@ def _without_frames(error: InvalidValue) -> InvalidValue:
     """Its traceback would keep the message, of up to 4 MiB, until the garbage is next collected."""
     error.__context__ = error.__traceback__ = None
     return error
-
-
-def _blocks(samples: Samples) -> Iterator[Samples]:
-    for first in range(0, len(samples), BLOCK):
-        yield samples[first : first + BLOCK]

@@ -51,7 +51,8 @@ def next_state(state: State, event: Event) -> Step:
         case turns.CommitRequested():
             return _on_commit(state, event.event_id)
         case turns.ClearRequested():
-            return _on_clear(state)
+            state, effects = _drop(state)
+            return state, [*effects, turns.RestartDetection(), turns.Send(out.Cleared())]
         case turns.DetectionSet():
             return _on_detection_set(state, event)
         case turns.InputEnded() if state.open:
@@ -157,11 +158,6 @@ def _commit(state: State, effects: list[Effect]) -> Step:
         turns.Send(out.ItemAdded(item=message, previous_item_id=before)),
         turns.Send(out.ItemDone(item=message, previous_item_id=before)),
     ]
-
-
-def _on_clear(state: State) -> Step:
-    state, effects = _drop(state)
-    return state, [*effects, turns.RestartDetection(), turns.Send(out.Cleared())]
 
 
 def _drop(state: State) -> Step:

@@ -69,7 +69,6 @@ def _join(words: tuple[str, ...], language: str | None) -> str:
 
 
 def _plain(word: str) -> str:
-    """Remove punctuation and capitals, which change between readings."""
     return word.strip(string.punctuation).casefold()
 
 

@@ -36,7 +36,7 @@ from asr_server.core import DecodingOptions, Transcript
 from asr_server.errors import InvalidValue, RequestError, ServiceUnavailable, ShuttingDown, TooSlow
 from asr_server.machine import listening_on
 from asr_server.telemetry import current_request_id
-from asr_server.transcription import first_error
+from asr_server.transcription.request import first_error
 
 MAX_LINE_BYTES: Final = 64 * 1024
 MAX_DATA_BYTES: Final = 64 * 1024
@@ -53,8 +53,6 @@ class _Header(msgspec.Struct):
 
 
 class AudioFormat(msgspec.Struct, frozen=True):
-    """The audio's format, in `audio-start` and `audio-chunk`."""
-
     rate: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     width: Annotated[int, msgspec.Meta(ge=1, le=4)]  # bytes of a sample
     channels: Annotated[int, msgspec.Meta(ge=1, le=1024)]
@@ -167,7 +165,10 @@ class WyomingConnection:
         state.models.require_engine()
         model = state.models.choose(self._wanted.name or "")
         self._stats.asked_for["model"] = model.name
-        options = self._decoding_options(model)
+        wanted = self._wanted
+        options = model.transcriber.options(
+            language=wanted.language, keywords=wanted.keywords, text_only=True
+        )
         with (
             state.admission.enter(),
             closing(Upload(state.settings.max_upload_bytes, state.uploads)) as upload,
@@ -215,10 +216,6 @@ class WyomingConnection:
     async def _wait_until_left(self) -> dict[str, Any]:
         await self._has_left.wait()
         return {"type": "http.disconnect"}
-
-    def _decoding_options(self, model: ServedModel) -> DecodingOptions:
-        wanted = self._wanted
-        return model.transcriber.options(language=wanted.language, keywords=wanted.keywords, text_only=True)
 
     # -- What is written -----------------------------------------------------------------------------------
 
@@ -284,7 +281,7 @@ class WyomingServer:
         self._listener: asyncio.Server | None = None
 
     async def start(self) -> tuple[str, int]:
-        """Listen; return address and port. Raises OSError."""
+        """Raises OSError."""
         settings = self._state.settings.part(WyomingSettings)
         where = listening_on(settings.host, settings.wyoming_port, settings.reuse_port)
         self._listener = await asyncio.start_server(self._connect, **where, limit=MAX_LINE_BYTES)

@@ -14,17 +14,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from asr_server.annexes.offline import run as run_module
-from asr_server.annexes.offline.local import OnProgress, TranscribeJob
+from asr_server.annexes.offline.local import Existing, OnProgress, TranscribeJob
 from asr_server.annexes.offline.manifest import (
     MAX_LINE_BYTES,
     Entry,
     LineReport,
-    ManifestResults,
+    LineTranscriber,
     Reports,
     read_entries,
     result_name,
@@ -36,6 +36,7 @@ from asr_server.audio.recording import Source
 from asr_server.config import Settings
 from asr_server.core import Transcript
 from asr_server.errors import EngineUnavailable, InvalidAudio, InvalidValue
+from asr_server.formats.render import FileFormat
 from tests.support.embedded import embedded
 from tests.unit.formats.samples import transcript
 
@@ -107,14 +108,14 @@ def test_the_parts_of_a_manifest_are_each_line_once(tmp_path: Path, part_bytes: 
 def test_lines_are_counted_without_blank_ones_with_or_without_a_last_line_break(
     tmp_path: Path, content: bytes, count: int
 ) -> None:
-    assert survey(write(tmp_path, content)).num_lines == count
+    assert survey(write(tmp_path, content))[0] == count
 
 
 def test_a_line_whose_id_an_earlier_one_has_is_named_with_that_one(tmp_path: Path) -> None:
     ids = ["a", "b", "a", "c", "A", "b", "a"]
     lines = [json.dumps({"audio": "x.wav", "id": id}) + "\n" for id in ids]
     size = len(lines[0])
-    repeats = survey(write(tmp_path, "".join(lines).encode())).repeats
+    _, repeats = survey(write(tmp_path, "".join(lines).encode()))
     assert repeats == {2 * size: 0, 5 * size: size, 6 * size: 0}
 
 
@@ -124,13 +125,18 @@ def test_a_line_whose_id_an_earlier_one_has_is_named_with_that_one(tmp_path: Pat
 IDS = ["a", "A", "a/b.wav", "a%2Fb.wav", "..", ".", "/etc/passwd", "ü" * 300, "ü" * 301, "\n", "a b"]
 
 
+def results_of(folder: Path, *formats: FileFormat, existing: Existing = "refuse") -> LineTranscriber:
+    """Its results alone are asked for: there is no transcriber."""
+    return LineTranscriber(cast(Any, None), TranscribeJob((), formats, folder, existing), {})
+
+
 def files_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def test_every_id_has_results_of_its_own_within_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    results = ManifestResults(folder, TranscribeJob((), ("text", "json"), folder))
+    results = results_of(folder, "text", "json")
     for count, id in enumerate(IDS):
         assert not results.is_done(id)
         results.write(id, transcript(text=id))
@@ -141,9 +147,9 @@ def test_every_id_has_results_of_its_own_within_the_folder(tmp_path: Path) -> No
 
 
 def test_of_several_formats_all_have_to_be_there(tmp_path: Path) -> None:
-    ManifestResults(tmp_path, TranscribeJob((), ("text",))).write("a", transcript())
-    assert not ManifestResults(tmp_path, TranscribeJob((), ("text", "srt"))).is_done("a")
-    assert not ManifestResults(tmp_path, TranscribeJob((), ("text",), existing="overwrite")).is_done("a")
+    results_of(tmp_path, "text").write("a", transcript())
+    assert not results_of(tmp_path, "text", "srt").is_done("a")
+    assert not results_of(tmp_path, "text", existing="overwrite").is_done("a")
 
 
 def test_a_result_has_the_place_where_an_earlier_version_left_it() -> None:

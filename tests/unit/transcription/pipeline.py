@@ -18,7 +18,7 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Samples, Transcript
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.transcription import Transcriber
+from asr_server.transcription.request import Transcriber
 from tests.support.embedded import embedded
 from tests.support.memory_file import MemoryFile
 

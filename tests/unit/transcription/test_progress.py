@@ -21,7 +21,7 @@ from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples, 
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.metrics import REGISTRY
-from asr_server.transcription import Transcriber, TranscriptionSession
+from asr_server.transcription.request import Transcriber, TranscriptionSession
 from harness.clips import make_clip
 from tests.support.checkpoints import fragmentary_directory
 from tests.support.embedded import embedded

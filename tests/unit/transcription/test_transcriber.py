@@ -12,7 +12,7 @@ import pytest
 from asr_server.audio.recording import Cancelled, Recording
 from asr_server.core import Chunk, DecodingOptions, Samples
 from asr_server.errors import InvalidAudio
-from asr_server.transcription import Transcriber
+from asr_server.transcription.request import Transcriber
 from tests.support.fake_replica import noise, say, wav
 from tests.support.memory_file import MemoryFile
 from tests.support.tokens import make_tokenizer, words

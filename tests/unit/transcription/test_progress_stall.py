@@ -17,9 +17,8 @@ from asr_server.core import DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import RequestStalled
 from asr_server.metrics import REGISTRY
-from asr_server.transcription import StallLimits, Transcriber
-from asr_server.transcription.progress import ChunkProgress
-from asr_server.transcription.tasks import MAX_STEPS_IN_FLIGHT
+from asr_server.transcription.progress import MAX_STEPS_IN_FLIGHT, ChunkProgress, StallLimits
+from asr_server.transcription.request import Transcriber
 from tests.support.embedded import embedded
 from tests.support.fake_replica import FakeReplica, noise, say, wav
 from tests.support.memory_file import MemoryFile
