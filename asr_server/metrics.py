@@ -142,8 +142,6 @@ for _reason in get_args(RestartReason):
     replica_restarts.labels(_reason)
 
 
-# -- What one request takes ---------------------------------------------------------------------------------
-
 MAX_STAGES: Final = 256  # of a timeline, from the first on: a recording of hours has thousands
 
 

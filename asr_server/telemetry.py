@@ -48,9 +48,6 @@ def announce(line: str) -> None:
         print(line, flush=True)
 
 
-# -- Which request ------------------------------------------------------------------------------------------
-
-
 def unique_request_id() -> str:
     return f"{current_request_id.get()}{_SEPARATOR}{next(_count)}"
 
@@ -69,9 +66,6 @@ def logging_for(request_id: str) -> Iterator[None]:
         yield
     finally:
         current_request_id.reset(token)
-
-
-# -- Lines --------------------------------------------------------------------------------------------------
 
 
 def _name_of(record: logging.LogRecord, process: str) -> str:

@@ -261,9 +261,6 @@ def _route_of(scope: Scope) -> str:
     return getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
 
 
-# -- Routes --------------------------------------------------------------------------------------------------
-
-
 class PlainRoutes:
     """Call the endpoints of recordings without FastAPI's routing, a tenth of a short request's time."""
 

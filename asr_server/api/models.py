@@ -110,8 +110,6 @@ class ServedModel:
             reason = ENGINE_LOST if supervisor.was_ready else "The engine is starting."
             raise EngineUnavailable(reason, retry_after_s=max(RETRY_AFTER_S, supervisor.start_s))
 
-    # -- Requests --
-
     @asynccontextmanager
     async def using(self) -> AsyncIterator[None]:
         """Keep replicas while the block runs; launch and await them. Raises EngineUnavailable."""
@@ -139,8 +137,6 @@ class ServedModel:
         except TimeoutError:
             message = f"The model '{self.name}' is not loaded after {MAX_LOAD_WAIT_S:g} s."
             raise EngineUnavailable(message, retry_after_s=MAX_LOAD_WAIT_S) from None
-
-    # -- Replicas --
 
     async def start(self) -> None:
         if self.settings.load != "lazy":
@@ -208,9 +204,6 @@ class ServedModel:
         if self._loading is not None:
             self._loading.cancel()
         await self.dispatcher.stop()
-
-
-# -- All models ----------------------------------------------------------------------------------------------
 
 
 class Models:

@@ -33,8 +33,6 @@ def reference(body: type) -> dict[str, str]:
     return {"$ref": REF.format(model=body.__name__)}
 
 
-# -- Errors --------------------------------------------------------------------------------------------------
-
 _Kinds = tuple[type[ReportedError], ...]
 REQUEST_ERRORS: Final[_Kinds] = (
     *(errors.InvalidValue, errors.TooSlow, errors.HeadersTooLarge, errors.TooManyHeaders),
@@ -71,8 +69,6 @@ def described_headers(*names: str) -> dict[str, Any]:
     return {name: {"description": HEADERS[name], "schema": {"type": "string"}} for name in names}
 
 
-# -- Transcripts ---------------------------------------------------------------------------------------------
-
 _MEDIA_TYPES: Final = {
     "text/plain": "`response_format` text or srt.",
     "text/vtt": "`response_format` vtt.",
@@ -98,9 +94,6 @@ def transcript_responses(*bodies: type) -> Responses:
 def form_of(fields_type: type[AudioFields]) -> dict[str, Any]:
     content = {"multipart/form-data": {"schema": reference(fields_type)}}
     return {"requestBody": {"required": True, "content": content}}
-
-
-# -- Operations ----------------------------------------------------------------------------------------------
 
 
 def metrics_responses() -> Responses:

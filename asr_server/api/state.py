@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, cast
@@ -26,8 +26,6 @@ from asr_server.core import SpeakerCount
 from asr_server.errors import Overloaded, SessionsTaken
 from asr_server.metrics import Account
 from asr_server.transcription.request import Labeller
-
-# -- Places --------------------------------------------------------------------------------------------------
 
 SHARE: Final = 3  # times what is free
 SERVICE_RESTART: Final = 1012  # the official client connects again
@@ -170,8 +168,7 @@ class AdmissionLimiter:
         )
 
 
-class _Session(Protocol):
-    def end(self, code: int, reason: str) -> None: ...
+EndSession = Callable[[int, str], None]  # with a code and a reason
 
 
 class RealtimeSessions:
@@ -182,7 +179,7 @@ class RealtimeSessions:
         self.num_turns = 0  # completed or failed
         self._max_sessions = max_sessions
         self._places = Places(max_sessions, is_shared)
-        self._active: set[_Session] = set()
+        self._active: set[EndSession] = set()
         self._is_empty = asyncio.Event()
 
     @property
@@ -198,33 +195,30 @@ class RealtimeSessions:
             raise SessionsTaken(f"{open_now}: {naming('max_realtime_sessions')}.", RETRY_AFTER_S)
 
     @contextmanager
-    def enter(self, session: _Session, key: str = "") -> Iterator[None]:
+    def enter(self, end: EndSession, key: str = "") -> Iterator[None]:
         """Raises SessionsTaken."""
         self.num_rejected += self._places.are_taken(key)
         self.require_place(key)
         self._places.take(key)
         self.num_started += 1
-        self._active.add(session)
+        self._active.add(end)
         self._is_empty.clear()
         try:
             yield
         finally:
             self._places.release(key)
-            self._active.discard(session)
+            self._active.discard(end)
             if not self._active:
                 self._is_empty.set()
 
     async def drain(self, limit_s: float) -> None:
         self.is_draining = True
-        for session in self._active:
-            session.end(SERVICE_RESTART, "The server is shutting down.")
+        for end in self._active:
+            end(SERVICE_RESTART, "The server is shutting down.")
         if self._active:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
                     await self._is_empty.wait()
-
-
-# -- The parts of the server ---------------------------------------------------------------------------------
 
 
 class Caller(NamedTuple):
@@ -249,13 +243,8 @@ class Keys(Protocol):
     def signer_of(self, message: bytes, signature: bytes) -> Caller | None: ...
 
 
-class FollowSpeakers(Protocol):
-    async def __call__(
-        self, count: SpeakerCount, names: Sequence[str], references: Sequence[str], pool: PreprocessPool
-    ) -> Labeller:
-        """Args:
-        references: data URLs of known voices, in the order of `names`.
-        """
+# Data URLs of known voices are in the order of their names.
+FollowSpeakers = Callable[[SpeakerCount, Sequence[str], Sequence[str], PreprocessPool], Awaitable[Labeller]]
 
 
 class TakeInBackground(Protocol):
@@ -305,8 +294,6 @@ async def require_admin_key(request: Request) -> None:
     """Raises InvalidApiKey, AdminRequired."""
     set_caller(request, get_state(request).api_keys.check_admin(request.headers.get("authorization", "")))
 
-
-# -- The caller of a request ---------------------------------------------------------------------------------
 
 _CALLER: Final = "caller"  # in the state of a request
 

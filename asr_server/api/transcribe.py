@@ -262,8 +262,6 @@ async def _wait_for_disconnect(receive: Receive) -> None:
     raise ClientDisconnect
 
 
-# -- Routes --------------------------------------------------------------------------------------------------
-
 router = APIRouter(prefix="/v1/audio", dependencies=[Depends(require_key)], tags=["audio"])
 
 

@@ -178,8 +178,6 @@ def too_large(max_bytes: int, whose: str = _OF_SERVER) -> UploadTooLarge:
     )
 
 
-# -- Forms ---------------------------------------------------------------------------------------------------
-
 FILE: Final = "file"
 MAX_FIELDS: Final = 512
 MAX_NAME_BYTES: Final = 256

@@ -66,8 +66,6 @@ def _respelled(args: list[str]) -> Iterator[str]:
             yield name + equals + value
 
 
-# -- Parts of a recording ------------------------------------------------------------------------------------
-
 _TIME: Final = r"(?:(?:(\d+):)?(\d+):)?(\d+(?:\.\d+)?)"
 _CLIP: Final = re.compile(rf"{_TIME}-(?:{_TIME})?")
 

@@ -27,9 +27,6 @@ def problem(setting: str, value: object, reason: str) -> str:
     return f"{naming(setting)} is {shown}: {' '.join(reason.split())}"
 
 
-# -- What a model needs --------------------------------------------------------------------------------------
-
-
 def gpu(settings: ServerSettings) -> Iterator[str]:
     if settings.device == "cuda" and settings.executor != "ray" and (reason := _why_no_cuda()):
         yield problem("device", settings.device, f"{reason}; allowed here: auto or cpu")
@@ -71,9 +68,6 @@ def model_fits(settings: ServerSettings, directory: Path) -> Iterator[str]:
             reason = f"must divide the model's {name}, {config[name]}"
             yield problem("tensor_parallel_size", settings.tensor_parallel_size, reason)
             return
-
-
-# -- What a server needs besides -----------------------------------------------------------------------------
 
 
 def tls_files(settings: ServerSettings) -> Iterator[str]:

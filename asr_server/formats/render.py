@@ -12,8 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from asr_server.core import DroppedReason, Segment, TokenLogprob, Transcript, Word
 from asr_server.formats.subtitles import READABLE_LAYOUT, SubtitleLayout, srt, tsv, vtt
 
-# -- Bodies --------------------------------------------------------------------------------------------------
-
 
 class Body(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
@@ -213,8 +211,6 @@ class TextDone(Body):
     tracks: Tracks = None
     dropped: Dropped = None
 
-
-# -- Formats -------------------------------------------------------------------------------------------------
 
 ResponseFormat = Literal["json", "text", "srt", "vtt", "verbose_json", "diarized_json"]
 FileFormat = ResponseFormat | Literal["tsv"]  # that of files besides, as whisper's command writes it

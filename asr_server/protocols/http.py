@@ -97,8 +97,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _is_answered_early(self) -> bool:
         return self._phase is _Phase.BODY and self.cycle.response_complete
 
-    # -- The connection's course --
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if self._next_tick is None:  # else TLS has been agreed on
@@ -137,8 +135,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._waiting.setdefault(self)
         else:
             self._waiting.pop(self, None)
-
-    # -- What the client sends --
 
     def data_received(self, data: bytes) -> None:
         self._wait_for_request(False)
@@ -225,8 +221,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal or InvalidValue(msg))
 
-    # -- Once a second --
-
     def _tick(self) -> None:
         self._next_tick = self.loop.call_later(TICK_S, self._tick)
         if self._reader_is_too_slow():
@@ -270,8 +264,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return False
         self._reader.on_moved(abs(self._num_unsent - before))
         return self._reader.is_over_after(TICK_S)
-
-    # -- Replies --
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle

@@ -103,27 +103,24 @@ class ChunkReader:
         return _Reading(self, heard, language, progress, previous_text, count(first_number))
 
 
+@dataclass(eq=False)
 class _Reading:
-    def __init__(
-        self,
-        reader: ChunkReader,
-        heard: Heard,
-        language: str | None,
-        progress: ChunkProgress,
-        previous_text: PreviousText,
-        numbers: Iterator[int],
-    ) -> None:
+    reader: ChunkReader
+    heard: Heard
+    language: str | None
+    progress: ChunkProgress
+    previous_text: PreviousText
+    numbers: Iterator[int]  # of parts
+
+    def __post_init__(self) -> None:
         self.parts: list[DecodedPart] = []
-        self.previous_text = previous_text
-        self._reader, self._tokenizer, self._stats = reader, reader.tokenizer, reader.handle.stats
-        self._heard, self._language, self._progress = heard, language, progress
-        self._prompt_before = previous_text.tokens
-        self._numbers = numbers  # of parts
+        self._tokenizer, self._stats = self.reader.tokenizer, self.reader.handle.stats
+        self._prompt_before = self.previous_text.tokens
         self._is_alone = False  # the next stretch is read without the text before: the last one repeated it
         self._doubted_from_s: float | None = None  # in the file: as one from there, the text was in doubt
 
     async def run(self) -> list[DecodedPart]:
-        for piece in self._heard.pieces:
+        for piece in self.heard.pieces:
             await self._read_piece(piece)
             if await self._read_as_one():
                 break
@@ -147,18 +144,18 @@ class _Reading:
         may_complete = may_go_on and stretch.num_completions < MAX_COMPLETIONS
         known = self._known(may_go_on, may_complete)
         decoded = self._decode(chunk, await self._result(chunk, options, known), options)
-        num_sent = self._progress.num_spans(part=len(self.parts))
+        num_sent = self.progress.num_spans(part=len(self.parts))
         voiceless = await self._voiceless(decoded, chunk, num_sent)
         known = msgspec.structs.replace(known, num_sent=num_sent, voiceless=voiceless)
         return judge.judge(decoded, chunk, known)
 
     def _options(self, chunk: Chunk, is_last: bool) -> DecodingOptions:
-        own = self._reader.options
-        if self._heard.is_checked:
-            own = msgspec.structs.replace(own, full_letters=judge.full_letters(self._heard, chunk))
+        own = self.reader.options
+        if self.heard.is_checked:
+            own = msgspec.structs.replace(own, full_letters=judge.full_letters(self.heard, chunk))
         if not self._is_alone:
             tokens = self.previous_text.tokens
-            own = msgspec.structs.replace(own, prompt_tokens=tokens, language=self._language)
+            own = msgspec.structs.replace(own, prompt_tokens=tokens, language=self.language)
         if is_last:  # what is sent of it early could not be followed by another part
             own = msgspec.structs.replace(own, early_results=False, is_last_part=True)
         return own
@@ -166,31 +163,31 @@ class _Reading:
     def _known(self, may_go_on: bool, may_complete: bool) -> Known:
         spans = [span for part in self.parts for span in part.spans]
         return Known(
-            self._heard,
+            self.heard,
             self._tokenizer,
             prompt=set() if self._is_alone else judge.sentences_of(self.parts, self._tokenizer),
             before=judge.letters_of(spans[-1], self._tokenizer) if spans else "",
             may_go_on=may_go_on,
-            may_complete=may_complete and self._heard.is_checked,
+            may_complete=may_complete and self.heard.is_checked,
         )
 
     async def _result(self, chunk: Chunk, options: DecodingOptions, known: Known) -> ChunkResult:
-        early_results, language = EarlyResults(self._tokenizer), self._reader.language
+        early_results, language = EarlyResults(self._tokenizer), self.reader.language
 
         def on_early_result(result: ChunkResult) -> None:
             decoded = segments.decode_part(chunk, result, options, self._tokenizer)
             if language.is_settled and judge.may_leave(decoded, chunk, known) and early_results.add(result):
-                self._progress.report([*self.parts, decoded])
+                self.progress.report([*self.parts, decoded])
 
         on_language = language.of_part if self._is_alone else language.on_probabilities
-        number, submit = next(self._numbers), self._reader.handle.submit
+        number, submit = next(self.numbers), self.reader.handle.submit
         result = await submit(chunk, options, number, on_language, on_early_result)
-        self._language = options.language or result.language or language.guess
-        return self._heard.with_silences(early_results.keep(result, options), chunk)
+        self.language = options.language or result.language or language.guess
+        return self.heard.with_silences(early_results.keep(result, options), chunk)
 
     def _decode(self, chunk: Chunk, result: ChunkResult, options: DecodingOptions) -> DecodedPart:
         """Cut the result into segments, unless Whisper hears silence and the detector no speech."""
-        is_surely_speech = self._heard.is_surely_speech(chunk.start_s, chunk.start_s + chunk.duration_s)
+        is_surely_speech = self.heard.is_surely_speech(chunk.start_s, chunk.start_s + chunk.duration_s)
         if result.is_silence(options) and not is_surely_speech:
             spans = segments.spans_of(chunk, result, self._tokenizer)
             part = segments.part_without_text(chunk, result)
@@ -206,13 +203,13 @@ class _Reading:
     async def _voiceless(self, part: DecodedPart, chunk: Chunk, num_sent: int) -> set[int]:
         """Return the doubtful segments without a voice; all behind one are in doubt too."""
         voiceless: set[int] = set()
-        pool = self._reader.voice_pool
+        pool = self.reader.voice_pool
         for number, span in enumerate(part.spans):
             is_in_doubt = number >= num_sent and (voiceless or judge.is_doubtful(span, part))
-            if pool is None or not is_in_doubt or judge.is_surely_spoken(span, part, self._heard):
+            if pool is None or not is_in_doubt or judge.is_surely_spoken(span, part, self.heard):
                 continue
             likely = SPELLED if self._tokenizer.num_letters(span.tokens) == 1 else LIKELY
-            with self._reader.watch.waiting_for_pool():
+            with self.reader.watch.waiting_for_pool():
                 if not await pool.run(holds_speech, samples_around(span.start_s, span.end_s, chunk), likely):
                     voiceless.add(number)
         return voiceless
@@ -226,21 +223,19 @@ class _Reading:
         for dropped in part.dropped:
             self._stats.on_segments_dropped(dropped.reason, 1)
 
-    # -- As one ----------------------------------------------------------------------------------------------
-
     async def _read_as_one(self) -> bool:
         """Read the rest of the chunk uncut if its pieces lost text. Return whether that text stands."""
-        if not self._heard.is_loud_between:
+        if not self.heard.is_loud_between:
             return False
-        chunk, heard = self._heard.chunk, self._heard.uncut
+        chunk, heard = self.heard.chunk, self.heard.uncut
         sent, end_s = self._sent()
         rest = segments.rest_of(chunk, max(0, round(end_s * SAMPLE_RATE) - chunk.start_sample))
         if rest.start_s == self._doubted_from_s or not self._has_lost_text(rest):
             return False
         self._stats.on_read_again("uncut")
-        language = self._language or self._reader.language.code
+        language = self.language or self.reader.language.code
         previous_text = PreviousText(self._prompt_before)
-        again = _Reading(self._reader, heard, language, ChunkProgress(), previous_text, self._numbers)
+        again = _Reading(self.reader, heard, language, ChunkProgress(), previous_text, self.numbers)
         again.parts = sent
         for part in sent:
             previous_text.add(part)
@@ -252,7 +247,7 @@ class _Reading:
 
     def _sent(self) -> tuple[list[DecodedPart], float]:
         """Return the parts that a client may have, and their end in the file."""
-        sent = self._progress.parts
+        sent = self.progress.parts
         if not any(part.spans for part in sent):
             return [], 0.0
         *before, last = self.parts[: len(sent)]

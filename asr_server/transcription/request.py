@@ -260,8 +260,6 @@ class TranscriptionSession:
             return transcript
         return await self._labeller.label(transcript, self._tokenizer)
 
-    # -- Chunks out --
-
     async def _produce_chunks(self, group: asyncio.TaskGroup) -> None:
         read_last: Callable[[], Awaitable[None]] | None = None
         finished = False
@@ -307,8 +305,6 @@ class TranscriptionSession:
         else:
             await asyncio.sleep(0)  # the chunk is in the queue by then: before the next one, and counted
 
-
-# -- What the request gives to its chunks --------------------------------------------------------------------
 
 MAX_BOOSTED_KEYWORDS: Final = 64
 MAX_BOOSTED_CHARS: Final = 100  # of one: what is longer is a sentence

@@ -6,6 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -32,26 +33,20 @@ def _num_positions(duration_s: float) -> int:
     return math.ceil(round(duration_s, 6) * POSITIONS_PER_S)
 
 
+@dataclass(eq=False)
 class TranscriptBuilder:
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        source: Recording | ChunkSource,
-        options: DecodingOptions,
-        language: LanguageDetector,
-        speakers: Sequence[str],
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._source = source
-        self._task = options.task
-        self._with_logprobs = options.token_logprobs
-        self._language = language
-        self._speakers = speakers
+    tokenizer: Tokenizer
+    source: Recording | ChunkSource
+    options: DecodingOptions
+    language: LanguageDetector
+    speakers: Sequence[str]  # of split channels
+
+    def __post_init__(self) -> None:
         # With their languages, until all that begin before are there: a window or two of a channel.
         self._held: list[tuple[Segment, str | None]] = []
         self._letters = Counter[str]()  # of the text so far, by language
         self._dropped: list[DroppedSegment] = []
-        self._settled_s = 0.0 if speakers else math.inf
+        self._settled_s = 0.0 if self.speakers else math.inf
         self._deltas: list[TranscriptDelta] = []
         self._text = ""
         self._num_segments = 0
@@ -86,7 +81,7 @@ class TranscriptBuilder:
             language=_most(letters) or self._language_of(parts),
             num_audio_tokens=_num_positions(read_s),
             num_text_tokens=sum(part.num_read for part in parts),
-            end_s=min(self._settled_s, parts[0].start_s + read_s if parts else self._source.duration_s),
+            end_s=min(self._settled_s, parts[0].start_s + read_s if parts else self.source.duration_s),
         )
 
     def early_delta(self, parts: list[DecodedPart]) -> TranscriptDelta:
@@ -94,7 +89,7 @@ class TranscriptBuilder:
         text, language = self._text, self._language_of(parts)
         start_s = read_until_s = parts[0].start_s
         for part in parts:
-            for segment in segments_of(part, self._tokenizer):
+            for segment in segments_of(part, self.tokenizer):
                 text += continuation(text, segment.text, language)
                 read_until_s = min(segment.end_s, part.start_s + part.duration_s)
         return TranscriptDelta(
@@ -108,16 +103,16 @@ class TranscriptBuilder:
         )
 
     def _logprobs(self, parts: list[DecodedPart]) -> tuple[TokenLogprob, ...]:
-        if not self._with_logprobs:
+        if not self.options.token_logprobs:
             return ()
-        return tuple(entry for part in parts for entry in token_logprobs(part, self._tokenizer))
+        return tuple(entry for part in parts for entry in token_logprobs(part, self.tokenizer))
 
     def _next_segments(self, parts: list[DecodedPart]) -> list[tuple[Segment, str | None]]:
         language = self._language_of(parts)
         for part in parts:
-            speaker = self._speakers[part.channel] if self._speakers else None
-            self._held += [(each, language) for each in segments_of(part, self._tokenizer, speaker)]
-        if self._speakers:
+            speaker = self.speakers[part.channel] if self.speakers else None
+            self._held += [(each, language) for each in segments_of(part, self.tokenizer, speaker)]
+        if self.speakers:
             self._held.sort(key=lambda held: held[0].start_s)
         num_final = sum(segment.start_s < self._settled_s for segment, _ in self._held)
         final, self._held = self._held[:num_final], self._held[num_final:]
@@ -127,29 +122,29 @@ class TranscriptBuilder:
         ]
 
     def transcript(self) -> Transcript:
-        if self._source.truncated:
-            logger.warning("the recording ends early: transcribed the %.1f s read", self._source.duration_s)
+        if self.source.truncated:
+            logger.warning("the recording ends early: transcribed the %.1f s read", self.source.duration_s)
         deltas = self._deltas
-        main_language = _most(self._letters) if self._language.is_per_chunk else self._language.code
-        spoken = ENGLISH if self._task == "translate" else main_language
+        main_language = _most(self._letters) if self.language.is_per_chunk else self.language.code
+        spoken = ENGLISH if self.options.task == "translate" else main_language
         return Transcript(
             text=self._text,
             segments=tuple(segment for delta in deltas for segment in delta.segments),
             logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
             language=name_of(spoken),
-            duration_s=self._source.duration_s,
+            duration_s=self.source.duration_s,
             num_audio_tokens=sum(delta.num_audio_tokens for delta in deltas),
             num_text_tokens=sum(delta.num_text_tokens for delta in deltas),
-            task=self._task,
+            task=self.options.task,
             languages=tuple(self._letters),
-            is_cut_short=self._source.truncated,
-            tracks=self._source.tracks_read,
+            is_cut_short=self.source.truncated,
+            tracks=self.source.tracks_read,
             dropped=tuple(self._dropped),
-            language_probability=self._language.probability,
+            language_probability=self.language.probability,
         )
 
     def _language_of(self, parts: Sequence[DecodedPart]) -> str | None:
-        return self._language.of_chunk(parts[0].result.language if parts else None)
+        return self.language.of_chunk(parts[0].result.language if parts else None)
 
 
 def _most(letters: Counter[str]) -> str | None:

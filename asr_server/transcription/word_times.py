@@ -20,8 +20,6 @@ from asr_server.checkpoint.tokenizer import Tokenizer, num_letters
 from asr_server.core import ChunkResult, Word
 from asr_server.levels import runs
 
-# -- Words ---------------------------------------------------------------------------------------------------
-
 # The sets of openai/whisper.
 WITH_THE_NEXT_WORD: Final = "\"'“¿([{-"
 WITH_THE_WORD_BEFORE: Final = "\"'.。,，!！?？:：”)]}、"
@@ -79,8 +77,6 @@ def _join_to_word_before(words: Sequence[WordGroup]) -> list[WordGroup]:
             joined.append(word)
     return joined
 
-
-# -- Times ---------------------------------------------------------------------------------------------------
 
 MIN_WORD_S: Final = 0.02  # one position of the audio
 MAX_WORD_S: Final = 2.0

@@ -199,8 +199,6 @@ def _counter(name: str, meaning: str, value: float) -> Metric:
     return CounterMetricFamily(name, meaning, value=value)
 
 
-# -- Processes -----------------------------------------------------------------------------------------------
-
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 # Fields of /proc/PID/stat behind the command's name, from 0.

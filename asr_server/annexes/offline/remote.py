@@ -195,8 +195,6 @@ class Turns:
             self._changed.set()
 
 
-# -- The server ----------------------------------------------------------------------------------------------
-
 CONNECT_LIMIT_S: Final = 20.0
 SILENCE_LIMIT_S: Final = 600.0  # without a byte from the server, as OpenAI's clients wait
 MAX_EVENT_BYTES: Final = 1 << 28  # a transcript with every word of twelve hours has some 10 MB

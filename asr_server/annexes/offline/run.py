@@ -203,8 +203,6 @@ async def _run(transcriber: FileTranscriber, batch: Batch, indices: Sequence[int
             await batch.run(indices)
 
 
-# -- A manifest ----------------------------------------------------------------------------------------------
-
 _LINES_AT_ONCE: Final = 256  # read and looked up on the disk in one go
 
 

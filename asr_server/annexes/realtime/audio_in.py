@@ -104,8 +104,6 @@ class AudioBuffer:
         return held[max(0, start - self._start) :]
 
 
-# -- Speech --------------------------------------------------------------------------------------------------
-
 ONSET_FRAMES: Final = 2  # of speech before it counts
 PAUSE_SHARE: Final = 0.5  # of the silence that ends a turn: then it is read ahead
 ONSET_MARGIN_MS: Final = 200  # speech is noticed no later than this after it began

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -138,41 +139,34 @@ class Backlog:
         await self._has_room.wait()
 
 
+@dataclass(eq=False)
 class TurnReader:
     """Read a turn and report its texts as events; dropped readings report none."""
 
-    def __init__(
-        self,
-        item_id: str,
-        model: ServedModel,
-        options: DecodingOptions,
-        report: Callable[[Event], None],
-        spawn: Spawn,
-        backlog: Backlog,
-        speakers: TurnSpeakers | None = None,
-    ) -> None:
-        self.item_id = item_id
-        self._model = model
-        self._options = options
-        self._splitter = Splitter(model.audio_limits.chunk_samples, MIN_REST)
-        self._report = report
-        self._spawn = spawn
-        self._backlog = backlog
-        self._speakers = speakers
+    item_id: str
+    model: ServedModel
+    options: DecodingOptions
+    report: Callable[[Event], None]
+    spawn: Spawn
+    backlog: Backlog
+    speakers: TurnSpeakers | None = None
+
+    def __post_init__(self) -> None:
+        self._splitter = Splitter(self.model.audio_limits.chunk_samples, MIN_REST)
         self._chunks: asyncio.Queue[asyncio.Task[Outcome] | None] = asyncio.Queue()
         self._num_chunks = 0
         self._running: set[asyncio.Task[Any]] = set()
         self._interim: asyncio.Task[None] | None = None
         self._ahead: list[asyncio.Task[Outcome]] | None = None
-        self._reporting = spawn(self._report_in_order())
+        self._reporting = self.spawn(self._report_in_order())
 
     @property
     def duration_s(self) -> float:
         return self._splitter.num_samples / SAMPLE_RATE
 
     def push(self, samples: Samples) -> None:
-        if self._speakers:
-            self._speakers.push(samples)
+        if self.speakers:
+            self.speakers.push(samples)
         for chunk in _chunks(self._splitter.push(samples)):
             self.discard_ahead()
             self._cancel_interim()
@@ -180,20 +174,20 @@ class TurnReader:
 
     def set_options(self, options: DecodingOptions) -> None:
         """Read the rest by these options. Log-probabilities stay as the turn began."""
-        if options == self._options:
+        if options == self.options:
             return
         if self._num_chunks:
-            options = msgspec.structs.replace(options, token_logprobs=self._options.token_logprobs)
-        self._options = options
+            options = msgspec.structs.replace(options, token_logprobs=self.options.token_logprobs)
+        self.options = options
         if self._ahead is not None:
             self.read_ahead()
 
     def read_interim(self) -> None:
         chunks = self._growing()
-        if self._interim or len(chunks) != 1 or not self._model.may_read_interim:
-            self._report(InterimRead(self.item_id))
+        if self._interim or len(chunks) != 1 or not self.model.may_read_interim:
+            self.report(InterimRead(self.item_id))
             return
-        self._interim = self._spawn(self._read_interim(chunks[0], self._num_chunks))
+        self._interim = self.spawn(self._read_interim(chunks[0], self._num_chunks))
 
     def read_ahead(self) -> None:
         self._cancel_interim()
@@ -220,21 +214,21 @@ class TurnReader:
         self._close_speakers()
 
     def _close_speakers(self) -> None:
-        if self._speakers:
-            self._speakers.close()
+        if self.speakers:
+            self.speakers.close()
 
     def _growing(self) -> list[Chunk]:
         return _chunks(self._splitter.peek())
 
     def _read(self, chunk: Chunk) -> asyncio.Task[Outcome]:
-        self._backlog.add(1)
-        task = self._spawn(_attempt(self._model, chunk, self._options, self._speakers))
+        self.backlog.add(1)
+        task = self.spawn(_attempt(self.model, chunk, self.options, self.speakers))
         self._running.add(task)
         task.add_done_callback(self._on_read)
         return task
 
     def _on_read(self, task: asyncio.Task[Outcome]) -> None:
-        self._backlog.add(-1)
+        self.backlog.add(-1)
         self._running.discard(task)
 
     def _add(self, task: asyncio.Task[Outcome]) -> None:
@@ -242,20 +236,20 @@ class TurnReader:
         self._chunks.put_nowait(task)
 
     async def _read_interim(self, chunk: Chunk, index: int) -> None:
-        options = msgspec.structs.replace(self._options, word_timestamps=False, text_only=True)
-        outcome = await _attempt(self._model, chunk, options)
+        options = msgspec.structs.replace(self.options, word_timestamps=False, text_only=True)
+        outcome = await _attempt(self.model, chunk, options)
         if isinstance(outcome, TranscriptDelta):
             text, language = outcome.text, outcome.language
-            self._report(InterimRead(self.item_id, index, text, language, self._logprobs(outcome)))
+            self.report(InterimRead(self.item_id, index, text, language, self._logprobs(outcome)))
         else:
-            self._report(InterimRead(self.item_id))
+            self.report(InterimRead(self.item_id))
         self._interim = None
 
     def _cancel_interim(self) -> None:
         if self._interim:
             self._interim.cancel()
             self._interim = None
-            self._report(InterimRead(self.item_id))
+            self.report(InterimRead(self.item_id))
 
     async def _report_in_order(self) -> None:
         deltas: list[TranscriptDelta] = []
@@ -267,7 +261,7 @@ class TurnReader:
             elif error is None:
                 deltas.append(outcome)
                 text, language = outcome.text, outcome.language
-                self._report(ChunkRead(self.item_id, text, language, self._logprobs(outcome)))
+                self.report(ChunkRead(self.item_id, text, language, self._logprobs(outcome)))
         segments: tuple[SpeakerSegment, ...] = ()
         if error is None:
             try:
@@ -276,25 +270,25 @@ class TurnReader:
                 error = failure
         self._close_speakers()
         if error:
-            self._report(TurnFailed(self.item_id, out.ItemError(**dict(body_of(error).error))))
+            self.report(TurnFailed(self.item_id, out.ItemError(**dict(body_of(error).error))))
         else:
-            self._report(self._read_whole(deltas, segments))
+            self.report(self._read_whole(deltas, segments))
 
     async def _labelled(self, deltas: list[TranscriptDelta]) -> tuple[SpeakerSegment, ...]:
-        if not self._speakers:
+        if not self.speakers:
             return ()
         segments = [segment for delta in deltas for segment in delta.segments]
         if not segments:
             return ()
-        bytes_of = self._model.transcriber.tokenizer.decode_bytes
+        bytes_of = self.model.transcriber.tokenizer.decode_bytes
         return tuple(
             SpeakerSegment(each.start_s, each.end_s, each.text.strip(), each.speaker or UNKNOWN)
-            for each in await self._speakers.label(segments, bytes_of)
+            for each in await self.speakers.label(segments, bytes_of)
             if each.text.strip()
         )
 
     def _logprobs(self, delta: TranscriptDelta) -> tuple[TokenLogprob, ...] | None:
-        return delta.logprobs if self._options.token_logprobs else None
+        return delta.logprobs if self.options.token_logprobs else None
 
     def _read_whole(self, deltas: list[TranscriptDelta], segments: tuple[SpeakerSegment, ...]) -> TurnRead:
         logprobs = tuple(entry for delta in deltas for entry in delta.logprobs)
@@ -303,7 +297,7 @@ class TurnReader:
             self.item_id,
             self.duration_s,
             tuple(languages),
-            logprobs if self._options.token_logprobs else None,
+            logprobs if self.options.token_logprobs else None,
             segments,
         )
 

@@ -57,7 +57,7 @@ async def realtime(socket: WebSocket) -> None:
         config = _opening_config(socket, state)
         session = RealtimeSession(socket, state, config)
         model = models_of(socket).choose(config.transcription.model)
-        with metered(socket), state.realtime.enter(session, metrics.current_request_stats().key):
+        with metered(socket), state.realtime.enter(session.end, metrics.current_request_stats().key):
             model.begin_loading()
             headers = Headers(answer_headers(model.settings)).raw
             await socket.accept(PROTOCOL if PROTOCOL in socket.scope["subprotocols"] else None, headers)

@@ -110,8 +110,6 @@ class RealtimeSession:
             ):  # a name for it would be a cycle with its traceback
                 raise first_error(errors) from None
 
-    # -- In --
-
     async def _receive(self) -> None:
         try:
             while True:
@@ -135,8 +133,6 @@ class RealtimeSession:
     async def _watch_the_clock(self) -> None:
         await asyncio.sleep(self._settings.max_realtime_session_s)
         self.end(GOING_AWAY, "The session has reached its longest duration.")
-
-    # -- The one that owns the state --
 
     async def _write(self) -> None:
         await self._send(out.SessionCreated(session=self._described()))
@@ -280,8 +276,6 @@ class RealtimeSession:
             backlog=self._backlog,
             speakers=self._speakers.new_turn() if self._config.is_diarized else None,
         )
-
-    # -- Out --
 
     async def _send(self, event: out.ServerEvent) -> None:
         if event.is_last:

@@ -153,8 +153,6 @@ class WyomingConnection:
         elif event.type == "audio-start" or (event.type == "audio-chunk" and self._takes_audio):
             await self._answer(event)
 
-    # -- What was said -------------------------------------------------------------------------------------
-
     async def _answer(self, first: Event) -> None:
         state = self._state
         current_request_id.set(new_request_id())
@@ -216,8 +214,6 @@ class WyomingConnection:
     async def _wait_until_left(self) -> dict[str, Any]:
         await self._has_left.wait()
         return {"type": "http.disconnect"}
-
-    # -- What is written -----------------------------------------------------------------------------------
 
     async def _write(self, event: Eventable, limit_s: float) -> None:
         async with asyncio.timeout(limit_s):
