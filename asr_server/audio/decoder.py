@@ -169,13 +169,10 @@ class Decoder(Protocol):
     has_more: bool  # known at the end: this decoder stopped where another one may be able to go on
 
     def read(self) -> Block:
-        """Return the next block, a few seconds at most; an empty one is the end. The next call may reuse
-        its memory.
+        """Return the next block, a few seconds at most; an empty one is the end. Memory is reused.
 
-        Raises:
-            InvalidAudio: nothing could be read.
+        Raises InvalidAudio: nothing could be read.
         """
-        ...
 
     def close(self) -> None: ...
 

@@ -94,7 +94,6 @@ class DecodeProcesses:
 
     @property
     def forkserver_pid(self) -> int | None:
-        """Return the parent of all decode processes, if it runs."""
         return self._forkserver.pid if self._forkserver else None
 
     def start(self) -> None:
@@ -103,11 +102,7 @@ class DecodeProcesses:
             self._start()
 
     def take(self, message: bytes, fd: int) -> DecodeProcess:
-        """Return a free process that has been given this file.
-
-        Raises:
-            OSError: no handles, memory or processes are left.
-        """
+        """Return a free process that has been given this file. Raises OSError: nothing is left for one."""
         with self._lock:
             while self._idle:
                 with contextlib.suppress(OSError):  # it died while idle
@@ -133,40 +128,29 @@ class DecodeProcesses:
             self._stop()
 
     def _new_process(self) -> DecodeProcess:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                status_fd, their_status_fd = os.pipe()
-            except OSError:
-                ours.close()
-                raise
-            process = DecodeProcess(ours, status_fd)
-            try:
-                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-                self._adopt([theirs.fileno(), their_status_fd])
-            except OSError:
-                process.close()
-                raise
-            finally:
-                os.close(their_status_fd)
-        return process
-
-    def _adopt(self, fds: list[int]) -> None:
-        self._start()
-        try:
-            self._hand_over(fds)
-        except BrokenPipeError:  # it died just now: the thread that waits for it has not seen that yet
-            self._stop()
-            self._start()
-            self._hand_over(fds)
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            connection, other_end = socket.socketpair()
+            ours.enter_context(connection)
+            theirs.enter_context(other_end)
+            status_fd, their_status_fd = os.pipe()
+            ours.callback(os.close, status_fd)
+            theirs.callback(os.close, their_status_fd)
+            other_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            self._hand_over([other_end.fileno(), their_status_fd])
+            ours.pop_all()
+        return DecodeProcess(connection, status_fd)
 
     def _hand_over(self, fds: list[int]) -> None:
-        assert self._to_forkserver is not None
-        socket.send_fds(self._to_forkserver, [b"f"], fds)
+        try:
+            socket.send_fds(self._start(), [b"f"], fds)
+        except BrokenPipeError:  # it died just now: the thread that waits for it has not seen that yet
+            self._stop()
+            socket.send_fds(self._start(), [b"f"], fds)
 
-    def _start(self) -> None:
-        if self._forkserver is not None and self._forkserver.poll() is None:
-            return
+    def _start(self) -> socket.socket:
+        """Return the connection to the forkserver; start one where none runs."""
+        if self._to_forkserver and self._forkserver and self._forkserver.poll() is None:
+            return self._to_forkserver
         self._stop()
         ours, theirs = socket.socketpair()
         started: Future[subprocess.Popen[bytes]] = Future()
@@ -178,6 +162,7 @@ class DecodeProcesses:
                 ours.close()
                 raise
         self._to_forkserver = ours
+        return ours
 
     def _stop(self) -> None:
         for process in self._idle:

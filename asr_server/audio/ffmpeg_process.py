@@ -126,15 +126,13 @@ def serve(connection: socket.socket) -> None:
 
 
 def decode(connection: socket.socket, fds: list[int], task: DecodeTask) -> None:
-    """Answer each request for a block of one file.
-
-    Raises:
-        OSError: the server has closed the connection.
-    """
+    """Answer each request for a block of one file. Raises OSError: the server has closed the connection."""
     stream: Stream | None = None
     started_at_s = time.process_time()
     try:
-        while _asked(connection):
+        while True:
+            if connection.recv(1) != NEXT:
+                raise ConnectionAbortedError
             set_alarms(BLOCK_CPU_S, BLOCK_WALL_S)
             if stream is None:
                 stream = _open(fds, task)
@@ -166,12 +164,6 @@ def _gathered(stream: Stream) -> bytearray:
 def set_alarms(cpu_s: float, wall_s: float) -> None:
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     signal.setitimer(signal.ITIMER_REAL, wall_s)
-
-
-def _asked(connection: socket.socket) -> bool:
-    if connection.recv(1) != NEXT:
-        raise ConnectionAbortedError
-    return True
 
 
 def _open(fds: list[int], task: DecodeTask) -> Stream:

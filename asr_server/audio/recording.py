@@ -52,11 +52,7 @@ Source = Path | BinaryIO  # a file that is open is one of the system's, and stay
 
 
 def open_source(source: Source) -> io.FileIO:
-    """Open the same file with its own position, even if it is unlinked.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
+    """Open the same file with its own position, even if it is unlinked. Raises OSError."""
     if isinstance(source, Path):
         return io.FileIO(source)
     if source.writable():
@@ -166,9 +162,7 @@ class Recording:
     def next_slice(self, max_chunks: int = 1) -> DecodeSlice:
         """Decode until a chunk is ready, up to `max_chunks` if they come fast; the first leaves at once.
 
-        Raises:
-            InvalidAudio, AudioTooShort, AudioTooLong: the recording is closed.
-            Cancelled: `close` was called.
+        Raises InvalidAudio, AudioTooShort or AudioTooLong, and Cancelled after `close`.
         """
         try:
             with self._inside:
@@ -321,9 +315,8 @@ class PreprocessPool:
         self._recordings: WeakSet[Recording] = WeakSet()
         numbers = itertools.count()
         self._executor = ThreadPoolExecutor(num_workers, initializer=lambda: _name_thread(next(numbers)))
-        if max_queued is None:
-            max_queued = num_workers * QUEUED_PER_WORKER
-        self._places = asyncio.Semaphore(num_workers + max_queued)
+        queued = num_workers * QUEUED_PER_WORKER if max_queued is None else max_queued
+        self._places = asyncio.Semaphore(num_workers + queued)
 
     @property
     def held_bytes(self) -> int:

@@ -29,11 +29,7 @@ MARGIN = SAMPLE_RATE // 4  # of silence kept around speech
 
 
 class Splitter:
-    """Turn blocks of samples into pieces that tile them exactly.
-
-    Args:
-        min_rest_samples: samples to wait for behind a cut.
-    """
+    """Turn blocks into pieces that tile them exactly; wait for `min_rest_samples` behind a cut."""
 
     def __init__(self, max_chunk_samples: int, min_rest_samples: int = MIN_REST) -> None:
         self.num_chunks = 0  # given so far

@@ -201,10 +201,7 @@ class Stream(Protocol):
     def info(self) -> FileInfo: ...
 
     def read(self) -> Samples | None:
-        """Return the next block, [samples] or [samples, 2], perhaps empty; None is the end. Memory is
-        reused.
-        """
-        ...
+        """Return the next block, [samples] or [samples, 2], perhaps empty, in memory used again; or None."""
 
     def close(self) -> None: ...
 

@@ -136,10 +136,7 @@ class AudioWindow:
         """Read `max_source_positions`, and two keys of ours in preprocessor_config.json.
 
         `max_chunk_s` is for checkpoints that err less in shorter chunks; `padding` ("zeros") pads as
-        openai-whisper.
-
-        Raises:
-            CheckpointError: the files contradict each other, or ask for features that Whisper lacks.
+        openai-whisper. Raises CheckpointError for contradictions, and features that Whisper lacks.
         """
         config = read_json(directory / "config.json")
         path = directory / "preprocessor_config.json"

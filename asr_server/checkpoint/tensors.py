@@ -12,6 +12,7 @@ import os
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -95,11 +96,7 @@ def _is_within(number: Any, limit: int) -> bool:
 
 
 def find_weights(directory: Path) -> list[WeightsFile]:
-    """Return the files that hold tensors, with their contents; `PICKLED` has none.
-
-    Raises:
-        CheckpointError: a file is missing, cut short or changed.
-    """
+    """Return the files that hold tensors, with their contents; `PICKLED` has none. Raises CheckpointError."""
     if (directory / STORED).exists():
         return [read_stored(directory)]
     files = [directory / name for name in _weight_files(directory)]
@@ -203,11 +200,9 @@ def _described(about: dict[str, Any], begin: int, num_bytes: int) -> StoredTenso
 
 
 def _check_apart(tensors: StoredTensors) -> None:
-    behind = 0
-    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.end)):
-        if tensor.offset < behind:
-            raise ValueError("tensors that overlap")
-        behind = tensor.end
+    ordered = sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.end))
+    if any(tensor.end > behind.offset for tensor, behind in pairwise(ordered)):
+        raise ValueError("tensors that overlap")
 
 
 # -- What config.json describes ------------------------------------------------------------------------------

@@ -67,13 +67,11 @@ class SpecialTokens:
 
     @classmethod
     def from_files(cls, ids: Mapping[str, int], generation: Mapping[str, Any]) -> SpecialTokens:
-        """Args:
-            ids: every added token, by its text.
-            generation: generation_config.json; null entries are absent.
-        Raises:
-            ValueError: a token that decoding needs is missing.
+        """Find them among all added tokens by their texts, or by what generation_config.json says.
+
+        Raises ValueError: a token that decoding needs is missing.
         """
-        generation = _without_null(generation)
+        generation = {name: value for name, value in generation.items() if value is not None}
         no_timestamps = generation.get("no_timestamps_token_id", ids.get("<|notimestamps|>"))
         required = {
             "<|endoftext|>": ids.get("<|endoftext|>"),
@@ -101,10 +99,6 @@ class SpecialTokens:
             languages=languages,
             is_multilingual=bool(generation.get("is_multilingual", bool(languages))),
         )
-
-
-def _without_null(generation: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {name: value for name, value in generation.items() if value is not None}
 
 
 def _languages(ids: Mapping[str, int], generation: Mapping[str, Any]) -> dict[str, int]:
@@ -145,9 +139,7 @@ class Tokenizer:
     def from_directory(cls, directory: Path) -> Tokenizer:
         """Read tokenizer.json, else vocab.json, merges.txt and added_tokens.json.
 
-        Raises:
-            FileNotFoundError: neither is there.
-            CheckpointError: it is no Whisper tokenizer, or another model's.
+        Raises FileNotFoundError, and CheckpointError for what is no Whisper tokenizer or another model's.
         """
         try:
             text, added = (

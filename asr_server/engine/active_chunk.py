@@ -133,9 +133,12 @@ class ActiveChunk:
         return self.options.temperatures[self.temperature_index]
 
     @property
+    def running_tokens(self) -> Sequence[int]:
+        return self.tokens if self.beam is None else self.beam.running[0].tokens
+
+    @property
     def position(self) -> int:
-        tokens = self.tokens if self.beam is None else self.beam.running[0].tokens
-        return len(self.prompt) - 1 + len(tokens)
+        return len(self.prompt) - 1 + len(self.running_tokens)
 
     @cached_property
     def is_restricted(self) -> bool:
@@ -144,18 +147,10 @@ class ActiveChunk:
     @cached_property
     def is_penalised(self) -> bool:
         options = self.options
-        return (options.repetition_penalty, options.frequency_penalty, options.presence_penalty) != (
-            1.0,
-            0.0,
-            0.0,
-        )
+        return bool(options.frequency_penalty or options.presence_penalty) or options.repetition_penalty != 1
 
     def set_prompt(self, specials: SpecialTokens, num_positions: int) -> None:
-        """Set the prompt and the most tokens after it.
-
-        Raises:
-            ValueError: the checkpoint cannot translate.
-        """
+        """Set the prompt and the most tokens after it. Raises ValueError: the checkpoint cannot translate."""
         self.prompt, self.sot_index = prompt_of(self.options, self.language, specials, num_positions)
         room = num_positions - len(self.prompt)
         wanted = self.options.max_new_tokens
@@ -179,10 +174,7 @@ class ActiveChunk:
         return [each.match.state for each in self.beam.running]
 
     def boost_rows(self, has_unread: bool) -> list[tuple[int, Row]]:
-        """Return the tokens that keywords name in each of its slots.
-
-        Behind a token that was not read yet, the state of its one hypothesis is guessed.
-        """
+        """Return the tokens that keywords name in each slot. Behind an unread token the state is a guess."""
         self.guess = None
         if self.boost is None or not self.is_greedy:
             return []
@@ -251,7 +243,7 @@ class ActiveChunk:
         """
         if not self.options.early_results or (self.beam is not None and not self.beam.agrees):
             return None
-        tokens = self.tokens if self.beam is None else self.beam.running[0].tokens
+        tokens = self.running_tokens
         num_tokens = _num_closed(tokens, self.num_examined, tokenizer.specials.timestamp_begin)
         if num_tokens == self.num_examined:
             return None
@@ -309,11 +301,8 @@ class ActiveChunk:
 
         If none is likely enough, slightly repetitive ones count too: somebody may say a sentence twice.
         """
-        if self.early_result is not None or is_broken(result):
-            return result
-        return self._best_try()
-
-    def with_fallbacks(self, result: ChunkResult) -> ChunkResult:
+        if self.early_result is None and not is_broken(result):
+            result = self._best_try()
         return msgspec.structs.replace(result, num_fallbacks=self.temperature_index)
 
     def _best_try(self) -> ChunkResult:

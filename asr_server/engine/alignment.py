@@ -150,6 +150,21 @@ class TokenTimesThread:
         self._executor.shutdown(cancel_futures=True)
 
 
+class AlignedText(NamedTuple):
+    """A text and the audio that it is laid along, as every rank gets them."""
+
+    slot: int
+    audio_slot: int
+    tokens: list[int]  # the prompt, the text and its end
+    first_row: int  # the position that predicts the first text token
+    num_text: int  # text tokens, of which the last ones may have found no position
+    num_positions: int  # of the encoder's output
+
+    @property
+    def num_rows(self) -> int:
+        return min(self.num_text + 1, len(self.tokens) - self.first_row)
+
+
 class Aligner:
     def __init__(
         self, model: Whisper, cache: DecoderCache, tokenizer: Tokenizer, transfers: Transfers
@@ -165,48 +180,35 @@ class Aligner:
             index = torch.tensor(own, dtype=torch.long, device=model.device)
             self._heads[layer] = [index[i : i + heads_at_once] for i in range(0, len(own), heads_at_once)]
 
-    def start(
-        self, finished: Sequence[tuple[ActiveChunk, ChunkResult]], slots: Slots
-    ) -> list[PendingAlignment]:
-        texts = [self._text(chunk, result) for chunk, result in finished]
+    def start(self, texts: Sequence[AlignedText], slots: Slots) -> list[HostCopy]:
+        """Return the sums of `PendingAlignment`."""
         sums = [
             torch.zeros(2, text.num_rows, text.num_positions, device=self._model.device) for text in texts
         ]
-        numbers = [chunk.slot for chunk, _ in finished]
-        for layer, queries in self._queries(slots, numbers, texts):
-            for (chunk, _), text, query, (gain, attention) in zip(
-                finished, texts, queries, sums, strict=True
-            ):
-                keys = self._cache.audio_keys(layer, chunk.audio_slot, gain.shape[1])
+        for layer, queries in self._queries(slots, texts):
+            for text, query, (gain, attention) in zip(texts, queries, sums, strict=True):
+                keys = self._cache.audio_keys(layer, text.audio_slot, text.num_positions)
                 self._add_layer(gain, attention, text, layer, query, keys)
-        sums = [self._model.shard.sum(each) / self._num_heads for each in sums]
-        return [
-            PendingAlignment(chunk, result, text.num_text, self._transfers.to_host(each))
-            for (chunk, result), text, each in zip(finished, texts, sums, strict=True)
-        ]
+        return [self._transfers.to_host(self._model.shard.sum(each) / self._num_heads) for each in sums]
 
-    def _text(self, chunk: ActiveChunk, result: ChunkResult) -> _Text:
+    def text_of(self, chunk: ActiveChunk, result: ChunkResult) -> AlignedText:
         specials, duration_s = self._tokenizer.specials, len(chunk.samples) / SAMPLE_RATE
         prompt = [*sot_sequence(chunk.options, chunk.language, specials), specials.no_timestamps]
         num_read, tail_s = Timestamps(self._tokenizer, duration_s).tail(result, chunk.options)
         text = [token for token in result.tokens[:num_read] if self._tokenizer.is_text(token)]
         tokens = [*prompt, *text, specials.end_of_text][: self._model.sizes.text_positions]
         num_samples = len(chunk.samples) if tail_s is None else round(tail_s * SAMPLE_RATE)
-        return _Text(tokens, len(prompt) - 1, len(text), self._num_positions(num_samples))
+        num_positions = min(max(1, num_samples // SAMPLES_PER_POSITION), self._model.sizes.audio_positions)
+        return AlignedText(chunk.slot, chunk.audio_slot, tokens, len(prompt) - 1, len(text), num_positions)
 
-    def _num_positions(self, num_samples: int) -> int:
-        return min(max(1, num_samples // SAMPLES_PER_POSITION), self._model.sizes.audio_positions)
-
-    def _queries(
-        self, slots: Slots, numbers: Sequence[int], texts: Sequence[_Text]
-    ) -> Iterator[tuple[int, Tensor]]:
+    def _queries(self, slots: Slots, texts: Sequence[AlignedText]) -> Iterator[tuple[int, Tensor]]:
         device, end_of_text = self._model.device, self._tokenizer.specials.end_of_text
         longest = max(len(text.tokens) for text in texts)
         padded = [text.tokens + [end_of_text] * (longest - len(text.tokens)) for text in texts]
         tokens = self._transfers.to_device(torch.tensor(padded))
         positions = torch.arange(longest, device=device).expand_as(tokens)
         rows = rows_of(self._cache, slots, positions, context=longest)
-        self._cache.text_ends.extend(numbers, longest)
+        self._cache.text_ends.extend([text.slot for text in texts], longest)
         last = max(self._model.alignment_heads)
         for layer, queries in enumerate(self._model.decoder.audio_queries(tokens, positions, rows)):
             if layer in self._model.alignment_heads:
@@ -215,7 +217,7 @@ class Aligner:
                 return
 
     def _add_layer(
-        self, gain: Tensor, attention: Tensor, text: _Text, layer: int, query: Tensor, keys: Tensor
+        self, gain: Tensor, attention: Tensor, text: AlignedText, layer: int, query: Tensor, keys: Tensor
     ) -> None:
         """Add a layer's heads to `gain` and `attention`: query [T, H, d], keys [H, d, positions]."""
         rows = slice(text.first_row, text.first_row + text.num_rows)
@@ -224,17 +226,6 @@ class Aligner:
             weights = scores.softmax(-1)
             attention += weights[:, rows].sum(0)
             gain += smooth(normalise(weights)[:, rows]).sum(0)
-
-
-class _Text(NamedTuple):
-    tokens: list[int]
-    first_row: int  # the position that predicts the first text token
-    num_text: int  # text tokens, of which the last ones may have found no position
-    num_positions: int  # of the encoder's output, that the text is laid along
-
-    @property
-    def num_rows(self) -> int:
-        return min(self.num_text + 1, len(self.tokens) - self.first_row)
 
 
 def normalise(attention: Tensor) -> Tensor:

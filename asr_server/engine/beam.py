@@ -76,7 +76,8 @@ class Hypothesis(NamedTuple):
         return Hypothesis(tokens, logprobs, branch.sum_logprob, False, *shared)
 
 
-Candidates = Sequence[Iterable[tuple[int, float]]]  # of each hypothesis: tokens and their log-probabilities
+NextTokens = Iterable[tuple[int, float]]  # with their log-probabilities
+Candidates = Sequence[NextTokens]  # of each hypothesis
 
 
 class BeamSearch:
@@ -119,9 +120,7 @@ class BeamSearch:
         """Return whether one hypothesis goes on, and not for a match alone."""
         return len(self.running) == 1 and not self.running[0].is_tentative
 
-    def append_if_sure(
-        self, token: int, logprob: float, lead: float, others: Iterable[tuple[int, float]] = ()
-    ) -> bool:
+    def append_if_sure(self, token: int, logprob: float, lead: float, others: NextTokens = ()) -> bool:
         """Append the token if `advance` would keep it alone.
 
         Args:
@@ -165,7 +164,8 @@ class BeamSearch:
 
     def _branches(self, candidates: Candidates, named: Candidates) -> Iterator[_Branch]:
         for parent, (before, following) in enumerate(zip(self.running, candidates, strict=True)):
-            for rank, (token, logprob) in enumerate(self._following(before, following)):
+            following = self._within_audio(before, self._one_time(following))
+            for rank, (token, logprob) in enumerate(following):
                 yield self._branch(parent, token, logprob, before.is_greedy and rank == 0)
         for parent, others in enumerate(named):
             for token, logprob in others:
@@ -234,12 +234,7 @@ class BeamSearch:
     def _rank(self, branch: _Branch) -> tuple[bool, float]:
         return self._is_pruned and branch.is_greedy, branch.sum_logprob
 
-    def _following(
-        self, before: Hypothesis, candidates: Iterable[tuple[int, float]]
-    ) -> Iterable[tuple[int, float]]:
-        return self._within_audio(before, self._one_time(candidates))
-
-    def _one_time(self, candidates: Iterable[tuple[int, float]]) -> Iterable[tuple[int, float]]:
+    def _one_time(self, candidates: NextTokens) -> NextTokens:
         """Keep the likeliest timestamp, as likely as all of them together.
 
         When a sentence ends is seldom sure; that it ends competes with other words.
@@ -248,9 +243,7 @@ class BeamSearch:
             return candidates
         return _as_one(list(candidates), lambda token: token > self._end_of_text)
 
-    def _within_audio(
-        self, before: Hypothesis, candidates: Iterable[tuple[int, float]]
-    ) -> Iterable[tuple[int, float]]:
+    def _within_audio(self, before: Hypothesis, candidates: NextTokens) -> NextTokens:
         if self._audio_end == math.inf or not self._ends_segment(before):
             return candidates
         end, audio_end = self._end_of_text, self._audio_end
@@ -268,9 +261,7 @@ class BeamSearch:
         self.running = [self.running[index] for index in order]
 
     def best(self) -> Hypothesis:
-        """Return the likeliest text for its length. If the model produced NaN, its log-probability is
-        NaN.
-        """
+        """Return the likeliest text for its length; its log-probability is NaN if the model produced NaN."""
         missing = max(0, self.width - len(self.ended))
         going_on = [each for each in self.running if not each.is_tentative][:missing]
         none = Hypothesis(sum_logprob=math.nan)
@@ -292,8 +283,7 @@ class BeamSearch:
         return None
 
     def _lead(self, hypothesis: Hypothesis, other: Hypothesis) -> float | None:
-        """Return the lead over a hypothesis with the same words, a few tokens earlier or later; None for
-        others.
+        """Return the lead over a hypothesis with the same words, a few tokens apart; None for others.
 
         A longer one may be less likely, as long as its score for its length is equal.
         """
@@ -329,7 +319,7 @@ def leads(
     return first.tolist(), leads.tolist()
 
 
-def _is_close(boost: KeywordBoost, match: Match, lowest: float, others: Iterable[tuple[int, float]]) -> bool:
+def _is_close(boost: KeywordBoost, match: Match, lowest: float, others: NextTokens) -> bool:
     lowest_plain = lowest - boost.row(match.state).highest
     return any(
         logprob >= lowest_plain and logprob + boost.bonus(match.state, token) >= lowest

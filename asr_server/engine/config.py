@@ -62,11 +62,7 @@ class EngineConfig:
 
     @classmethod
     def from_settings(cls, settings: Settings, num_on_device: int = 1) -> EngineConfig:
-        """Return the configuration of one replica, with its share of cores and memory.
-
-        Args:
-            num_on_device: replicas that share the device.
-        """
+        """Return the configuration of one of `num_on_device` replicas that share cores and memory."""
         config = cls(**values_for(cls, settings))
         return replace(
             config,
@@ -209,12 +205,13 @@ def engine_info(config: EngineConfig, kernels: str = "") -> EngineInfo:
     on_gpu = config.device == "cuda"
     reasons = {
         "device": _gpu(config) if on_gpu else "no GPU was found",
-        "dtype": _why_dtype(config, "GPU" if on_gpu else "processor"),
+        "dtype": _why_dtype(config),
         "num_slots": _why_num_slots(config),
         "kernels": kernels,
     }
     if on_gpu and config.num_on_device > 1:
-        reasons["num_replicas"] = _how_they_share(config.num_on_device)
+        how = "at once, through MPS" if mps_is_running() else "in turns, as no MPS daemon runs"
+        reasons["num_replicas"] = f"{config.num_on_device} share a GPU {how}"
     return EngineInfo(config.device, config.dtype, config.num_slots, torch.get_num_threads(), reasons)
 
 
@@ -222,12 +219,8 @@ def _gpu(config: EngineConfig) -> str:
     return torch.cuda.get_device_name() + ("" if config.cuda_graphs else ", without CUDA graphs")
 
 
-def _how_they_share(num_on_device: int) -> str:
-    how = "at once, through MPS" if mps_is_running() else "in turns, as no MPS daemon runs"
-    return f"{num_on_device} share a GPU {how}"
-
-
-def _why_dtype(config: EngineConfig, processor: str) -> str:
+def _why_dtype(config: EngineConfig) -> str:
+    processor = "GPU" if config.device == "cuda" else "processor"
     if config.dtype in ("bfloat16", "int8"):
         return f"the {processor} multiplies in it"
     beside = "; the audio's keys and values in int8" if config.int8_audio else ""
@@ -267,8 +260,7 @@ class Loaded(NamedTuple):
 def load(config: EngineConfig, shard: Shard = WHOLE) -> Loaded:
     """Load this share of the model.
 
-    Raises:
-        CheckpointError, ValueError, OSError: the checkpoint is damaged, or the device missing or unable.
+    Raises CheckpointError, ValueError or OSError: the checkpoint is damaged, the device missing or unable.
     """
     device = choose_device(config.device)
     dtype, int8 = choose_dtype(config.dtype, device), choose_int8(config.dtype, device)

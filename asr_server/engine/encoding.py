@@ -20,14 +20,6 @@ _CUDA_LENGTHS = (500, 1000)  # positions: few, because the encoder is recorded a
 _COPY_THREADS = 4  # that gather a batch's samples: 20 MB, for which a step waits
 
 
-def make_encoder(
-    model: Whisper, cache: DecoderCache, config: EngineConfig, transfers: Transfers
-) -> CpuEncoder | CudaEncoder:
-    if model.device.type == "cuda":
-        return CudaEncoder(model, cache, config, transfers)
-    return CpuEncoder(model, cache, config)
-
-
 @torch.inference_mode()
 def _write_silence(model: Whisper, cache: DecoderCache, is_shared: bool) -> Silence:
     """Encode silence into the cache, with which short audio continues."""
@@ -43,14 +35,10 @@ class CpuEncoder:
     chunk, longer when a core is busy.
     """
 
-    shares_silence = True
-
-    def __init__(self, model: Whisper, cache: DecoderCache, config: EngineConfig) -> None:
+    def __init__(self, model: Whisper, cache: DecoderCache, config: EngineConfig, _: Transfers) -> None:
         self._model, self._cache = model, cache
         self.window = model.sizes.window.for_short_audio(config.short_audio)
-        self._silence = (
-            _write_silence(model, cache, self.shares_silence) if config.short_audio == "tail" else None
-        )
+        self._silence = _write_silence(model, cache, True) if config.short_audio == "tail" else None
         self._num_threads, self._num_workers = torch.get_num_threads(), config.compute_workers
         self._workers = ThreadPoolExecutor(config.compute_workers, thread_name_prefix="encode")
 

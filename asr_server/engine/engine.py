@@ -116,8 +116,7 @@ class Engine:
     def load(cls, config: EngineConfig, broadcast: Broadcast | None = None, shard: Shard = WHOLE) -> Engine:
         """Load the checkpoint and make an engine.
 
-        Raises:
-            CheckpointError, ValueError, OSError: the checkpoint is damaged, the device missing or too small.
+        Raises CheckpointError, ValueError or OSError: the checkpoint is damaged, the device missing or small.
         """
         started = time.monotonic()
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult
 from asr_server.engine.active_chunk import ActiveChunk, Stage, Stages
-from asr_server.engine.beam import NUM_NAMED, BeamSearch, leads
+from asr_server.engine.beam import NUM_NAMED, BeamSearch, Candidates, NextTokens, leads
 from asr_server.engine.boost import Row, keyword_boost
 from asr_server.engine.cuda import HostCopy
 from asr_server.engine.runner import Runner, StepPlan
@@ -39,7 +39,6 @@ class Launched(NamedTuple):
     report: HostCopy
 
 
-NextTokens = list[Iterable[tuple[int, float]]]  # of each hypothesis, with log-probabilities
 Rows = list[tuple[int, Row]]  # slots, and what keywords name in each
 
 
@@ -65,27 +64,25 @@ class Report:
         others = self._others(slot) if has_keywords else ()
         return beam.append_if_sure(int(token), self._likeliest_logprobs[slot], self._leads[slot], others)
 
-    def _others(self, slot: int) -> Iterable[tuple[int, float]]:
+    def _others(self, slot: int) -> NextTokens:
         tokens, logprobs = self._all_but_likeliest
         return zip(map(int, tokens[slot]), logprobs[slot], strict=True)
 
-    @cached_property
+    @cached_property  # as each look into arrays takes longer than all of the rules
     def _all_but_likeliest(self) -> list[list[list[float]]]:
-        """Return tokens and log-probabilities [slots, candidates]: once a step, as each look into arrays
-        takes longer than all of the rules.
-        """
+        """Return tokens and log-probabilities, [slots, candidates] each."""
         both = np.concatenate([self._candidates[:, 1:], self._named], axis=1)
         values: list[list[list[float]]] = both.transpose(0, 2, 1).tolist()
         return values
 
-    def candidates(self, slots: Sequence[int]) -> NextTokens:
+    def candidates(self, slots: Sequence[int]) -> Candidates:
         return _pairs(self._candidates, slots)
 
-    def named(self, slots: Sequence[int]) -> NextTokens:
+    def named(self, slots: Sequence[int]) -> Candidates:
         return _pairs(self._named, slots)
 
 
-def _pairs(lines: npt.NDArray[np.float64], slots: Sequence[int]) -> NextTokens:
+def _pairs(lines: npt.NDArray[np.float64], slots: Sequence[int]) -> Candidates:
     rows = lines[:, :, slots].transpose(2, 0, 1).tolist()
     return [zip(map(int, tokens), logprobs, strict=True) for tokens, logprobs in rows]
 
@@ -223,8 +220,7 @@ class DecodeLoop:
                 again.append(chunk)
             else:
                 self._stages.move(chunk, Stage.DECODED)
-                kept = chunk.best_result(result)
-                finished.append((chunk, chunk.with_fallbacks(kept)))
+                finished.append((chunk, chunk.best_result(result)))
         self._start(again)
         self._drop_wrong_guesses([each.chunk for each in current if each.is_current])
         return finished
@@ -233,8 +229,8 @@ class DecodeLoop:
         branches = []
         for chunk in chunks:
             if chunk.has_guessed_wrong():
-                tokens = chunk.tokens if chunk.beam is None else chunk.beam.running[0].tokens
-                branches.append((chunk.slot, self._slot_start(chunk, chunk.slot, tuple(tokens))))
+                start = self._slot_start(chunk, chunk.slot, tuple(chunk.running_tokens))
+                branches.append((chunk.slot, start))
                 chunk.restarts += 1
         self._apply(branches)
 

@@ -14,18 +14,13 @@ def prompt_of(
 ) -> tuple[list[int], int]:
     """Return the prompt, and where <|startoftranscript|> is in it.
 
-    Raises:
-        ValueError: the checkpoint cannot translate.
+    The client's prompt keeps its last tokens, at most half the positions less one. Raises ValueError: the
+    checkpoint cannot translate.
     """
-    before = previous_text(options, specials, num_positions)
+    before: list[int] = []
+    if options.prompt_tokens and specials.start_of_prev is not None:
+        before = [specials.start_of_prev, *options.prompt_tokens[-(num_positions // 2 - 1) :]]
     return [*before, *sot_sequence(options, language, specials)], len(before)
-
-
-def previous_text(options: DecodingOptions, specials: SpecialTokens, num_positions: int) -> list[int]:
-    """Return <|startofprev|> and the prompt's last tokens, at most half the positions less one."""
-    if not options.prompt_tokens or specials.start_of_prev is None:
-        return []
-    return [specials.start_of_prev, *options.prompt_tokens[-(num_positions // 2 - 1) :]]
 
 
 def sot_sequence(options: DecodingOptions, language: str | None, specials: SpecialTokens) -> list[int]:
@@ -52,10 +47,9 @@ def check_timestamps(specials: SpecialTokens, sizes: WhisperSizes) -> None:
 def checked_language(
     options: DecodingOptions, samples: Samples, specials: SpecialTokens, sizes: WhisperSizes
 ) -> str | None:
-    """Check a chunk; return its language if it is given or only one is possible.
+    """Return a chunk's language if it is given or only one is possible.
 
-    Raises:
-        ValueError: it cannot be decoded as asked.
+    Raises ValueError: the chunk cannot be decoded as asked.
     """
     language, possible = options.language, candidates(options, specials)
     if language is None and len(possible) == 1:

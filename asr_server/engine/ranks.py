@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -20,8 +20,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from asr_server.core import ChunkId, ChunkResult, DecodingOptions
-from asr_server.engine.active_chunk import ActiveChunk
+from asr_server.engine.alignment import AlignedText
 from asr_server.engine.config import EngineConfig, Loaded, choose_device
 from asr_server.engine.runner import Runner, StepPlan, Tell
 from asr_server.engine.slots import SlotStart
@@ -33,16 +32,6 @@ logger = logging.getLogger(__name__)
 Broadcast = Callable[[bytes], None]
 
 
-class FinishedSlot(msgspec.Struct, frozen=True):
-    slot: int
-    audio_slot: int
-    num_samples: int
-    options: DecodingOptions
-    language: str | None
-    tokens: tuple[int, ...]  # and how they ended: what is read of them decides what is aligned
-    finish_reason: Literal["stop", "length"]
-
-
 # What the runner's methods take, as it crosses to another rank.
 _ARGUMENTS: Final = {
     "encode": tuple[list[int], list[int], list[bytes]],  # float32
@@ -51,7 +40,7 @@ _ARGUMENTS: Final = {
     "start": tuple[list[SlotStart]],
     "branch": tuple[list[int], list[SlotStart]],
     "decode": tuple[StepPlan],
-    "align": tuple[list[FinishedSlot]],
+    "attend": tuple[list[AlignedText]],
     "move": tuple[list[tuple[int, int]], int],
 }
 
@@ -94,8 +83,6 @@ def lead(broadcast: Broadcast, config: EngineConfig) -> Tell:
     broadcast(msgspec.msgpack.encode(config))
 
     def tell(method: str, arguments: tuple[Any, ...]) -> None:
-        if method == "align":
-            arguments = ([_finished(*each) for each in arguments[0]],)
         broadcast(msgspec.msgpack.encode((method, arguments), enc_hook=np.ndarray.tobytes))
 
     return tell
@@ -117,36 +104,11 @@ def follow(loaded: Loaded, receive: Callable[[], bytes | None]) -> None:
 def _do(runner: Runner, message: bytes) -> None:
     method, raw = msgspec.msgpack.decode(message, type=tuple[str, msgspec.Raw])
     arguments: tuple[Any, ...] = msgspec.msgpack.decode(raw, type=_ARGUMENTS[method])
-    match method:
-        case "encode":
-            slots, audio_slots, samples = arguments
-            runner.encode(slots, audio_slots, [np.frombuffer(each, np.float32) for each in samples]).join()
-        case "align":
-            runner.align([(_chunk(each), _result(each)) for each in arguments[0]])
-        case _:
-            getattr(runner, method)(*arguments)
-
-
-def _finished(chunk: ActiveChunk, result: ChunkResult) -> FinishedSlot:
-    return FinishedSlot(
-        chunk.slot,
-        chunk.audio_slot,
-        len(chunk.samples),
-        chunk.options,
-        chunk.language,
-        result.tokens,
-        result.finish_reason,
-    )
-
-
-def _chunk(finished: FinishedSlot) -> ActiveChunk:
-    samples = np.broadcast_to(np.float32(0), finished.num_samples)
-    slots, audio_slot = [finished.slot], finished.audio_slot
-    return ActiveChunk(ChunkId("", 0), samples, finished.options, finished.language, slots, audio_slot)
-
-
-def _result(finished: FinishedSlot) -> ChunkResult:
-    return ChunkResult(finished.tokens, (), 0.0, 0.0, 0.0, 0.0, None, finished.finish_reason)
+    if method == "encode":
+        slots, audio_slots, samples = arguments
+        runner.encode(slots, audio_slots, [np.frombuffer(each, np.float32) for each in samples]).join()
+    else:
+        getattr(runner, method)(*arguments)
 
 
 BUFFER_BYTES = 1 << 20

@@ -17,7 +17,7 @@ from torch import Tensor
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult, Samples
 from asr_server.engine.active_chunk import ActiveChunk
-from asr_server.engine.alignment import Aligner, PendingAlignment
+from asr_server.engine.alignment import AlignedText, Aligner, PendingAlignment
 from asr_server.engine.beam import num_candidates, num_named
 from asr_server.engine.boost import Row
 from asr_server.engine.config import EngineConfig
@@ -32,7 +32,7 @@ from asr_server.engine.cuda import (
     size_for,
     sizes_up_to,
 )
-from asr_server.engine.encoding import make_encoder
+from asr_server.engine.encoding import CpuEncoder, CudaEncoder
 from asr_server.engine.slots import SlotStart, SlotState
 from asr_server.engine.tokens import (
     GenerationRules,
@@ -99,9 +99,7 @@ class Runner:
         kernels: Kernels = TORCH,
         tell: Tell | None = None,
     ) -> None:
-        """Args:
-        tell: sends what this rank does to the others; None: it is alone, or follows.
-        """
+        """`tell` sends what this rank does to the others; None: it is alone, or follows."""
         self.tell, self._kernels = tell, kernels
         num_texts, device, specials = config.num_texts, model.device, tokenizer.specials
         self.model = model
@@ -124,7 +122,8 @@ class Runner:
         self._scores = model.decoder.new_scores(num_texts)
         self._decode_stream = decode_stream(device)
         self._transfers = Transfers(device, config.copy_overlap)
-        self._encoder = make_encoder(model, self.cache, config, self._transfers)
+        on_gpu = model.device.type == "cuda"
+        self._encoder = (CudaEncoder if on_gpu else CpuEncoder)(model, self.cache, config, self._transfers)
         self.window = self._encoder.window
         self._aligner = Aligner(model, self.cache, tokenizer, self._transfers)
         self._graphs: tuple[Graphs, Graphs] | None = None  # of a step's halves
@@ -315,11 +314,18 @@ class Runner:
 
     # -- Align --------------------------------------------------------------------------------------------
 
-    @on_all_ranks
-    @torch.inference_mode()
     def align(self, finished: Sequence[tuple[ActiveChunk, ChunkResult]]) -> list[PendingAlignment]:
         """Find when the tokens were said; on CUDA, launch the work."""
-        return self._aligner.start(finished, self._block([chunk.slot for chunk, _ in finished]))
+        texts = [self._aligner.text_of(chunk, result) for chunk, result in finished]
+        return [
+            PendingAlignment(chunk, result, text.num_text, sums)
+            for (chunk, result), text, sums in zip(finished, texts, self.attend(texts), strict=True)
+        ]
+
+    @on_all_ranks
+    @torch.inference_mode()
+    def attend(self, texts: Sequence[AlignedText]) -> list[HostCopy]:
+        return self._aligner.start(texts, self._block([text.slot for text in texts]))
 
     # -- Slots --------------------------------------------------------------------------------------------
 

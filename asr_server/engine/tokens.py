@@ -227,11 +227,7 @@ def _restrict(scores: Tensor, state: SlotState) -> Tensor:
 
 
 def padded_rows(rows: Sequence[Row], width: int = 1) -> tuple[Tensor, Tensor]:
-    """Return the tokens that keywords name in each row, and their bonuses: [B, most of a row] each.
-
-    Args:
-        width: fewest columns.
-    """
+    """Return the tokens that keywords name in each row, and their bonuses: [B, `width` or more] each."""
     tensors = [_tensors(row, width) for row in rows]
     tokens = pad_sequence([tokens for tokens, _ in tensors], batch_first=True)
     return tokens, pad_sequence([bonuses for _, bonuses in tensors], True, _NEVER)
@@ -254,11 +250,7 @@ class Named(NamedTuple):
 
 
 def choose_boosted(tokens: Tensor, logprobs: Tensor, named: Named) -> tuple[Tensor, Tensor]:
-    """Return the likeliest tokens [B] with bonuses, and their log-probabilities without.
-
-    Args:
-        tokens, logprobs: the likeliest without bonuses.
-    """
+    """Return the likeliest tokens [B] with bonuses, and their log-probabilities; given those without."""
     boosted, places = (named.logprobs + named.bonuses).max(-1, keepdim=True)
     wins = boosted[:, 0] > logprobs
     token, logprob = named.tokens.gather(1, places)[:, 0], named.logprobs.gather(1, places)[:, 0]
@@ -290,8 +282,7 @@ def choose_likeliest(
     logprobs: Tensor,
     candidates: Tensor,
 ) -> None:
-    """Write tokens and log-probabilities [B], and `candidates` [2 * count, B]: tokens, then
-    log-probabilities.
+    """Write tokens and log-probabilities, [B], and candidates, [2 * count, B]: tokens, then numbers.
 
     Torch applies the rules to `scores` in place; the kernel leaves `scores` and inactive rows unchanged.
     """

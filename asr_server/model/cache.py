@@ -28,7 +28,7 @@ Slots = slice | Tensor
 def slot_ids(slots: Slots | list[int], device: torch.device) -> Tensor:
     if isinstance(slots, slice):
         return torch.arange(slots.start, slots.stop, device=device)
-    return torch.tensor(slots, device=device) if isinstance(slots, list) else slots
+    return torch.as_tensor(slots, device=device)
 
 
 _MAX_KEY_BLOCK = 100
@@ -204,11 +204,9 @@ class DecoderCache:
         self.audio_of.index_copy_(0, *slots_and_audio)
 
     def copy_text(self, moves: Sequence[tuple[int, int]], on_device: Tensor, length: int) -> None:
-        """Copy the first `length` positions between slots, and their audio slot; slots may overlap.
+        """Copy the first `length` positions and the audio slot from sources to targets, [B, 2] on the device.
 
-        Args:
-            moves: sources and targets.
-            on_device: [B, 2], the same.
+        Slots may overlap.
         """
         sources, targets = on_device.unbind(1)
         texts = self._texts[..., :length, :]
@@ -226,9 +224,7 @@ class DecoderCache:
             self._texts[..., length:end, :].index_fill_(2, ids, 0)
 
     def audio_slots(self, slots: Slots) -> Slots | list[int]:
-        """Return the audio slots: a slice if the host knows that they are adjacent and in order, else a
-        list.
-        """
+        """Return the audio slots: a slice if the host knows that they lie in order, else a list."""
         found = self.audio_of[slots]
         if isinstance(slots, Tensor) or found.is_cuda:
             return found
@@ -252,9 +248,7 @@ class DecoderCache:
         return self.shares_silence and bool((self.audio_lengths[slots] < self._num_positions).any())
 
     def own_blocks(self, slots: Slots | list[int], num_queries: int) -> OwnBlocks | None:
-        """Return the blocks for `num_queries` of each audio slot, or None where torch's products read
-        them.
-        """
+        """Return the blocks for `num_queries` of each audio slot; None where torch's products read them."""
         is_read = self._packed or (WEIGHTED_ROWS and self.has_short_audio(slots))
         if not is_read or num_queries > MAX_QUERIES:
             return None

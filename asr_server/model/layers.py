@@ -6,7 +6,7 @@ Queries, keys and values are one product, with 1/sqrt(d) in the weights.
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -259,8 +259,6 @@ def sums_text_rows(values: Tensor) -> bool:
 
 Weights = Mapping[str, Tensor]
 
-SELF_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-
 
 class FeedForward(nn.Module):
     def __init__(self, width: int, hidden: int, shard: Shard, linear: type[Linear] = Linear) -> None:
@@ -273,28 +271,10 @@ class FeedForward(nn.Module):
     def change(self, normed: Tensor, kernels: Kernels = TORCH) -> Tensor:
         return self.shard.sum(self.down(self.up(normed, kernels), kernels))
 
-    def load(self, weights: Weights) -> None:
-        load_weights(self.norm, weights, "final_layer_norm")
-        load_packed(self.up, weights, ("fc1",), self.shard)
-        load_summed(self.down, weights, "fc2", self.shard)
-
-
-class Within(Mapping[str, Tensor]):
-    def __init__(self, weights: Weights, prefix: str) -> None:
-        self._weights = weights
-        self._prefix = prefix
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._weights[self._prefix + name]
-
-    def __contains__(self, name: object) -> bool:
-        return f"{self._prefix}{name}" in self._weights
-
-    def __iter__(self) -> Iterator[str]:
-        return (name.removeprefix(self._prefix) for name in self._weights if name.startswith(self._prefix))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+    def load(self, weights: Weights, name: str) -> None:
+        load_weights(self.norm, weights, f"{name}.final_layer_norm")
+        load_packed(self.up, weights, [f"{name}.fc1"], self.shard)
+        load_summed(self.down, weights, f"{name}.fc2", self.shard)
 
 
 def load_weights(module: Linear | nn.LayerNorm, weights: Weights, name: str) -> None:
@@ -303,7 +283,7 @@ def load_weights(module: Linear | nn.LayerNorm, weights: Weights, name: str) -> 
 
 
 def load_packed(
-    linear: Linear, weights: Weights, names: tuple[str, ...], shard: Shard, scale: float = 1.0
+    linear: Linear, weights: Weights, names: Sequence[str], shard: Shard, scale: float = 1.0
 ) -> None:
     """Stack the rank's projections; scale the first. Keys get a bias of zeros."""
     rows = [shard.outputs(weights[f"{name}.weight"]).float() for name in names]

@@ -72,8 +72,7 @@ logger = logging.getLogger(__name__)
 def read_alignment_heads(directory: Path, sizes: WhisperSizes) -> AlignmentHeads:
     """Read generation_config.json's `[[layer, head], ...]`, or openai/whisper's default.
 
-    Raises:
-        ValueError: the model lacks a head.
+    Raises ValueError: the model lacks a head.
     """
     path = directory / "generation_config.json"
     pairs = read_optional_json(path).get("alignment_heads")

@@ -73,7 +73,11 @@ def _checked_weights(directory: Path) -> Mapping[str, Tensor]:
         weights = read_weights(directory)
     except (EOFError, UnpicklingError, RuntimeError) as error:  # torch's message gives dangerous advice
         raise CheckpointError(f"the weights in {directory} are damaged: fetch them again") from error
-    shapes = weights.shapes() if isinstance(weights, StoredWeights) else _shapes(weights)
+    shapes = (
+        weights.shapes()
+        if isinstance(weights, StoredWeights)
+        else {name: each.shape for name, each in weights.items()}
+    )
     check_layout(shapes, read_json(directory / "config.json"), directory)
     if PROJECTION in weights and not _is_same(weights[PROJECTION], weights[EMBEDDING]):
         raise CheckpointError(
@@ -87,16 +91,10 @@ def _is_same(projection: Tensor, embedding: Tensor) -> bool:
     return torch.equal(projection, embedding.to(projection.dtype))
 
 
-def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in weights.items()}
-
-
 def read_weights(directory: Path) -> Mapping[str, Tensor]:
     """Return each tensor by its Hugging Face name, without `model.`.
 
-    Raises:
-        CheckpointError: a file is missing, cut short or damaged.
-        EOFError, UnpicklingError, RuntimeError: a pickled file is damaged.
+    Raises CheckpointError, and for a damaged pickled file EOFError, UnpicklingError or RuntimeError.
     """
     return open_weights(find_weights(directory))
 

@@ -16,17 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asr_server.checkpoint.tensors import EMBEDDING
 from asr_server.model.cache import DecoderCache
 from asr_server.model.features import LogMel
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.layers import (
-    SELF_ATTENTION,
     Behind,
     FeedForward,
     Int8Linear,
     Linear,
     Weights,
-    Within,
     attend_audio,
     is_one_row,
     load_packed,
@@ -82,12 +81,12 @@ class Encoder(nn.Module):
         return Silence(tuple(kept), audio)
 
     def load(self, weights: Weights) -> None:
-        self.conv1.load(weights, "conv1")
-        self.conv2.load(weights, "conv2")
-        self.positions.copy_(weights["embed_positions.weight"])
+        self.conv1.load(weights, "encoder.conv1")
+        self.conv2.load(weights, "encoder.conv2")
+        self.positions.copy_(weights["encoder.embed_positions.weight"])
         for i, layer in enumerate(self.layers):
-            layer.load(Within(weights, f"layers.{i}."))  # type: ignore[operator]
-        load_weights(self.norm, weights, "layer_norm")
+            layer.load(weights, f"encoder.layers.{i}")  # type: ignore[operator]
+        load_weights(self.norm, weights, "encoder.layer_norm")
 
 
 class EncoderLayer(nn.Module):
@@ -104,20 +103,15 @@ class EncoderLayer(nn.Module):
     def forward(
         self, x: Tensor, change: Tensor, kernels: Kernels, behind: Behind | None
     ) -> tuple[Tensor, Tensor]:
-        """Take x [B, F, D] and a change to be added to it; return the next two.
-
-        So each addition fuses with the next norm.
-        """
+        """Take x [B, F, D] and a change to add to it, which fuses with the next norm; return the next two."""
         x, normed = add_norm(x, change, self.norm, kernels)
         attended = attend_audio(self.qkv(normed, kernels), self.num_heads, behind)
         x, normed = add_norm(x, self.shard.sum(self.out(attended, kernels)), self.feed_forward.norm, kernels)
         return x, self.feed_forward.change(normed, kernels)
 
-    def load(self, weights: Weights) -> None:
-        load_weights(self.norm, weights, "self_attn_layer_norm")
-        load_packed(self.qkv, weights, SELF_ATTENTION, self.shard, query_scale(self.qkv, self.num_heads))
-        load_summed(self.out, weights, "self_attn.out_proj", self.shard)
-        self.feed_forward.load(weights)
+    def load(self, weights: Weights, name: str) -> None:
+        load_self_attention(self, weights, name)
+        self.feed_forward.load(weights, name)
 
 
 def _limit(x: Tensor) -> float | None:
@@ -247,19 +241,17 @@ class Decoder(nn.Module):
             yield layer.keys_of(audio), layer.cross_value(audio)  # type: ignore[operator]
 
     def load(self, weights: Weights) -> None:
-        self.embedding[: self.vocabulary].copy_(weights["embed_tokens.weight"])
-        load_weights(self.norm, weights, "layer_norm")
+        self.embedding[: self.vocabulary].copy_(weights[EMBEDDING])
+        load_weights(self.norm, weights, "decoder.layer_norm")
         if self._int8_scores is not None:
             self._load_int8_scores(self._int8_scores, weights)
         else:
             self._packed_embedding = pack(self.embedding)
-        if (
-            self._int8_scores is not None or self._packed_embedding is not None
-        ):  # rows are looked up in this one
-            self.embedding = nn.Parameter(_halved(self.embedding))
-        self.positions.copy_(weights["embed_positions.weight"])
+        if self._int8_scores is not None or self._packed_embedding is not None:
+            self.embedding = nn.Parameter(_halved(self.embedding))  # rows are looked up in this one
+        self.positions.copy_(weights["decoder.embed_positions.weight"])
         for i, layer in enumerate(self.layers):
-            layer.load(Within(weights, f"layers.{i}."))  # type: ignore[operator]
+            layer.load(weights, f"decoder.layers.{i}")  # type: ignore[operator]
 
     def _load_int8_scores(self, scores: Int8Linear, weights: Weights) -> None:
         """Fold the norm's weights and biases into the output projection.
@@ -267,10 +259,10 @@ class Decoder(nn.Module):
         The norm has a few large outputs, which would cost the others their bits. Scores would be four
         times as far off. The mean over tokens, the same for each score, is left out.
         """
-        embedding = weights["embed_tokens.weight"].float()  # not rounded to bfloat16 first
+        embedding = weights[EMBEDDING].float()  # not rounded to bfloat16 first
         centred = embedding - embedding.mean(0)
-        scores.bias = nn.Parameter(centred @ weights["layer_norm.bias"].float())
-        scores.weight = nn.Parameter(centred.mul_(weights["layer_norm.weight"].float()))
+        scores.bias = nn.Parameter(centred @ weights["decoder.layer_norm.bias"].float())
+        scores.weight = nn.Parameter(centred.mul_(weights["decoder.layer_norm.weight"].float()))
         self.norm.weight.fill_(1)
         self.norm.bias.fill_(0)
 
@@ -332,17 +324,25 @@ class DecoderLayer(nn.Module):
             return torch.bmm(weight, audio.transpose(1, 2), out=keys[..., :length])
         return torch.stack([multiply(self.cross_key, each) for each in audio])
 
-    def load(self, weights: Weights) -> None:
-        shard, scale = self.shard, query_scale(self.qkv, self.num_heads)
-        load_weights(self.norm, weights, "self_attn_layer_norm")
-        load_packed(self.qkv, weights, SELF_ATTENTION, shard, scale)
-        load_summed(self.out, weights, "self_attn.out_proj", shard)
-        load_weights(self.cross_norm, weights, "encoder_attn_layer_norm")
-        load_packed(self.cross_query, weights, ("encoder_attn.q_proj",), shard, scale)
-        self.cross_key.copy_(shard.outputs(weights["encoder_attn.k_proj.weight"]))
-        load_packed(self.cross_value, weights, ("encoder_attn.v_proj",), shard)
-        load_summed(self.cross_out, weights, "encoder_attn.out_proj", shard)
-        self.feed_forward.load(weights)
+    def load(self, weights: Weights, name: str) -> None:
+        shard, cross = self.shard, f"{name}.encoder_attn"
+        load_self_attention(self, weights, name)
+        load_weights(self.cross_norm, weights, f"{cross}_layer_norm")
+        load_packed(
+            self.cross_query, weights, [f"{cross}.q_proj"], shard, query_scale(self.qkv, self.num_heads)
+        )
+        self.cross_key.copy_(shard.outputs(weights[f"{cross}.k_proj.weight"]))
+        load_packed(self.cross_value, weights, [f"{cross}.v_proj"], shard)
+        load_summed(self.cross_out, weights, f"{cross}.out_proj", shard)
+        self.feed_forward.load(weights, name)
+
+
+def load_self_attention(layer: EncoderLayer | DecoderLayer, weights: Weights, name: str) -> None:
+    attention = f"{name}.self_attn"
+    load_weights(layer.norm, weights, f"{attention}_layer_norm")
+    parts, scale = [f"{attention}.{part}_proj" for part in "qkv"], query_scale(layer.qkv, layer.num_heads)
+    load_packed(layer.qkv, weights, parts, layer.shard, scale)
+    load_summed(layer.out, weights, f"{attention}.out_proj", layer.shard)
 
 
 class Whisper(nn.Module):
@@ -389,8 +389,8 @@ class Whisper(nn.Module):
     def load_hugging_face(self, weights: Weights) -> None:
         """Load weights of a checked layout, by Hugging Face names without `model.`."""
         with torch.no_grad():
-            self.encoder.load(Within(weights, "encoder."))
-            self.decoder.load(Within(weights, "decoder."))
+            self.encoder.load(weights)
+            self.decoder.load(weights)
             for module in self.modules():
                 if isinstance(module, Linear):
                     module.pack()

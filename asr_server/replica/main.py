@@ -47,10 +47,7 @@ class CannotStart(Exception):
 
 
 def load_engine(settings: Settings, num_on_device: int, replica: int | None = None) -> Engine:
-    """Load the engine of one of `num_on_device` replicas on a device.
-
-    Args:
-        replica: its number, where it may start other ranks.
+    """Load the engine of one of `num_on_device` replicas; one with a number may start other ranks.
 
     Raises CannotStart where another try would fail too.
     """

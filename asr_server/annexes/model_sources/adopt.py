@@ -54,14 +54,10 @@ FindTexts = Callable[[str], Path]
 
 
 def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
-    """Return the directory for `source`; make it if necessary.
+    """Return the directory for a foreign model; make it if necessary.
 
-    Args:
-        source: a CTranslate2 folder, a `.pt` of openai-whisper or a ggml file of whisper.cpp.
-        find_texts: returns a directory with the tokenizer of a published model.
-        revision: the hub's commit of the source.
-    Raises:
-        CheckpointError: unknown, damaged or quantized, or no tokenizer is found.
+    `find_texts` returns a directory with the tokenizer of a published model. `revision` is the hub's commit.
+    Raises CheckpointError: unknown, damaged or quantized, or no tokenizer is found.
     """
     source = source.absolute()
     path = source / CTRANSLATE2 if source.is_dir() else source
@@ -108,13 +104,7 @@ def _put_in_place(made: Path, target: Path) -> None:
 
 
 def write_layout(target: Path, source: Path, model: ForeignModel, texts: Path) -> None:
-    """Write everything but the weights into `target`.
-
-    Args:
-        texts: a directory with the tokenizer.
-    Raises:
-        CheckpointError: a file in these directories cannot be used.
-    """
+    """Write all but the weights into `target`; `texts` has the tokenizer. Raises CheckpointError."""
     config = model.config()
     own = source if source.is_dir() else None
     tokenizer, rules = read_json(texts / "tokenizer.json"), _rules(own or texts)
@@ -149,9 +139,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def texts_for(source: Path, model: ForeignModel, find_texts: FindTexts) -> Path:
-    """Return a directory with the model's tokenizer, or a published one of its vocabulary. Raises
-    CheckpointError.
-    """
+    """Return where the model's tokenizer is, or a published one of its vocabulary. Raises CheckpointError."""
     if (source / "tokenizer.json").exists():
         return source
     vocabulary = model.config()["vocab_size"]

@@ -24,10 +24,8 @@ _ORDINARY_MODE = 0o666  # less what the umask takes away
 def convert(source: Path, target: Path, tokenizer: str | None = None) -> None:
     """Write a .pt, ggml or CTranslate2 model into the new directory `target`.
 
-    Args:
-        tokenizer: checkpoint that supplies the tokenizer; by default the model's own or a published one's.
-    Raises:
-        CheckpointError: unknown format, non-empty directory, or no tokenizer.
+    The tokenizer is that of the checkpoint `tokenizer`, else the model's own or a published one's.
+    Raises CheckpointError: unknown format, non-empty directory, or no tokenizer.
     """
     if target.exists() and (not target.is_dir() or os.listdir(target)):
         raise CheckpointError(f"{target} is there already: name a new directory")

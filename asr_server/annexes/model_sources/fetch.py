@@ -29,13 +29,7 @@ _OTHER_LIMIT_S: Final = 3600.0  # for another process: 6 GB at 2 MB/s take less
 
 
 def fetch(model: Published, with_weights: bool = True) -> Path:
-    """Return the folder with the model's files, as in its repository.
-
-    Args:
-        with_weights: False fetches the small files only.
-    Raises:
-        CheckpointError: no source has all files.
-    """
+    """Return the folder with the model's files, or its small ones. Raises CheckpointError: none has all."""
     try:
         folder = writable(MODELS)
         with _alone(folder / f"{_file_name(model)}.lock"):

@@ -37,11 +37,7 @@ _OPTIONAL = (
 
 
 def check_directory(directory: Path) -> None:
-    """Check names, sizes and headers.
-
-    Raises:
-        CheckpointError: it is no Whisper checkpoint, or a file is missing or cut short.
-    """
+    """Check names, sizes and headers. Raises CheckpointError for what is no whole Whisper checkpoint."""
     if explanation := explain_listing(str(directory), _files(directory)):
         raise CheckpointError(explanation)
     if not (directory / "config.json").exists():
@@ -70,11 +66,9 @@ def _check_tokenizer(directory: Path, config: dict[str, Any]) -> None:
 
 
 def resolve_checkpoint(name: str) -> Path:
-    """Return the directory of a complete checkpoint: a directory, file, hub name or short name. Fetch it
-    if needed.
+    """Return a complete checkpoint's directory for a directory, file, hub name or short name; fetch it.
 
-    Raises:
-        CheckpointError: there is none, it is of another kind, or a file is missing.
+    Raises CheckpointError: there is none, it is of another kind, or a file is missing.
     """
     return checkpoint_on_disk(name) or _usable(fetch(published(name)))
 
@@ -103,11 +97,7 @@ def cached(model: Published) -> Path | None:
 
 
 def tokenizer_of(name: str) -> Path:
-    """Return a directory with the checkpoint's tokenizer and rules of generation.
-
-    Raises:
-        CheckpointError: there is no such checkpoint, or it cannot be fetched.
-    """
+    """Return a directory with the checkpoint's tokenizer and rules of generation. Raises CheckpointError."""
     return checkpoint_on_disk(name) or fetch(published(name), with_weights=False)
 
 

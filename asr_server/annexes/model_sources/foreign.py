@@ -98,11 +98,7 @@ class ForeignModel(NamedTuple):
         return WeightsFile(self.path, {} if self.names else self.tensors, self.names)
 
     def config(self) -> dict[str, Any]:
-        """Return config.json without special tokens.
-
-        Raises:
-            CheckpointError: a tensor that gives a size is missing.
-        """
+        """Return config.json without special tokens. Raises CheckpointError: a tensor is missing."""
         try:
             width, num_mels, _ = self.tensors["encoder.conv1.weight"].shape
             config = {

@@ -42,9 +42,7 @@ logger = logging.getLogger(__name__)
 def download_from_hub(model: Published, folder: Path, with_weights: bool) -> str:
     """Download the model's files into `folder`; return their commit.
 
-    Raises:
-        NotFetched: the hub is unreachable, refuses, lacks the model, or a file has another sum.
-        CheckpointError: its format cannot be served.
+    Raises NotFetched, also for a file of another sum, and CheckpointError: its format cannot be served.
     """
     request = [model.repository, model.revision, str(folder), "weights" if with_weights else ""]
     size = f", {model.num_bytes / 1e6:.0f} MB" if with_weights and model.num_bytes else ""

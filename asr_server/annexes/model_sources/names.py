@@ -189,10 +189,7 @@ def check_hub_name(name: str) -> None:
 
 
 def published_name(text: str) -> str | None:
-    """Guess the published model's short name from a file or directory name.
-
-    `ggml-large-v3-q5_0.bin` is `large-v3`.
-    """
+    """Guess a published model's short name from a file's: `ggml-large-v3-q5_0.bin` is `large-v3`."""
     plain = text.lower().replace("distil-whisper", "distil")
     for name in sorted(SHORT_NAMES, key=len, reverse=True):
         if re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9]|\.en)", plain):
@@ -231,8 +228,7 @@ _HEADS: Final = {  # the number of decoder layers, and `LAYER:HEADS` of those th
 def published_heads(config: Mapping[str, Any], name: str | None) -> list[tuple[int, int]]:
     """Return (decoder layer, head) of the published model with these sizes, or none.
 
-    Args:
-        name: tells large-v1 from large-v2, which have the same sizes.
+    The name tells large-v1 from large-v2, which have the same sizes.
     """
     base = base_model(config)
     if base == "large-v2" and name == "large-v1":

@@ -68,11 +68,7 @@ _PATH: Final = re.compile(r"(encoder|decoder)(?:/layer_(\d+))?/(.+)/(\w+)")
 
 
 def read_ctranslate2(path: Path) -> ForeignModel:
-    """Read names and sizes.
-
-    Raises:
-        CheckpointError: it is cut short, of another version, or no Whisper model.
-    """
+    """Read names and sizes. Raises CheckpointError: cut short, of another version, or no Whisper model."""
     with opened(path) as file, reading(path, struct.error, EOFError, ValueError, IndexError):
         variables, numbers = _read_variables(file)
         tensors = _hugging_face_tensors(variables)
@@ -167,11 +163,7 @@ _MAX_WORDS: Final = 1 << 17
 
 
 def read_ggml(path: Path) -> ForeignModel:
-    """Read names and sizes.
-
-    Raises:
-        CheckpointError: it is quantized, cut short or damaged.
-    """
+    """Read names and sizes. Raises CheckpointError: it is quantized, cut short or damaged."""
     with opened(path) as file, reading(path, struct.error, ValueError, EOFError):
         file.seek(len(GGML))
         sizes = _integers(file, _NUM_SIZES)
@@ -229,8 +221,7 @@ READ_LIMIT_S: Final = 120.0  # torch's import takes a second or two, reading the
 def read_openai(path: Path) -> ForeignModel:
     """Read sizes and the tensors' shapes; their numbers stay in the file until the model is loaded.
 
-    Raises:
-        CheckpointError: it is cut short, damaged or of another kind.
+    Raises CheckpointError: it is cut short, damaged or of another kind.
     """
     check_pickled(path)
     command = [sys.executable, "-m", __spec__.name, str(path)]

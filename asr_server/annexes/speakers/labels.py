@@ -62,11 +62,7 @@ class SpeakerOfTime:
 def label_segments(
     segments: Iterable[Segment], turns: Sequence[Turn], bytes_of: Callable[[int], bytes]
 ) -> list[Segment]:
-    """Label segments and split them between speakers; texts and tokens stay.
-
-    Args:
-        bytes_of: a token's text, empty for a special one.
-    """
+    """Label segments and split them between speakers by each token's text; texts and tokens stay."""
     speakers = SpeakerOfTime(turns)
     labelled = [part for segment in segments for part in _split(segment, speakers, bytes_of)]
     return [msgspec.structs.replace(segment, id=number) for number, segment in enumerate(labelled)]

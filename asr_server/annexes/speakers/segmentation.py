@@ -50,10 +50,7 @@ _PART: Final = STEP - _POSITION + _FIELD  # samples that the positions of one st
 
 
 def segment(samples: Samples) -> Floats:
-    """Return log-probabilities [num_windows, num_frames, 7], a window every STEP, the last padded.
-
-    Silent windows have no speaker.
-    """
+    """Return log-probabilities [num_windows, num_frames, 7], a window every STEP; silent ones have nobody."""
     num_windows = max(1, -(-(len(samples) - WINDOW) // STEP) + 1)
     padded = _padded(samples, WINDOW + (num_windows - 1) * STEP)
     windows = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::STEP]

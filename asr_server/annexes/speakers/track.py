@@ -127,11 +127,7 @@ class SpeakerTrack:
         return (await self.spoken()).turns
 
     async def spoken(self, known: Mapping[str, Person] | None = None) -> Spoken:
-        """Return who spoke, after the last samples.
-
-        Args:
-            known: people who keep their names, beside the `references`.
-        """
+        """Return who spoke, after the last samples; `known` people keep their names, as `references` do."""
         if self._num_buffered > SAMPLE_RATE // 4 and (not self._heard or self._num_buffered > WINDOW - STEP):
             self._hear(np.concatenate(self._buffer))
         self._buffer = []
@@ -236,9 +232,7 @@ def _letters() -> Iterator[str]:
 
 
 def _spoken_s(activity: Sequence[Mapping[int, Floats]]) -> dict[int, list[Stretch]]:
-    """Args:
-    activity: each window's probabilities, [2, STEP_FRAMES] a speaker.
-    """
+    """Join each window's probabilities, [2, STEP_FRAMES] a speaker."""
     spoken: dict[int, list[Stretch]] = {}
     for number in range(len(activity) + 1):
         total = np.zeros(STEP_FRAMES)

@@ -235,11 +235,7 @@ def _people(
 
 
 def nearest(groups: Sequence[Sequence[Stretch]], start: int) -> Ints:
-    """Return the nearest group of each frame, [num_frames].
-
-    Args:
-        start: the window's first sample in the recording.
-    """
+    """Return the nearest group of each frame of the window that begins at the sample `start`."""
     middles = start + FIRST_FRAME + np.arange(NUM_FRAMES) * FRAME
     away = [
         np.min(

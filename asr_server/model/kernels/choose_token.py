@@ -111,8 +111,7 @@ def _choose(  # type: ignore[no-untyped-def]
 def _scan(  # type: ignore[no-untyped-def]
     scores, suppressed, first, end, row_stride, num_suppressed, cases, BLOCK: tl.constexpr
 ):
-    """Return each lane's best score and token between `first` and `end`, and the sum of exp(score -
-    best).
+    """Return each lane's best score and token between `first` and `end`, and the sum of exp(score - best).
 
     Lanes stay apart until the end: threads that wait would leave the memory idle.
     """

@@ -8,7 +8,7 @@ import pytest
 
 from asr_server.checkpoint.tokenizer import SpecialTokens
 from asr_server.core import DecodingOptions
-from asr_server.engine.prompt import previous_text, sot_sequence
+from asr_server.engine.prompt import prompt_of, sot_sequence
 
 START, BEFORE, ENGLISH, TRANSCRIBE, TRANSLATE = 61, 62, 67, 65, 66
 SPECIALS = SpecialTokens(
@@ -24,6 +24,11 @@ SPECIALS = SpecialTokens(
     is_multilingual=True,
 )
 WHAT_IS_SAID, IN_ENGLISH = DecodingOptions(), DecodingOptions(task="translate")
+
+
+def previous_text(options: DecodingOptions, specials: SpecialTokens, num_positions: int) -> list[int]:
+    prompt, sot_index = prompt_of(options, "en", specials, num_positions)
+    return prompt[:sot_index]
 
 
 def test_the_text_so_far_takes_at_most_half_the_positions_less_one() -> None:

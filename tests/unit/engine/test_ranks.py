@@ -83,7 +83,7 @@ def test_a_rank_that_follows_has_what_rank_0_has(monkeypatch: pytest.MonkeyPatch
     names = [msgspec.msgpack.decode(each)[0] for each in sent[1:]]
     assert names == [
         *("encode", "language_probabilities", "prefill", "start", "decode", "decode", "decode"),
-        *("branch", "decode", "align", "move"),
+        *("branch", "decode", "attend", "move"),
     ]
     here = len(detections)
     other = followed(sent, monkeypatch)
@@ -103,19 +103,19 @@ def test_ranks_align_the_text_that_rank_0_has_read(monkeypatch: pytest.MonkeyPat
     runner = led(sent)
     aligned: list[Any] = []
 
-    def start(_: Aligner, finished: Any, slots: Any) -> list[Any]:
-        aligned.append(finished)
-        return []
+    def start(_: Aligner, texts: Any, slots: Any) -> list[Any]:
+        aligned.append(texts)
+        return [None]
 
     monkeypatch.setattr(Aligner, "start", start)
     chunk = ActiveChunk(ChunkId("a", 0), clip(0, 0.7), OPTIONS, "de", [2], 1)
     result = ChunkResult((50, 60), (), 0.0, 0.0, 0.0, 0.0, "de", "length")
     runner.align([(chunk, result)])
     followed(sent, monkeypatch)
-    ((found, tokens),) = aligned[1]
-    assert (found.slot, found.audio_slot, found.options, found.language) == (2, 1, OPTIONS, "de")
-    assert len(found.samples) == len(chunk.samples)
-    assert (tokens.tokens, tokens.finish_reason) == (result.tokens, "length")
+    ((text,), others) = aligned
+    assert (text.slot, text.audio_slot, text.num_positions) == (2, 1, 35)
+    assert [token for token in text.tokens if token in result.tokens] == [50, 60]
+    assert others == [text]
     runner.close()
 
 
