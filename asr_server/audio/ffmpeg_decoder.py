@@ -162,7 +162,8 @@ class FfmpegDecoder:
         self.truncated = True
 
     def _decode(self) -> Iterator[Iterable[Any]]:
-        streams = self._watched_streams()
+        # The other streams too if the file states only its total length: they may be longer.
+        streams = [self._stream] if self._track_s() is not None else list(self._container.streams)
         for _ in range(MAX_DAMAGED):
             try:
                 for packet in self._container.demux(*streams):
@@ -182,10 +183,6 @@ class FfmpegDecoder:
             is_pause = self._stream.codec_context.name.startswith("amr") and packet.size <= _MAX_PAUSE_BYTES
             self.truncated = self.truncated or not (is_pause or bytes(packet)[:3] in _TAGS)
             return iter(())
-
-    def _watched_streams(self) -> list[Any]:
-        """Return the other streams if the file states only its total length: they may be longer."""
-        return [self._stream] if self._track_s() is not None else list(self._container.streams)
 
     def _is_damaged(self) -> bool:
         """Return whether the demuxer met what it could not read."""

@@ -171,7 +171,8 @@ def _open(fds: list[int], task: DecodeTask) -> Stream:
         numbers = task.choice.numbers
         first = task.choice if len(numbers) < 2 else TrackChoice(numbers[:1])
         decoder = FfmpegDecoder(fds[0], first, task.limits)
-        if len(numbers) == 2 or (task.split_channels and not numbers and _is_one_of_two_voices(decoder)):
+        has_two_voices = decoder.num_channels == 1 and len(decoder.tracks) == 2
+        if len(numbers) == 2 or (task.split_channels and not numbers and has_two_voices):
             decoder.close()
             both = zip(fds, numbers or (1, 2), strict=True)
             return PairedStream(*(_one_track(fd, task, number) for fd, number in both))
@@ -220,10 +221,6 @@ class PairedStream:
 
 def _one_track(fd: int, task: DecodeTask, number: int) -> DecodedStream:
     return DecodedStream(FfmpegDecoder(fd, TrackChoice((number,)), task.limits), DecodeTask(task.limits))
-
-
-def _is_one_of_two_voices(decoder: FfmpegDecoder) -> bool:
-    return decoder.num_channels == 1 and len(decoder.tracks) == 2
 
 
 def _refuse(connection: socket.socket, error: RequestError) -> None:

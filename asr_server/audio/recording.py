@@ -313,8 +313,7 @@ class PreprocessPool:
         self.stats = PreprocessStats()
         self._lock = threading.Lock()
         self._recordings: WeakSet[Recording] = WeakSet()
-        numbers = itertools.count()
-        self._executor = ThreadPoolExecutor(num_workers, initializer=lambda: _name_thread(next(numbers)))
+        self._executor = ThreadPoolExecutor(num_workers, "asr-preprocess")
         queued = num_workers * QUEUED_PER_WORKER if max_queued is None else max_queued
         self._places = asyncio.Semaphore(num_workers + queued)
 
@@ -378,7 +377,3 @@ class PreprocessPool:
         with self._lock:
             for name, change in changes.items():
                 setattr(self.stats, name, getattr(self.stats, name) + change)
-
-
-def _name_thread(number: int) -> None:
-    threading.current_thread().name = f"asr-preprocess-{number}"

@@ -29,7 +29,7 @@ Frame = bytes | memoryview
 
 
 class _Array(msgspec.Struct, array_like=True):
-    type_name: str
+    type_name: str  # `float32`; of a tensor `torch.bfloat16`
     shape: tuple[int, ...]
     inline: bytes | None = None
     frame: int | None = None
@@ -43,7 +43,7 @@ def encode(message: Any, shared: SharedMemoryWriter | None = None) -> list[Frame
     def write(value: Any) -> Any:
         if isinstance(value, np.generic):
             return value.item()  # a plain number
-        content, header = _as_bytes(value), _Array(_type_name(value), tuple(value.shape))
+        content, header = _as_bytes(value), _Array(str(value.dtype), tuple(value.shape))
         if len(content) < INLINE_BYTES:
             header.inline = content.tobytes()
         elif shared is not None and (slot := shared.write(content)) is not None:
@@ -90,11 +90,6 @@ def _array_reader(
 def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
-
-
-def _type_name(value: Any) -> str:
-    """Return `<f4` for an array, `torch.bfloat16` for a tensor."""
-    return str(value.dtype) if _is_tensor(value) else str(value.dtype.str)
 
 
 def _as_bytes(value: Any) -> Bytes:

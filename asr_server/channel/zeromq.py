@@ -86,12 +86,9 @@ class ZmqEngineClient:
 
     def send(self, command: Command) -> None:
         """Raises zmq.Again when the replica is not connected."""
-        if not self._can_send():  # before samples take room
+        if not int(self._commands.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:  # before samples take room
             raise zmq.Again
         self._commands.send_multipart(wire.encode(command, self.shared), flags=zmq.DONTWAIT)
-
-    def _can_send(self) -> bool:
-        return bool(int(self._commands.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
 
     async def wait(self) -> None:
         """Wait for an event, and for both sockets: an event may come before commands can go."""
@@ -166,7 +163,8 @@ class ZmqEngineServer:
 
     def receive(self, wait_s: float) -> list[Command]:
         """Return all commands that have arrived."""
-        self._report_released()
+        if self._shared is not None and (slots := self._shared.take_released()):
+            self.send(Released(tuple(slots)))
         received: list[Command] = []
         if not self._commands.poll(timeout=int(wait_s * 1000)):
             return received
@@ -175,10 +173,6 @@ class ZmqEngineServer:
                 frames = self._commands.recv_multipart(flags=zmq.DONTWAIT, copy=False)
                 received.append(wire.decode([frame.buffer for frame in frames], Command, self._shared))
         return received
-
-    def _report_released(self) -> None:
-        if self._shared is not None and (slots := self._shared.take_released()):
-            self.send(Released(tuple(slots)))
 
     def send(self, event: Event) -> None:
         frames = wire.encode(event)

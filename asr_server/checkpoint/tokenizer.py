@@ -71,33 +71,31 @@ class SpecialTokens:
 
         Raises ValueError: a token that decoding needs is missing.
         """
-        generation = {name: value for name, value in generation.items() if value is not None}
-        no_timestamps = generation.get("no_timestamps_token_id", ids.get("<|notimestamps|>"))
-        required = {
+        given = {name: value for name, value in generation.items() if value is not None}
+        required: dict[str, Any] = {
             "<|endoftext|>": ids.get("<|endoftext|>"),
-            "<|startoftranscript|>": generation.get(
-                "decoder_start_token_id", ids.get("<|startoftranscript|>")
-            ),
-            "<|notimestamps|>": no_timestamps,
+            "<|startoftranscript|>": given.get("decoder_start_token_id", ids.get("<|startoftranscript|>")),
+            "<|notimestamps|>": given.get("no_timestamps_token_id", ids.get("<|notimestamps|>")),
         }
         missing = [name for name, token in required.items() if token is None]
         if missing:
             raise ValueError(f"not a Whisper tokenizer: {', '.join(missing)} missing")
 
+        end_of_text, start_of_transcript, no_timestamps = map(int, required.values())
         by_name = {task: ids[f"<|{task}|>"] for task in ("transcribe", "translate") if f"<|{task}|>" in ids}
-        tasks = generation.get("task_to_id") or by_name  # a checkpoint may know fewer tasks than tokens
-        languages = _languages(ids, generation)
+        tasks = given.get("task_to_id") or by_name  # a checkpoint may know fewer tasks than tokens
+        languages = _languages(ids, given)
         return cls(
-            end_of_text=ids["<|endoftext|>"],
-            start_of_transcript=int(required["<|startoftranscript|>"]),
-            start_of_prev=generation.get("prev_sot_token_id", ids.get("<|startofprev|>")),
+            end_of_text=end_of_text,
+            start_of_transcript=start_of_transcript,
+            start_of_prev=given.get("prev_sot_token_id", ids.get("<|startofprev|>")),
             no_speech=ids.get("<|nospeech|>", ids.get("<|nocaptions|>")),
-            no_timestamps=int(no_timestamps),
-            timestamp_begin=int(no_timestamps) + 1,
+            no_timestamps=no_timestamps,
+            timestamp_begin=no_timestamps + 1,
             transcribe=tasks.get("transcribe"),
             translate=tasks.get("translate"),
             languages=languages,
-            is_multilingual=bool(generation.get("is_multilingual", bool(languages))),
+            is_multilingual=bool(given.get("is_multilingual", bool(languages))),
         )
 
 

@@ -196,7 +196,8 @@ class Dispatcher:
             self._send(*trial)
         reserved = self._isolation.reserved(states)
         max_in_flight = self.num_slots or math.inf  # for one request
-        while state := _with_most_credit([state for state in states if state is not reserved]):
+        free = [state for state in states if state is not reserved]
+        while (state := max(free, key=lambda state: state.credit, default=None)) and state.credit > 0:
             chunk = self._queue.pop(max_in_flight)
             if chunk is None:
                 return
@@ -324,10 +325,6 @@ class Dispatcher:
         next_id = msgspec.structs.replace(id, attempt=num_attempts)
         chunk.submit = msgspec.structs.replace(chunk.submit, id=next_id)
         self._wait(chunk)
-
-
-def _with_most_credit(states: list[ReplicaState]) -> ReplicaState | None:
-    return max((state for state in states if state.credit > 0), key=lambda state: state.credit, default=None)
 
 
 def _no_engine() -> EngineUnavailable:

@@ -94,10 +94,6 @@ class RequestHandle:
         self._has_capacity.set()
 
 
-def _likeliest(probabilities: dict[str, float]) -> str:
-    return max(probabilities, key=lambda code: probabilities[code])
-
-
 @dataclass(eq=False)
 class PendingChunk:
     submit: Submit
@@ -114,7 +110,9 @@ class PendingChunk:
     def choose_language(self, probabilities: dict[str, float]) -> str | None:
         """Return None if the choice fails, and with it the chunk."""
         try:
-            return (self.on_language or _likeliest)(probabilities)
+            if self.on_language is None:
+                return max(probabilities, key=probabilities.__getitem__)
+            return self.on_language(probabilities)
         except Exception as error:  # the request's own
             self.fail(error)
             return None
@@ -152,8 +150,6 @@ def _reason(error: Exception) -> str:
     return "request_error"
 
 
-ENCODE_COST: Final = 1.0  # of a whole window, which most chunks are padded to
-DECODE_COST: Final = 1.0  # the tokens of a full window of speech
 BACKGROUND_COST: Final = 16.0  # times, of work that nobody waits for: others get nearly all beside it
 
 
@@ -189,8 +185,9 @@ class ChunkQueue:
 
     def set_finish_tag(self, chunk: PendingChunk) -> None:
         window, num_samples, request = self._window, len(chunk.submit.samples), chunk.request
-        chunk.cost = ENCODE_COST * window.positions_for(num_samples) / window.num_positions
-        chunk.cost += DECODE_COST * num_samples / window.num_samples
+        # To encode a whole window and to decode one that is full of speech cost the same.
+        chunk.cost = window.positions_for(num_samples) / window.num_positions
+        chunk.cost += num_samples / window.num_samples
         chunk.cost *= BACKGROUND_COST if request.is_background else 1.0
         start = max(self._keys[_key_of(request)].virtual_time, request.last_finish_tag)
         chunk.finish_tag = request.last_finish_tag = start + chunk.cost

@@ -17,7 +17,7 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
-from asr_server.channel.messages import ChunkTimes, Submit
+from asr_server.channel.messages import ChunkTimes
 from asr_server.checkpoint.tokenizer import SpecialTokens, Tokenizer
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.engine.beam import BeamSearch
@@ -107,11 +107,6 @@ class ActiveChunk:
     stage: Stage = Stage.NEW  # set by `Stages.move` alone
     decoded: ChunkResult | None = None  # whose words are to be aligned
 
-    @classmethod
-    def from_submit(cls, command: Submit, beam_size: int = 1) -> ActiveChunk:
-        options = command.options
-        return cls(command.id, command.samples, options, options.language, beam_size=beam_size)
-
     @property
     def slot(self) -> int:
         return self.slots[0] if self.slots else -1
@@ -191,8 +186,9 @@ class ActiveChunk:
 
     def append(self, token: int, logprob: float, end_of_text: int) -> Literal["stop", "length"] | None:
         self.sum_logprob += logprob
+        begins_after_audio = bool(self.tokens) and self.tokens[-1] > end_of_text and token >= self.audio_end
         # NaN ends it at once: it is not to be moved into other slots.
-        if token == end_of_text or self._begins_after_audio(token, end_of_text) or is_no_number(logprob):
+        if token == end_of_text or begins_after_audio or is_no_number(logprob):
             return "stop"
         self.tokens.append(token)
         self.logprobs.append(logprob)
@@ -200,9 +196,6 @@ class ActiveChunk:
             self.boost_state = self.boost.step(self.boost_state, token)
         is_drawn_loop = self.temperature > 0 and self.is_loop(self.tokens, end_of_text)
         return "length" if len(self.tokens) >= self.max_tokens or is_drawn_loop else None
-
-    def _begins_after_audio(self, token: int, end_of_text: int) -> bool:
-        return bool(self.tokens) and self.tokens[-1] > end_of_text and token >= self.audio_end
 
     def is_loop(self, tokens: Sequence[int], end_of_text: int) -> bool:
         """Return whether the text repeats itself longer than anybody speaks; checked every few tokens.

@@ -7,9 +7,7 @@ it, every token has its own position, and an unread tail is left out.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -122,32 +120,6 @@ def _within(
 def _of_length(times_s: npt.NDArray[np.floating], length: int) -> tuple[float, ...]:
     values = times_s[:length].tolist()
     return (*values, *values[-1:] * (length - len(values)))
-
-
-class TokenTimesThread:
-    """Find token times beside the engine's thread, which 100 tokens in 30 s would hold up for 5 ms.
-
-    numpy gives the interpreter's lock away meanwhile.
-    """
-
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="token-times")
-        self._begun: deque[tuple[ActiveChunk, Future[ChunkResult]]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._begun)
-
-    def add(self, pending: PendingAlignment) -> None:
-        pending.sums.array()  # only the engine's thread waits for a device
-        self._begun.append((pending.chunk, self._executor.submit(pending.aligned_result)))
-
-    def take(self, waits: bool) -> Iterator[tuple[ActiveChunk, Future[ChunkResult]]]:
-        """Yield results in the order in which they were added."""
-        while self._begun and (waits or self._begun[0][1].done()):
-            yield self._begun.popleft()
-
-    def close(self) -> None:
-        self._executor.shutdown(cancel_futures=True)
 
 
 class AlignedText(NamedTuple):

@@ -153,7 +153,8 @@ class BeamSearch:
             the index of each new hypothesis's parent.
         """
         branches = [each for each in self._branches(candidates, named) if each.logprob > -math.inf]
-        own = sorted((each for each in branches if not each.is_tentative), key=self._rank, reverse=True)
+        own = [each for each in branches if not each.is_tentative]
+        own.sort(key=lambda each: (self._is_pruned and each.is_greedy, each.sum_logprob), reverse=True)
         going_on = (each.sum_logprob for each in own if each.token != self._end_of_text)
         lowest = max(going_on, default=-math.inf) - self._margin
         kept, parents = self._keep(own, lowest)
@@ -230,9 +231,6 @@ class BeamSearch:
                 del kept[num_own], parents[num_own]
             kept.append(hypothesis)
             parents.append(branch.parent)
-
-    def _rank(self, branch: _Branch) -> tuple[bool, float]:
-        return self._is_pruned and branch.is_greedy, branch.sum_logprob
 
     def _one_time(self, candidates: NextTokens) -> NextTokens:
         """Keep the likeliest timestamp, as likely as all of them together.

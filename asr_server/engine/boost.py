@@ -152,7 +152,7 @@ def keyword_boost(tokenizer: Tokenizer, keywords: tuple[str, ...]) -> KeywordBoo
     spaced: dict[tuple[int, ...], None] = {}
     unspaced: dict[tuple[int, ...], None] = {}
     for keyword in keywords:
-        for spelling in _spellings(keyword):
+        for spelling in dict.fromkeys((keyword, keyword.lower(), keyword[0].upper() + keyword[1:])):
             spaced |= dict.fromkeys(_tokenizations(tokenizer, " " + spelling))
             plain = dict.fromkeys(_tokenizations(tokenizer, spelling))
             if _is_written_without_spaces(spelling[0]):
@@ -166,10 +166,6 @@ def keyword_boost(tokenizer: Tokenizer, keywords: tuple[str, ...]) -> KeywordBoo
         return not text or not (text[-1].isalnum() or text[-1] in "'’�")
 
     return KeywordBoost(spaced, unspaced, opens_word)
-
-
-def _spellings(keyword: str) -> list[str]:
-    return list(dict.fromkeys((keyword, keyword.lower(), keyword[0].upper() + keyword[1:])))
 
 
 def _tokenizations(tokenizer: Tokenizer, text: str) -> Iterator[tuple[int, ...]]:

@@ -202,9 +202,9 @@ def free_bytes(device: torch.device, num_on_device: int = 1) -> int:
 
 def engine_info(config: EngineConfig, kernels: str = "") -> EngineInfo:
     """Describe a resolved configuration to the operator; `kernels` says which are used."""
-    on_gpu = config.device == "cuda"
+    on_gpu, no_graphs = config.device == "cuda", "" if config.cuda_graphs else ", without CUDA graphs"
     reasons = {
-        "device": _gpu(config) if on_gpu else "no GPU was found",
+        "device": torch.cuda.get_device_name() + no_graphs if on_gpu else "no GPU was found",
         "dtype": _why_dtype(config),
         "num_slots": _why_num_slots(config),
         "kernels": kernels,
@@ -213,10 +213,6 @@ def engine_info(config: EngineConfig, kernels: str = "") -> EngineInfo:
         how = "at once, through MPS" if mps_is_running() else "in turns, as no MPS daemon runs"
         reasons["num_replicas"] = f"{config.num_on_device} share a GPU {how}"
     return EngineInfo(config.device, config.dtype, config.num_slots, torch.get_num_threads(), reasons)
-
-
-def _gpu(config: EngineConfig) -> str:
-    return torch.cuda.get_device_name() + ("" if config.cuda_graphs else ", without CUDA graphs")
 
 
 def _why_dtype(config: EngineConfig) -> str:

@@ -35,7 +35,7 @@ class CpuEncoder:
     chunk, longer when a core is busy.
     """
 
-    def __init__(self, model: Whisper, cache: DecoderCache, config: EngineConfig, _: Transfers) -> None:
+    def __init__(self, model: Whisper, cache: DecoderCache, config: EngineConfig) -> None:
         self._model, self._cache = model, cache
         self.window = model.sizes.window.for_short_audio(config.short_audio)
         self._silence = _write_silence(model, cache, True) if config.short_audio == "tail" else None

@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 
@@ -37,7 +39,7 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import naming
 from asr_server.core import ChunkResult
 from asr_server.engine.active_chunk import ActiveChunk, Stage, Stages, is_broken
-from asr_server.engine.alignment import ALIGN_BATCH, NAN, PendingAlignment, TokenTimesThread
+from asr_server.engine.alignment import ALIGN_BATCH, NAN, PendingAlignment
 from asr_server.engine.config import EngineConfig, engine_info, load
 from asr_server.engine.cuda import HostCopy, Pending
 from asr_server.engine.loop import DecodeLoop
@@ -103,7 +105,9 @@ class Engine:
         self._encoding: list[tuple[Pending, list[ActiveChunk]]] = []
         self._detecting: list[tuple[HostCopy, list[ActiveChunk]]] = []
         self._aligning: list[PendingAlignment] = []  # ended, but for the times of their tokens
-        self._token_times = TokenTimesThread()  # then these
+        self._timed: deque[tuple[ActiveChunk, Future[ChunkResult]]] = deque()  # then these, in a thread
+        # 100 tokens in 30 s would hold up a step for 5 ms; numpy gives the interpreter's lock away.
+        self._token_times = ThreadPoolExecutor(1, "token-times")
         self._events: list[Event] = []
         self._seconds_per_encode = 0.0
         self._window = self._runner.window
@@ -168,14 +172,15 @@ class Engine:
         """Return whether a step would do anything: not if all chunks wait for SetLanguage."""
         can_admit = self._stages[Stage.WAITING] and self._num_admissible > 0
         ready = self._stages[Stage.ENCODED] or self._stages[Stage.DECODED] or self._loop.has_work
-        on_device = self._encoding or self._detecting or self._aligning or len(self._token_times)
+        on_device = self._encoding or self._detecting or self._aligning or self._timed
         return bool(can_admit or ready or on_device or self._events)
 
     def handle(self, command: Command) -> None:
         """Take a command. If a chunk cannot be decoded, the next step emits Failed."""
         match command:
             case Submit():
-                self._submit(ActiveChunk.from_submit(command, self.config.beam_size))
+                given = command.id, command.samples, command.options, command.options.language
+                self._submit(ActiveChunk(*given, beam_size=self.config.beam_size))
             case SetLanguage():
                 self._set_language(command)
             case Cancel():
@@ -194,10 +199,11 @@ class Engine:
             self._align()
         if has_work:
             self.step_timer.add(time.monotonic() - started_at)
-        return self._emit()
+        events, self._events = self._events, []
+        return events
 
     def close(self) -> None:
-        self._token_times.close()
+        self._token_times.shutdown(cancel_futures=True)
         self._runner.close()
 
     # -- Commands -----------------------------------------------------------------------------------------
@@ -258,11 +264,6 @@ class Engine:
         if not self._loop.chunks or self._seconds_per_encode == 0.0:
             return most
         return max(1, min(most, int(_ENCODE_BUDGET_S / self._seconds_per_encode)))
-
-    def _compact(self) -> None:
-        """Move the last decoding chunks into free slots before them, so that a step reads fewer slots."""
-        if moves := self._slots.compact(self._loop.chunks):
-            self._runner.move(moves, self._loop.context)
 
     # -- Encode -------------------------------------------------------------------------------------------
 
@@ -346,19 +347,18 @@ class Engine:
     # -- Decode -------------------------------------------------------------------------------------------
 
     def _decode(self) -> None:
-        self._compact()
+        if moves := self._slots.compact(self._loop.chunks):
+            self._runner.move(moves, self._loop.context)
         for chunk, result in self._loop.step():
             if is_broken(result):
                 self._finish(chunk, Failed(chunk.id, NAN))
-            elif self._wants_alignment(chunk, result := self._with_fullness(chunk, result)):
+                continue
+            is_full = 0 < chunk.options.full_letters <= self.tokenizer.num_letters(result.tokens)
+            result = msgspec.structs.replace(result, is_full=is_full)
+            if self._wants_alignment(chunk, result):
                 chunk.decoded = result
             else:
                 self._finish(chunk, Result(chunk.id, result, chunk.times()))
-
-    def _with_fullness(self, chunk: ActiveChunk, result: ChunkResult) -> ChunkResult:
-        full_letters = chunk.options.full_letters
-        is_full = 0 < full_letters <= self.tokenizer.num_letters(result.tokens)
-        return msgspec.structs.replace(result, is_full=is_full)
 
     def _wants_alignment(self, chunk: ActiveChunk, result: ChunkResult) -> bool:
         options = chunk.options
@@ -372,7 +372,7 @@ class Engine:
     # -- Align --------------------------------------------------------------------------------------------
 
     def _align(self) -> None:
-        room = _MOST_ALIGNING - len(self._aligning) - len(self._token_times)
+        room = _MOST_ALIGNING - len(self._aligning) - len(self._timed)
         batch = list(islice(self._stages[Stage.DECODED], max(0, min(room, ALIGN_BATCH))))
         if batch:
             with self._failing(batch, "alignment"):
@@ -384,12 +384,12 @@ class Engine:
             if not waits and not pending.is_ready():
                 break  # they end in the order they began
             self._aligning.remove(pending)
-            self._token_times.add(pending)
-        for chunk, result in self._token_times.take(waits):
+            pending.sums.array()  # only this thread waits for a device
+            self._timed.append((pending.chunk, self._token_times.submit(pending.aligned_result)))
+        while self._timed and (waits or self._timed[0][1].done()):
+            chunk, result = self._timed.popleft()
             with self._failing([chunk], "alignment"):
                 self._events.append(Result(chunk.id, result.result(), chunk.times()))
-
-    # -- Emit ---------------------------------------------------------------------------------------------
 
     def _finish(self, chunk: ActiveChunk, event: Event | None = None) -> None:
         self._stages.move(chunk, Stage.ENDED)
@@ -399,7 +399,3 @@ class Engine:
             self._events.append(Credit(1))
         if event is not None:
             self._events.append(event)
-
-    def _emit(self) -> list[Event]:
-        events, self._events = self._events, []
-        return events

@@ -61,12 +61,11 @@ class Report:
         token = self.tokens[slot]
         if token != self._likeliest[slot]:
             return False
-        others = self._others(slot) if has_keywords else ()
+        others: NextTokens = ()
+        if has_keywords:
+            tokens, logprobs = self._all_but_likeliest
+            others = zip(map(int, tokens[slot]), logprobs[slot], strict=True)
         return beam.append_if_sure(int(token), self._likeliest_logprobs[slot], self._leads[slot], others)
-
-    def _others(self, slot: int) -> NextTokens:
-        tokens, logprobs = self._all_but_likeliest
-        return zip(map(int, tokens[slot]), logprobs[slot], strict=True)
 
     @cached_property  # as each look into arrays takes longer than all of the rules
     def _all_but_likeliest(self) -> list[list[list[float]]]:

@@ -122,8 +122,9 @@ class Runner:
         self._scores = model.decoder.new_scores(num_texts)
         self._decode_stream = decode_stream(device)
         self._transfers = Transfers(device, config.copy_overlap)
-        on_gpu = model.device.type == "cuda"
-        self._encoder = (CudaEncoder if on_gpu else CpuEncoder)(model, self.cache, config, self._transfers)
+        parts = model, self.cache, config
+        on_gpu = device.type == "cuda"
+        self._encoder = CudaEncoder(*parts, self._transfers) if on_gpu else CpuEncoder(*parts)
         self.window = self._encoder.window
         self._aligner = Aligner(model, self.cache, tokenizer, self._transfers)
         self._graphs: tuple[Graphs, Graphs] | None = None  # of a step's halves

@@ -82,7 +82,9 @@ class SlotState:
         `generated` is not set: a beam search has no penalties.
         """
         integers = torch.tensor([_integers(start, before_first_time) for start in starts])
-        fractions = torch.tensor([_fractions(start) for start in starts])
+        fractions = torch.tensor(
+            [[each.temperature, *(getattr(each.options, name) for name in _FROM_OPTIONS)] for each in starts]
+        )
         slots, *_ = integers = transfers.to_device(integers.t().contiguous())
         self.integers[:_NUM_INTEGERS].index_copy_(1, slots, integers[1:])
         self.fractions[1:].index_copy_(1, slots, transfers.to_device(fractions.t().contiguous()))
@@ -123,10 +125,6 @@ def _integers(start: SlotStart, before_first_time: int) -> list[int]:
     times = [token for token in start.tokens if token > before_first_time]
     history = fed[-1], previous, len(fed) - 1, len(start.tokens), times[-1] if times else before_first_time
     return [start.slot, 1, *history, start.noise_seed, start.options.top_k]
-
-
-def _fractions(start: SlotStart) -> list[float]:
-    return [start.temperature, *(getattr(start.options, name) for name in _FROM_OPTIONS)]
 
 
 class SlotTable:

@@ -43,7 +43,9 @@ def warm_up(runner: Runner, tokenizer: Tokenizer, num_slots: int) -> None:
             prompts = [chunk.prompt[: chunk.sot_index + 2]] * count
             runner.prefill(list(range(count)), prompts, chunk.sot_index)
         runner.start([SlotStart(0, chunk.prompt, chunk.options)])
-        _check(_decode(runner, chunk))
+        if any(map(math.isnan, _decode(runner, chunk))):
+            remedy = f"check the weights or try another {naming('dtype')}"
+            raise ValueError(f"the model produced NaN on one second of silence; {remedy}")
         result = ChunkResult(_TEXT, (), 0.0, 0.0, 0.0, 0.0, None, "stop")
         for pending in runner.align([(chunk, result)]):
             pending.aligned_result()
@@ -60,12 +62,6 @@ def _chunk(runner: Runner, tokenizer: Tokenizer) -> ActiveChunk:
 def _decode(runner: Runner, chunk: ActiveChunk) -> list[float]:
     contexts = [len(chunk.prompt) + step for step in range(_NUM_STEPS)]
     return [float(runner.decode(StepPlan(1, context)).array()[1, 0]) for context in contexts]
-
-
-def _check(logprobs: list[float]) -> None:
-    if any(map(math.isnan, logprobs)):
-        remedy = f"check the weights or try another {naming('dtype')}"
-        raise ValueError(f"the model produced NaN on one second of silence; {remedy}")
 
 
 def choose(setting: str, model: Whisper, rules: TokenRules) -> tuple[Kernels, str]:

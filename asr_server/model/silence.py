@@ -6,7 +6,6 @@ in means (`SilentLayer`). engine/README.md has costs and savings. `OwnBlocks` is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -38,10 +37,10 @@ class SilentLayer(NamedTuple):
         if qkv.is_cuda:  # where biases would keep attention from its fastest kernel
             return cls(keys_values, keys_values[:0], keys_values.new_empty(num_heads, 0))
         heads = qkv.float().view(len(qkv), 3 * num_heads, -1).transpose(0, 1)  # [3 H, F, d]
-        query, key, value = heads.chunk(3)
-        query = query[:, ::_EACH_QUERY]
+        query = heads[:num_heads, ::_EACH_QUERY]
         means, biases = [], []
-        for keys, values in _groups(key, value):
+        groups = heads[num_heads:].split(_MEAN_POSITIONS, 1)  # type: ignore[no-untyped-call]
+        for keys, values in (group.chunk(2) for group in groups):
             scores = query @ keys.transpose(1, 2)  # [H, queries, 25]
             weights = scores.softmax(-1).mean(1, keepdim=True)  # [H, 1, 25]
             mean_key = weights @ keys
@@ -58,11 +57,6 @@ class SilentLayer(NamedTuple):
             return Behind(self.keys_values[length:], None)
         biases = F.pad(self.biases[:, first_mean:], (len(near), 0))
         return Behind(torch.cat([near, means]), biases)
-
-
-def _groups(key: Tensor, value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    for start in range(0, key.shape[1], _MEAN_POSITIONS):
-        yield key[:, start : start + _MEAN_POSITIONS], value[:, start : start + _MEAN_POSITIONS]
 
 
 class Silence(NamedTuple):

@@ -79,16 +79,13 @@ def _checked_weights(directory: Path) -> Mapping[str, Tensor]:
         else {name: each.shape for name, each in weights.items()}
     )
     check_layout(shapes, read_json(directory / "config.json"), directory)
-    if PROJECTION in weights and not _is_same(weights[PROJECTION], weights[EMBEDDING]):
+    projection = weights.get(PROJECTION)
+    if projection is not None and not torch.equal(projection, weights[EMBEDDING].to(projection.dtype)):
         raise CheckpointError(
             f"the weights in {directory} have an output projection of their own ({PROJECTION}): only models "
             "that project by their embedding can be served"
         )
     return weights
-
-
-def _is_same(projection: Tensor, embedding: Tensor) -> bool:
-    return torch.equal(projection, embedding.to(projection.dtype))
 
 
 def read_weights(directory: Path) -> Mapping[str, Tensor]:

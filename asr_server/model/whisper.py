@@ -45,7 +45,6 @@ _FLOAT16_LIMIT = torch.finfo(torch.float16).max - 1000
 class Encoder(nn.Module):
     def __init__(self, sizes: WhisperSizes, shard: Shard, linear: type[Linear] = Linear) -> None:
         super().__init__()
-        self._num_heads = sizes.encoder_heads // shard.count
         self.conv1 = Convolution(sizes.num_mels, sizes.width, stride=1)
         self.conv2 = Convolution(sizes.width, sizes.width, stride=2)
         self.positions = nn.Parameter(torch.empty(sizes.audio_positions, sizes.width))
@@ -66,19 +65,6 @@ class Encoder(nn.Module):
             x, change = layer(x, change, kernels, silent and silent.behind(length))
             self.progress[0] += 1
         return add_norm(x, change, self.norm, kernels)[1]
-
-    def encode_silence(self, mel: Tensor, kernels: Kernels = TORCH) -> Silence:
-        """Encode a silent window, [1, num_mels, 2 F]."""
-        kept: list[SilentLayer] = []
-
-        def keep(layer: nn.Module, inputs: object, qkv: Tensor) -> None:
-            kept.append(SilentLayer.of(qkv[0], self._num_heads))
-
-        hooks = [layer.qkv.register_forward_hook(keep) for layer in self.layers]  # type: ignore[union-attr]
-        audio: Tensor = self(mel, kernels)
-        for hook in hooks:
-            hook.remove()
-        return Silence(tuple(kept), audio)
 
     def load(self, weights: Weights) -> None:
         self.conv1.load(weights, "encoder.conv1")
@@ -384,7 +370,17 @@ class Whisper(nn.Module):
 
     @torch.inference_mode()
     def encode_silence(self, kernels: Kernels = TORCH) -> Silence:
-        return self.encoder.encode_silence(self.log_mel([np.empty(0, np.float32)]), kernels)
+        """Encode a silent window; keep what its layers attend to."""
+        kept: list[SilentLayer] = []
+
+        def keep(layer: nn.Module, inputs: object, qkv: Tensor) -> None:
+            kept.append(SilentLayer.of(qkv[0], self.sizes.encoder_heads // self.shard.count))
+
+        hooks = [layer.qkv.register_forward_hook(keep) for layer in self.encoder.layers]  # type: ignore[union-attr]
+        audio: Tensor = self.encoder(self.log_mel([np.empty(0, np.float32)]), kernels)
+        for hook in hooks:
+            hook.remove()
+        return Silence(tuple(kept), audio)
 
     def load_hugging_face(self, weights: Weights) -> None:
         """Load weights of a checked layout, by Hugging Face names without `model.`."""

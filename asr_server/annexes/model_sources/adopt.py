@@ -123,7 +123,9 @@ def write_layout(target: Path, source: Path, model: ForeignModel, texts: Path) -
         ) from error
     rules |= ids | {"is_multilingual": config["vocab_size"] > ENGLISH_VOCABULARY}
     if rules["is_multilingual"]:
-        rules |= _languages_and_tasks(_ids(tokenizer))
+        named = _ids(tokenizer)
+        rules["lang_to_id"] = {name: token for name, token in named.items() if LANGUAGE_TOKEN.fullmatch(name)}
+        rules["task_to_id"] = {task: named[f"<|{task}|>"] for task in ("transcribe", "translate")}
     preprocessor = read_optional_json(source / "preprocessor_config.json") if own else {}
     contents = {
         "config.json": config | {name: ids[name] for name in _IDS_OF_CONFIG},
@@ -189,13 +191,6 @@ def _special_ids(ids: dict[str, int]) -> dict[str, int]:
         "decoder_start_token_id": ids["<|startoftranscript|>"],
         "no_timestamps_token_id": ids["<|notimestamps|>"],
         "prev_sot_token_id": ids["<|startofprev|>"],
-    }
-
-
-def _languages_and_tasks(ids: dict[str, int]) -> dict[str, Any]:
-    return {
-        "lang_to_id": {name: token for name, token in ids.items() if LANGUAGE_TOKEN.fullmatch(name)},
-        "task_to_id": {task: ids[f"<|{task}|>"] for task in ("transcribe", "translate")},
     }
 
 

@@ -103,11 +103,8 @@ def _download(repository: str, revision: str, folder: Path, with_weights: bool) 
     wanted = _wanted(repository, list(files), with_weights)
     for name in wanted:
         hf_hub_download(repository, name, revision=about.sha, local_dir=folder, etag_timeout=CONNECT_LIMIT_S)
-    return {"commit": about.sha, "sums": {name: _sum(files[name]) for name in wanted}}
-
-
-def _sum(file: Any) -> str | None:
-    return str(file.lfs.sha256) if file.lfs else file.blob_id
+    sums = {name: file.lfs.sha256 if file.lfs else file.blob_id for name, file in files.items()}
+    return {"commit": about.sha, "sums": {name: sums[name] for name in wanted}}
 
 
 def _wanted(repository: str, names: list[str], with_weights: bool) -> list[str]:

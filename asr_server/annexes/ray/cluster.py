@@ -70,15 +70,11 @@ def check_answers(address: str) -> None:
         with socket.create_connection((host.strip("[]"), int(port)), ANSWER_LIMIT_S) as connection:
             if os.environ.get("RAY_USE_TLS", "0") == "0":
                 connection.sendall(_HTTP2_GREETING)
-                _check_greeting(connection.recv(_FRAME_HEADER_BYTES))
+                if connection.recv(_FRAME_HEADER_BYTES)[3:4] != _SETTINGS_FRAME:
+                    raise OSError("what listens there is not Ray")
     except OSError as error:
         reason = f"cannot connect to {address}: {error.strerror or error}"
         raise OSError(error.errno or 0, reason) from error
-
-
-def _check_greeting(frame: bytes) -> None:
-    if frame[3:4] != _SETTINGS_FRAME:
-        raise OSError("what listens there is not Ray")
 
 
 @contextmanager

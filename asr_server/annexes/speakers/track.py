@@ -7,10 +7,12 @@ samples go. Embeddings live as long as their request and are never written. Know
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from string import ascii_uppercase
 from typing import Final, NamedTuple
 
 import msgspec
@@ -209,7 +211,8 @@ def names_of_labels(
     spoken: Mapping[int, list[Stretch]], known: Mapping[int, int], names: Sequence[str]
 ) -> dict[int, str]:
     """Return each label's name: that of its reference, or the next letter by who spoke first."""
-    letters = (name for name in _letters() if name not in names)
+    lengths = (itertools.product(ascii_uppercase, repeat=length) for length in itertools.count(1))
+    letters = (name for name in map("".join, itertools.chain.from_iterable(lengths)) if name not in names)
     return {
         label: names[known[label]] if label in known else next(letters)
         for label in sorted(spoken, key=lambda label: spoken[label][0])
@@ -219,16 +222,6 @@ def names_of_labels(
 async def reference_embeddings(references: Sequence[Samples]) -> list[Floats]:
     loop = asyncio.get_running_loop()
     return [await loop.run_in_executor(_executor, hear_reference, samples) for samples in references]
-
-
-def _letters() -> Iterator[str]:
-    number = 0
-    while True:
-        name, rest = "", number
-        while rest >= 0:
-            name, rest = chr(ord("A") + rest % 26) + name, rest // 26 - 1
-        yield name
-        number += 1
 
 
 def _spoken_s(activity: Sequence[Mapping[int, Floats]]) -> dict[int, list[Stretch]]:

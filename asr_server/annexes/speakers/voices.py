@@ -114,7 +114,8 @@ def hear(
         heard.stretches.extend(stretch for passage in passages for stretch in passage)
         passages = [part for passage in passages for part in _by_person(passage)]
         embeddings = np.stack([_mean(passage) for passage in passages])
-        weights = np.array([_num_features(passage) for passage in passages], np.float64)
+        num_features = [sum(stretch.num_features for stretch in passage) for passage in passages]
+        weights = np.minimum(np.array(num_features, np.float64), _MAX_FEATURES)
         is_called = _is_narrow([stretch for passage in passages for stretch in passage])
         groups, alike = _people(embeddings, weights, _SPLIT[is_called])
         heard.alike.extend(alike)
@@ -215,10 +216,6 @@ def _embeddings(stretches: list[Stretch]) -> tuple[Floats, npt.NDArray[np.float6
     """Return [num_stretches, 192], and their weights."""
     weights = np.array([stretch.num_features for stretch in stretches], np.float64)
     return np.stack([stretch.embedding for stretch in stretches]), weights
-
-
-def _num_features(passage: list[Stretch]) -> int:
-    return min(sum(stretch.num_features for stretch in passage), _MAX_FEATURES)
 
 
 def _people(

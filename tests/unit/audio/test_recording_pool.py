@@ -75,7 +75,7 @@ async def test_threads_are_named_and_no_more_than_asked_for(pool: PreprocessPool
         return threading.current_thread().name
 
     names = await asyncio.gather(*(pool.run(name) for _ in range(4)))
-    assert set(names) == {"asr-preprocess-0", "asr-preprocess-1"}
+    assert set(names) == {"asr-preprocess_0", "asr-preprocess_1"}
 
 
 async def test_slices_go_round_between_requests(tmp_path: Path) -> None:

@@ -204,7 +204,8 @@ def imitate_streams(monkeypatch: Any, copy_overlap: bool) -> None:
     monkeypatch.setattr(engine_cuda.Transfers, "_copied", lambda _, tensor: tensor.clone())
     monkeypatch.setattr(runner, "Transfers", lambda *_: engine_cuda.Transfers(cuda, copy_overlap))
     monkeypatch.setattr(runner, "decode_stream", lambda _: engine_cuda.decode_stream(cuda))
-    monkeypatch.setattr(runner, "make_encoder", encoding.CudaEncoder)
+    transfers = engine_cuda.Transfers(cuda, copy_overlap)
+    monkeypatch.setattr(runner, "CpuEncoder", lambda *parts: encoding.CudaEncoder(*parts, transfers))
     monkeypatch.setattr(runner, "record_graphs", record)
     monkeypatch.setattr(encoding, "record_graphs", record)
 
