@@ -243,13 +243,11 @@ class Isolation:
     """Try chunks that lost several replicas alone, on a reserved replica."""
 
     def __init__(self) -> None:
-        self._suspects: list[tuple[int, float, int, PendingChunk]] = []  # a heap
-        self._sequence = itertools.count()
+        self._suspects: list[PendingChunk] = []  # few: all were in flight when replicas ended
         self._reserved: ReplicaState | None = None  # has had a suspect
 
     def add(self, chunk: PendingChunk) -> None:
-        order = (chunk.submit.id.attempt, chunk.finish_tag, next(self._sequence))
-        heapq.heappush(self._suspects, (*order, chunk))
+        self._suspects.append(chunk)
 
     def reserved(self, states: list[ReplicaState]) -> ReplicaState | None:
         """Return the replica that tries a suspect, or is to finish its other chunks before."""
@@ -265,11 +263,12 @@ class Isolation:
         if state is None or state.in_flight or state.credit < 1:
             return None
         self._reserved = state
-        return state, heapq.heappop(self._suspects)[-1]
+        first = min(self._suspects, key=lambda chunk: (chunk.submit.id.attempt, chunk.finish_tag))
+        self._suspects.remove(first)
+        return state, first
 
     def remove(self, request: RequestHandle) -> None:
-        self._suspects = [suspect for suspect in self._suspects if suspect[-1].request is not request]
-        heapq.heapify(self._suspects)
+        self._suspects = [suspect for suspect in self._suspects if suspect.request is not request]
 
     def clear(self) -> None:
         self._suspects.clear()

@@ -92,7 +92,7 @@ def _read_variables(file: BinaryIO) -> tuple[StoredTensors, dict[str, int]]:
         name, num_dimensions = _text(file), _number(file, "B")
         if num_dimensions > MAX_DIMENSIONS:
             raise EOFError
-        shape = tuple(_number(file, "I") for _ in range(num_dimensions))
+        shape = _numbers(file, f"{num_dimensions}I")
         dtype, length = _DTYPES[_number(file, "B")], _number(file, "I")
         tensor = checked(dtype, shape, file.tell(), num_bytes)
         if tensor.end != tensor.offset + length:
@@ -109,9 +109,12 @@ def _read_variables(file: BinaryIO) -> tuple[StoredTensors, dict[str, int]]:
     return tensors, numbers
 
 
+def _numbers(file: BinaryIO, layout: str) -> tuple[int, ...]:
+    return struct.unpack(f"<{layout}", file.read(struct.calcsize(f"<{layout}")))
+
+
 def _number(file: BinaryIO, kind: str) -> int:
-    (number,) = struct.unpack(f"<{kind}", file.read(struct.calcsize(f"<{kind}")))
-    return int(number)
+    return _numbers(file, kind)[0]
 
 
 def _count(file: BinaryIO) -> int:
@@ -166,13 +169,13 @@ def read_ggml(path: Path) -> ForeignModel:
     """Read names and sizes. Raises CheckpointError: it is quantized, cut short or damaged."""
     with opened(path) as file, reading(path, struct.error, ValueError, EOFError):
         file.seek(len(GGML))
-        sizes = _integers(file, _NUM_SIZES)
-        rows, columns = _integers(file, 2)
+        sizes = _numbers(file, f"{_NUM_SIZES}i")
+        rows, columns = _numbers(file, "2i")
         _skip(file, 4 * rows * columns)
-        if (num_words := _integers(file, 1)[0]) > _MAX_WORDS:
+        if (num_words := _number(file, "i")) > _MAX_WORDS:
             raise ValueError("more words than a vocabulary has")
         for _ in range(num_words):
-            _skip(file, _integers(file, 1)[0])
+            _skip(file, _number(file, "i"))
         tensors = {hugging_face_name(name): tensor for name, tensor in _tensors(file, path)}
     places = (_AUDIO_HEADS, _TEXT_HEADS, _AUDIO_LAYERS, _TEXT_LAYERS)
     return ForeignModel(path, tensors, {}, *(sizes[place] for place in places))
@@ -193,7 +196,7 @@ def _tensors(file: BinaryIO, path: Path) -> Iterator[tuple[str, StoredTensor]]:
     for _ in range(MAX_TENSORS):
         if file.tell() == num_bytes:
             return
-        num_dimensions, name_length, kind = _integers(file, 3)
+        num_dimensions, name_length, kind = _numbers(file, "3i")
         if kind not in _GGML_DTYPES:
             raise CheckpointError(
                 f"{path} is quantized: use the one with 16-bit weights, or the model by its name, such as "
@@ -201,7 +204,7 @@ def _tensors(file: BinaryIO, path: Path) -> Iterator[tuple[str, StoredTensor]]:
             )
         if not (0 < num_dimensions <= MAX_DIMENSIONS and 0 < name_length <= _MAX_NAME_BYTES):
             raise ValueError("no tensor begins here")
-        shape = _integers(file, num_dimensions)[::-1]
+        shape = _numbers(file, f"{num_dimensions}i")[::-1]
         name = file.read(name_length).decode("ascii")
         if name.endswith(".bias") and len(shape) > 1:
             shape = shape[:1]  # those of convolutions are written as [n, 1]
@@ -209,10 +212,6 @@ def _tensors(file: BinaryIO, path: Path) -> Iterator[tuple[str, StoredTensor]]:
         yield name, stored
         file.seek(stored.end)
     raise ValueError("more tensors than a model has")
-
-
-def _integers(file: BinaryIO, count: int) -> tuple[int, ...]:
-    return struct.unpack(f"<{count}i", file.read(4 * count))
 
 
 READ_LIMIT_S: Final = 120.0  # torch's import takes a second or two, reading the descriptions less
