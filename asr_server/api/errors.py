@@ -16,19 +16,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from asr_server import metrics
+from asr_server import errors, metrics
 from asr_server.api.headers import RETRY_AFTER, RETRY_AFTER_MS, SHOULD_RETRY
 from asr_server.api.schemas import ErrorBody, ErrorDetail
-from asr_server.errors import (
-    InvalidApiKey,
-    InvalidValue,
-    Overloaded,
-    ReplicasEnded,
-    ReportedError,
-    RequestError,
-    ServiceUnavailable,
-    ShuttingDown,
-)
+from asr_server.errors import InvalidValue, ReportedError, RequestError
 
 MIN_WAIT_S: Final = 1.0
 MAX_WAIT_S: Final = 48.0
@@ -91,14 +82,14 @@ def _body(message: str, type: str, param: str | None = None, code: str | None = 
 
 def _headers(error: Exception) -> dict[str, str]:
     match error:
-        case ShuttingDown():
+        case errors.ShuttingDown():
             # The connection ends too: a client that keeps it would come back to this server.
             return _retry_after(error.retry_after_s) | {"Connection": "close"}
-        case Overloaded() | ServiceUnavailable():
+        case errors.Overloaded() | errors.ServiceUnavailable():
             return _retry_after(error.retry_after_s)
-        case ReplicasEnded():
+        case errors.ReplicasEnded():
             return {SHOULD_RETRY: "false"}  # official clients heed it: a retry would end more replicas
-        case InvalidApiKey():
+        case errors.InvalidApiKey():
             return {"WWW-Authenticate": "Bearer"}
         case HTTPException():
             return dict(error.headers or {})

@@ -14,23 +14,16 @@ from asr_server.api.schemas import AudioFields, TextDelta
 from asr_server.core import Segment, Transcript, TranscriptDelta
 from asr_server.errors import ChunkFailed, RequestError, ServiceUnavailable
 from asr_server.formats import render
-from asr_server.formats.render import (
-    DEFAULTS,
-    DiarizedSegment,
-    RenderOptions,
-    TextDone,
-    TokensUsage,
-    VerboseJson,
-)
+from asr_server.formats.render import RenderOptions, TokensUsage
 from asr_server.language_codes import continuation
 
-_OF_VERBOSE: Final = VerboseJson.model_fields.keys() & TextDone.model_fields.keys()
+_OF_VERBOSE: Final = render.VerboseJson.model_fields.keys() & render.TextDone.model_fields.keys()
 
 logger = logging.getLogger(__name__)
 
 
 class EventWriter:
-    def __init__(self, fields: AudioFields, options: RenderOptions = DEFAULTS) -> None:
+    def __init__(self, fields: AudioFields, options: RenderOptions = render.DEFAULTS) -> None:
         self._fields = fields
         self._options = options
         self._text = ""  # of the segments so far
@@ -58,7 +51,7 @@ class EventWriter:
         delta = TextDelta(delta=text, segment_id=completed.id, usage=completed.usage)
         return event(delta) + event(completed)
 
-    def _diarized(self, segment: Segment) -> DiarizedSegment:
+    def _diarized(self, segment: Segment) -> render.DiarizedSegment:
         return render.diarized_segment(segment).model_copy(update={"usage": self._running_usage()})
 
     def done(self, transcript: Transcript) -> bytes:
@@ -75,7 +68,7 @@ class EventWriter:
         }
         by_voice = self._fields.response_format == "diarized_json" and self._fields.channels != "split"
         segments = map(self._diarized, transcript.segments) if by_voice else ()
-        return b"".join(map(event, segments)) + event(TextDone(**fields))
+        return b"".join(map(event, segments)) + event(render.TextDone(**fields))
 
     def _running_usage(self) -> TokensUsage | None:
         return self._usage() if self._fields.stream_continuous_usage_stats else None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
+from asr_server import machine
 from asr_server.annexes.model_sources.names import repositories
 from asr_server.annexes.ray import RaySettings
 from asr_server.annexes.realtime.client_events import MAX_MESSAGE_BYTES
@@ -27,14 +28,6 @@ from asr_server.config import NO_PORT, Settings, in_mebibytes, naming
 from asr_server.dispatch.dispatcher import create_local_executor
 from asr_server.dispatch.supervisor import Executor
 from asr_server.errors import ShuttingDown
-from asr_server.machine import (
-    bound_sockets,
-    freeze_gc,
-    in_url,
-    is_loopback,
-    raise_open_files_limit,
-    sockets_for,
-)
 from asr_server.protocols.tls import CLOSE_LIMIT_S, server_config
 from asr_server.protocols.websockets import BoundedWebSocketProtocol
 from asr_server.server.app import create_app
@@ -62,7 +55,7 @@ logger = logging.getLogger(__name__)
 def run(models_settings: Sequence[ServerSettings]) -> int:
     """Serve until SIGINT or SIGTERM; requests in flight get `drain_s`. Return the exit status."""
     settings = models_settings[0]  # what is not of a model is the same in all
-    _warn_of_few_files(raise_open_files_limit(), settings)
+    _warn_of_few_files(machine.raise_open_files_limit(), settings)
     pool = PreprocessPool(settings.preprocess_workers)
     models = Models([serve_model(settings, pool) for settings in models_settings])
     pool.warm_up()  # its libraries load while the engine's do
@@ -81,9 +74,9 @@ def run(models_settings: Sequence[ServerSettings]) -> int:
     )
     server = Server(config, app.state.server)
     if settings.reuse_port:
-        server.run(list(bound_sockets(settings.host, settings.port, reuse_port=True)))
+        server.run(list(machine.bound_sockets(settings.host, settings.port, reuse_port=True)))
     else:
-        server.run(sockets_for(settings.host, settings.port))
+        server.run(machine.sockets_for(settings.host, settings.port))
     if traces is not None:
         traces.close()
     if model := models.failed_to_start:
@@ -167,12 +160,12 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Print the address once it listens: port 0 is resolved only then."""
         await super().startup(sockets)
-        freeze_gc()
+        machine.freeze_gc()
         self._starting = asyncio.create_task(self._stop_if_no_engine_starts())
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             scheme = "https" if self._state.settings.ssl_certfile else "http"
-            announce(f"listening on {scheme}://{in_url(host)}:{port}")
+            announce(f"listening on {scheme}://{machine.in_url(host)}:{port}")
             self._warn_of_strangers()
             try:
                 await self._open_wyoming()
@@ -182,7 +175,7 @@ class Server(uvicorn.Server):
 
     def _warn_of_strangers(self) -> None:
         host = self._state.settings.host
-        if not self._state.api_keys.required and not is_loopback(host):
+        if not self._state.api_keys.required and not machine.is_loopback(host):
             logger.warning(
                 "no key is asked for on %s: anyone who can reach it can use the server; %s sets one",
                 host,
@@ -196,7 +189,7 @@ class Server(uvicorn.Server):
 
         self._wyoming = WyomingServer(self._state)
         host, port = await self._wyoming.start()
-        announce(f"wyoming on tcp://{in_url(host)}:{port}")
+        announce(f"wyoming on tcp://{machine.in_url(host)}:{port}")
         if self._state.api_keys.required:
             logger.warning("Wyoming has no authentication: anyone who can reach port %d can transcribe", port)
 

@@ -22,19 +22,13 @@ import httpx2
 import msgspec
 from pydantic import ValidationError
 
+from asr_server import errors
 from asr_server.annexes.offline.local import OnProgress, TranscribeJob
 from asr_server.annexes.offline.progress import say
 from asr_server.audio.recording import Source
 from asr_server.config import in_mebibytes
 from asr_server.core import POSITIONS_PER_S, Segment, Task, Transcript, Word
-from asr_server.errors import (
-    ChunkFailed,
-    EngineUnavailable,
-    InvalidAudio,
-    InvalidValue,
-    RequestError,
-    UploadTooLarge,
-)
+from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidValue
 from asr_server.formats.render import TextDone, VerboseSegment, VerboseWord
 from asr_server.machine import is_loopback
 
@@ -131,7 +125,7 @@ def refusal(status: int, detail: Mapping[str, Any], message: str, headers: Mappi
         return ChunkFailed(message)
     is_of_one_file = status in OF_ONE_FILE or (status == 403 and not detail)  # a proxy that looks into files
     is_of_one_file |= detail.get("param") in PARAMS_OF_ONE_FILE
-    return InvalidAudio(message) if is_of_one_file else InvalidValue(message)
+    return errors.InvalidAudio(message) if is_of_one_file else InvalidValue(message)
 
 
 def refusal_by(response: httpx2.Response, body: bytes) -> Exception:
@@ -239,7 +233,7 @@ class RemoteTranscriber:
         async with self._client:
             try:
                 model = await with_retries(self._first_model, self._report_wait)
-            except RequestError as error:
+            except errors.RequestError as error:
                 raise InvalidValue(error.message) from None
             except ChunkFailed as error:
                 raise EngineUnavailable(str(error)) from None
@@ -280,7 +274,7 @@ class RemoteTranscriber:
         num_bytes = _num_bytes(source)
         if num_bytes > self._max_upload_bytes:  # known before it is sent
             most = in_mebibytes(self._max_upload_bytes)
-            raise UploadTooLarge(
+            raise errors.UploadTooLarge(
                 f"The file has {in_mebibytes(num_bytes)}, and the server takes {most} at most (its "
                 "--max-upload-bytes). A compressed format, such as mp3 or opus, is smaller."
             )

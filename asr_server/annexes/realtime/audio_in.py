@@ -11,15 +11,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from asr_server.annexes.realtime import turn_types as turns
 from asr_server.annexes.realtime.client_events import AlawFormat, AudioFormat, PcmFormat
 from asr_server.annexes.realtime.server_events import SessionVad
-from asr_server.annexes.realtime.turn_types import (
-    SAMPLES_PER_MS,
-    VoicePaused,
-    VoiceResumed,
-    VoiceStarted,
-    VoiceStopped,
-)
+from asr_server.annexes.realtime.turn_types import SAMPLES_PER_MS
 from asr_server.audio.stream import Mono16k
 from asr_server.audio.voice import FRAME, HYSTERESIS, VoiceDetector
 from asr_server.core import Samples
@@ -108,7 +103,7 @@ ONSET_FRAMES: Final = 2  # of speech before it counts
 PAUSE_SHARE: Final = 0.5  # of the silence that ends a turn: then it is read ahead
 ONSET_MARGIN_MS: Final = 200  # speech is noticed no later than this after it began
 
-VoiceEvent = VoiceStarted | VoicePaused | VoiceResumed | VoiceStopped
+VoiceEvent = turns.VoiceStarted | turns.VoicePaused | turns.VoiceResumed | turns.VoiceStopped
 
 
 class VoiceActivity:
@@ -143,19 +138,19 @@ class VoiceActivity:
         if self._num_loud >= ONSET_FRAMES:
             self._num_silent = 0
             was_paused, self._is_paused = self._is_paused, False
-            return [VoiceResumed()] if was_paused else []
+            return [turns.VoiceResumed()] if was_paused else []
         self._num_silent += 1
         return self._on_silence()
 
     def _start(self) -> list[VoiceEvent]:
         self._is_speaking, self._num_silent = True, 0
-        return [VoiceStarted(self._position - self._num_loud * FRAME)]
+        return [turns.VoiceStarted(self._position - self._num_loud * FRAME)]
 
     def _on_silence(self) -> list[VoiceEvent]:
         if self._num_silent >= self._stop_frames:
             self.restart()
-            return [VoiceStopped()]
+            return [turns.VoiceStopped()]
         if self._num_silent >= self._pause_frames and not self._is_paused:
             self._is_paused = True
-            return [VoicePaused()]
+            return [turns.VoicePaused()]
         return []

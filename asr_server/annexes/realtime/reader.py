@@ -15,14 +15,8 @@ import msgspec
 import numpy as np
 
 from asr_server.annexes.realtime import server_events as out
-from asr_server.annexes.realtime.turn_types import (
-    ChunkRead,
-    Event,
-    InterimRead,
-    SpeakerSegment,
-    TurnFailed,
-    TurnRead,
-)
+from asr_server.annexes.realtime import turn_types as turns
+from asr_server.annexes.realtime.turn_types import Event, SpeakerSegment, TurnRead
 from asr_server.annexes.speakers.labels import UNKNOWN, Turn, label_segments
 from asr_server.annexes.speakers.track import Person, SpeakerTrack
 from asr_server.api.errors import body_of
@@ -185,7 +179,7 @@ class TurnReader:
     def read_interim(self) -> None:
         chunks = self._growing()
         if self._interim or len(chunks) != 1 or not self.model.may_read_interim:
-            self.report(InterimRead(self.item_id))
+            self.report(turns.InterimRead(self.item_id))
             return
         self._interim = self.spawn(self._read_interim(chunks[0], self._num_chunks))
 
@@ -240,16 +234,16 @@ class TurnReader:
         outcome = await _attempt(self.model, chunk, options)
         if isinstance(outcome, TranscriptDelta):
             text, language = outcome.text, outcome.language
-            self.report(InterimRead(self.item_id, index, text, language, self._logprobs(outcome)))
+            self.report(turns.InterimRead(self.item_id, index, text, language, self._logprobs(outcome)))
         else:
-            self.report(InterimRead(self.item_id))
+            self.report(turns.InterimRead(self.item_id))
         self._interim = None
 
     def _cancel_interim(self) -> None:
         if self._interim:
             self._interim.cancel()
             self._interim = None
-            self.report(InterimRead(self.item_id))
+            self.report(turns.InterimRead(self.item_id))
 
     async def _report_in_order(self) -> None:
         deltas: list[TranscriptDelta] = []
@@ -261,7 +255,7 @@ class TurnReader:
             elif error is None:
                 deltas.append(outcome)
                 text, language = outcome.text, outcome.language
-                self.report(ChunkRead(self.item_id, text, language, self._logprobs(outcome)))
+                self.report(turns.ChunkRead(self.item_id, text, language, self._logprobs(outcome)))
         segments: tuple[SpeakerSegment, ...] = ()
         if error is None:
             try:
@@ -270,7 +264,7 @@ class TurnReader:
                 error = failure
         self._close_speakers()
         if error:
-            self.report(TurnFailed(self.item_id, out.ItemError(**dict(body_of(error).error))))
+            self.report(turns.TurnFailed(self.item_id, out.ItemError(**dict(body_of(error).error))))
         else:
             self.report(self._read_whole(deltas, segments))
 

@@ -17,18 +17,9 @@ from starlette.responses import Response
 from starlette.websockets import WebSocketState
 
 from asr_server import metrics
+from asr_server.annexes.realtime import config as session_config
 from asr_server.annexes.realtime.client_events import as_invalid_value
-from asr_server.annexes.realtime.config import (
-    PREFIX,
-    SessionConfig,
-    decoding_options,
-    default_config,
-    describe,
-    make_secret,
-    open_secret,
-    update_config,
-    with_model,
-)
+from asr_server.annexes.realtime.config import SessionConfig
 from asr_server.annexes.realtime.server_events import ClientSecret, ClientSecretRequest, error_event
 from asr_server.annexes.realtime.session import INTERNAL_ERROR, RealtimeSession
 from asr_server.api.errors import HANDLED, body_of, response_to
@@ -95,7 +86,7 @@ def _opening_config(connection: HTTPConnection, state: AppState) -> SessionConfi
         raise InvalidValue("This server transcribes only: 'intent' can be 'transcription'.", "intent")
     if model := query.get("model"):
         models_of(connection).choose(model)
-        config = with_model(config, model)
+        config = session_config.with_model(config, model)
     return config
 
 
@@ -104,12 +95,12 @@ def _authorized_config(connection: HTTPConnection, state: AppState) -> SessionCo
     of_protocol = (p.removeprefix(KEY_PROTOCOL) for p in protocols if p.startswith(KEY_PROTOCOL))
     header = connection.headers.get("authorization") or f"Bearer {next(of_protocol, '')}"
     key = header.partition(" ")[2].strip()
-    if key.startswith(PREFIX) and state.api_keys.find(key) is None:
-        caller, config = open_secret(state.api_keys, key)
+    if key.startswith(session_config.PREFIX) and state.api_keys.find(key) is None:
+        caller, config = session_config.open_secret(state.api_keys, key)
         set_caller(connection, caller)
         return config
     set_caller(connection, state.api_keys.check(header))
-    return default_config(models_of(connection).default.name)
+    return session_config.default_config(models_of(connection).default.name)
 
 
 async def _refuse(socket: WebSocket, error: Exception) -> None:
@@ -133,18 +124,20 @@ async def create_client_secret(request: Request) -> Response:
     state = get_state(request)
     models, caller = models_of(request), caller_of(request)
     wanted = await _secret_request(request)
-    default = default_config(models.default.name)
-    config = update_config(default, wanted.session, models)
-    decoding_options(config, models)  # raises for a language that is not known
+    default = session_config.default_config(models.default.name)
+    config = session_config.update_config(default, wanted.session, models)
+    session_config.decoding_options(config, models)  # raises for a language that is not known
     expires_at = int(time.time()) + wanted.expires_after.seconds
-    value = make_secret(state.api_keys, caller, config, expires_at)
+    value = session_config.make_secret(state.api_keys, caller, config, expires_at)
     if len(value) > MAX_SECRET_LETTERS:
         raise InvalidValue(
             f"The client secret would have {len(value)} characters, and a WebSocket handshake takes "
             f"{MAX_SECRET_LETTERS}: shorten 'prompt', 'keywords' or 'languages'.",
             "session",
         )
-    secret = ClientSecret(value, expires_at, describe(config, f"sess_{uuid.uuid4().hex}", expires_at))
+    secret = ClientSecret(
+        value, expires_at, session_config.describe(config, f"sess_{uuid.uuid4().hex}", expires_at)
+    )
     return Response(msgspec.json.encode(secret), media_type="application/json")
 
 

@@ -19,17 +19,11 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from asr_server import metrics
 from asr_server.annexes.realtime import RealtimeSettings
 from asr_server.annexes.realtime import client_events as client
+from asr_server.annexes.realtime import config as session_config
 from asr_server.annexes.realtime import server_events as out
 from asr_server.annexes.realtime import turn_types as turns
 from asr_server.annexes.realtime.audio_in import ONSET_MARGIN_MS, AudioBuffer, AudioInput, VoiceActivity
-from asr_server.annexes.realtime.config import (
-    SessionConfig,
-    decoding_options,
-    describe,
-    describe_old,
-    interim_interval_s,
-    update_config,
-)
+from asr_server.annexes.realtime.config import SessionConfig
 from asr_server.annexes.realtime.reader import Backlog, SessionSpeakers, TurnReader
 from asr_server.annexes.realtime.turn import next_state
 from asr_server.annexes.realtime.turn_types import SAMPLES_PER_MS, State
@@ -74,7 +68,7 @@ class RealtimeSession:
         self._config = config
         self._models, self._account = models_of(socket), caller_of(socket).account
         self._model = self._models.choose(config.transcription.model)
-        self._options = decoding_options(config, self._models)
+        self._options = session_config.decoding_options(config, self._models)
         self._settings = app.settings.part(RealtimeSettings)
         self._expires_at = int(time.time() + self._settings.max_realtime_session_s)
         self._inbox: asyncio.Queue[_Inbox] = asyncio.Queue()
@@ -177,7 +171,7 @@ class RealtimeSession:
                     await self._send(out.SessionUpdated(session=self._described()))
             case client.OldSessionUpdate():
                 if await self._update(event.session.renamed(), event.event_id):
-                    described = describe_old(self._config, self.id, self._expires_at)
+                    described = session_config.describe_old(self._config, self.id, self._expires_at)
                     await self._send(out.OldSessionUpdated(session=described))
 
     async def _write_audio(self, samples: Samples) -> None:
@@ -195,8 +189,8 @@ class RealtimeSession:
 
     async def _update(self, fields: client.SessionFields, event_id: str | None) -> bool:
         try:
-            config = update_config(self._config, fields, self._models)
-            options = decoding_options(config, self._models)
+            config = session_config.update_config(self._config, fields, self._models)
+            options = session_config.decoding_options(config, self._models)
         except RequestError as error:
             await self._send_error(error, event_id)
             return False
@@ -215,7 +209,7 @@ class RealtimeSession:
 
     @property
     def _interim_samples(self) -> int:
-        interval_s = interim_interval_s(self._config, self._settings.realtime_interim_s)
+        interval_s = session_config.interim_interval_s(self._config, self._settings.realtime_interim_s)
         return round(interval_s * SAMPLE_RATE)
 
     def _note_model(self) -> None:
@@ -308,7 +302,7 @@ class RealtimeSession:
         await self._send(out.error_event(body_of(error).error, event_id))
 
     def _described(self) -> out.Session:
-        return describe(self._config, self.id, self._expires_at)
+        return session_config.describe(self._config, self.id, self._expires_at)
 
 
 def _parse(text: str | None) -> client.ClientEvent | _Malformed:

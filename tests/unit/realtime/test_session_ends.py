@@ -50,9 +50,9 @@ async def test_the_first_end_counts_and_the_committed_turn_is_still_read(app: Ru
         await client.append(SECOND)
         await client.commit()
         await until(lambda: app.replica.held)
-        (own,) = app.app.state.server.realtime._active
-        own.end(4000, "first")
-        own.end(4001, "second")
+        (end,) = app.app.state.server.realtime._active
+        end(4000, "first")
+        end(4001, "second")
         await client.send({"type": "session.update", "session": {"audio": {"input": MANUAL}}})
         await client.append(SECOND)
         for submit in app.replica.held:
