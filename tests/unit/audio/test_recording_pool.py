@@ -103,9 +103,8 @@ async def test_a_short_file_behind_two_long_ones_waits_for_the_slices_under_way_
     num_finished = pool.stats.finished
     began_after = pool.run(lambda: pool.stats.finished)
     with Recording(short_path, AudioLimits()) as recording:
-        behind, decoded = await asyncio.gather(began_after, pool.decode_slice(recording))
+        behind, _ = await asyncio.gather(began_after, pool.decode_slice(recording))
     assert behind - num_finished <= 2
-    assert decoded.pieces
     assert not any(task.done() for task in long_tasks)
     for task in long_tasks:
         task.cancel()
