@@ -98,7 +98,7 @@ class TranscriptionResponse(Response):
             if self._file_head:
                 form.upload.add(self._file_head)
             with stats.stage("upload"):
-                await read_form(connection, form, state.settings.max_upload_bytes, state.reading_turns)
+                await self._read(connection, form)
             request = self._parse_request(form.fields, models_of(connection))
             if request.fields.background:
                 response = await self._in_background(connection, form, request)
@@ -120,6 +120,10 @@ class TranscriptionResponse(Response):
                 "background",
             )
         return await take(connection, form, request)
+
+    async def _read(self, connection: Request, form: Form) -> None:
+        state = self._state
+        await read_form(connection, form, state.settings.max_upload_bytes, state.reading_turns)
 
     async def _whole(self, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
         async with transcribing(self._state, form, request, receive) as session:

@@ -11,7 +11,7 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO, Final
 
@@ -92,6 +92,11 @@ class Upload:
             if self._file is None:
                 self._file = memory_file()
             self._file.write(data)
+
+    def check_audio(self) -> None:
+        """Raises InvalidAudio."""
+        if not self.num_bytes:
+            raise InvalidAudio("The file is empty.")
 
     async def spill_to_disk(self) -> None:
         """Move to the disk, in a thread, if memory exceeds its limits. Raises UploadTooLarge."""
@@ -220,8 +225,7 @@ class Form:
             raise _malformed()
         if not self.has_file:
             raise InvalidValue(f"'{self.file_name}' is required.", self.file_name)
-        if not self.upload.num_bytes:
-            raise InvalidAudio("The file is empty.")
+        self.upload.check_audio()
 
     def on_part_begin(self) -> None:
         self._disposition = b""
@@ -328,6 +332,24 @@ async def read_form(request: Request, form: Form, max_upload_bytes: int, turns: 
         await form.upload.spill_to_disk()
         await turns.next()
     form.check_complete()
+
+
+async def read_body(
+    request: Request, form: Form, max_upload_bytes: int, turns: ReadingTurns
+) -> AsyncIterator[bytes]:
+    """Fill `form` with a body that is the recording itself; yield what is read.
+
+    Raises InvalidValue, InvalidAudio, UploadTooLarge, ClientDisconnect.
+    """
+    _check_not_compressed(request)
+    form.upload.require_room(_announced_bytes(request))
+    await turns.next()
+    async for data in request.stream():
+        form.upload.add(data)
+        yield data
+        await form.upload.spill_to_disk()
+        await turns.next()
+    form.upload.check_audio()
 
 
 def _check_not_compressed(request: Request) -> None:

@@ -19,6 +19,7 @@ from fastapi_offline import FastAPIOffline
 
 from asr_server import __version__
 from asr_server.annexes import compat, page
+from asr_server.annexes.deepgram import routes as deepgram
 from asr_server.annexes.jobs import JobsSettings
 from asr_server.annexes.keys.api_keys import ApiKeys
 from asr_server.annexes.model_loading import router as model_loading_router
@@ -104,6 +105,7 @@ def create_app(
     if not settings.has_metrics_port:
         app.include_router(metrics.router)
     app.include_router(realtime.router)
+    app.include_router(deepgram.router)
     app.include_router(compat.azure)
     app.include_router(compat.whisper)
     _add_jobs(app, settings)

@@ -45,6 +45,7 @@ CORE = {
 FRONT = {"api", "audio", "channel", "dispatch", "formats", "protocols", "transcription"}  # of the API process
 ANNEXES = {
     "annexes.compat": {"api", "audio", "formats", "transcription"},
+    "annexes.deepgram": {"annexes.realtime", "api", "audio"},
     "annexes.jobs": {"api", "audio", "channel", "dispatch", "formats", "transcription"},
     "annexes.keys": {"api"},
     "annexes.model_loading": {"api"},

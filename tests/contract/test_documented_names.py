@@ -99,6 +99,7 @@ def test_every_path_of_http_that_is_named_is_answered(server: Server) -> None:
         "/inference",
         "/docs",
         "/openapi.json",
+        "/v1/listen",
         "/v1/realtime",
         "/v1",
         "/static-offline-docs",

@@ -47,8 +47,15 @@ _SCALE: Final = np.float32(1 / 2**15)
 
 
 class AudioInput:
-    def __init__(self, format: AudioFormat) -> None:
+    """Convert bytes as they come; appends may split a sample.
+
+    Args:
+        rate: samples a second; None: the format's.
+    """
+
+    def __init__(self, format: AudioFormat, rate: int | None = None) -> None:
         self._format = format
+        self._rate = rate or (24_000 if isinstance(format, PcmFormat) else 8_000)
         self._rest = b""  # half a sample
         self._resampler = self._new_resampler()
 
@@ -64,7 +71,7 @@ class AudioInput:
         return samples
 
     def _new_resampler(self) -> Mono16k:
-        return Mono16k(24_000 if isinstance(self._format, PcmFormat) else 8_000, 1)
+        return Mono16k(self._rate, 1)
 
     def _decode(self, data: bytes) -> Samples:
         if not isinstance(self._format, PcmFormat):

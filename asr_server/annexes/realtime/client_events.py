@@ -35,7 +35,7 @@ _ALLOWED: Final = {
     "session.turn_detection.type": _DETECTION,
 }
 
-Include = Literal["item.input_audio_transcription.logprobs"]
+Include = Literal["item.input_audio_transcription.logprobs", "item.input_audio_transcription.interim"]
 Text = Annotated[str, Meta(max_length=MAX_SESSION_CHARS)]
 Words = Annotated[list[Annotated[str, Meta(max_length=1024)]], Meta(max_length=1024)]
 

@@ -40,10 +40,18 @@ class SessionConfig(msgspec.Struct, frozen=True):
     vad: SessionVad | None = DEFAULT_VAD
     has_chosen_vad: bool = False  # else the model's name decides
     include: tuple[Include, ...] = ()
+    # What OpenAI's clients cannot ask for.
+    sample_rate: int | None = None  # None: the format's
+    diarize: bool = False
+    reads_interim: bool = True
 
     @property
     def is_diarized(self) -> bool:
-        return self.transcription.model in DIARIZED
+        return self.diarize or self.transcription.model in DIARIZED
+
+    @property
+    def shows_interim(self) -> bool:
+        return "item.input_audio_transcription.interim" in self.include
 
 
 # Clients of these names commit their turns, unless they ask for detection.
@@ -62,7 +70,7 @@ def default_config(model: str) -> SessionConfig:
 
 
 def interim_interval_s(config: SessionConfig, interval_s: float) -> float:
-    return interval_s * DELAY_FACTORS[config.transcription.delay]
+    return interval_s * DELAY_FACTORS[config.transcription.delay] if config.reads_interim else 0.0
 
 
 def update_config(config: SessionConfig, fields: SessionFields, models: Models) -> SessionConfig:
@@ -142,14 +150,15 @@ def decoding_options(session: SessionConfig, models: Models) -> DecodingOptions:
     config = session.transcription
     model = models.choose(config.model)
     at = "session.audio.input.transcription"
+    shows_times = session.is_diarized or session.shows_interim
     return model.transcriber.options(
         language=config.language,
         languages=config.languages,
         params=(f"{at}.language", f"{at}.languages"),
         prompt=config.prompt,
         keywords=config.keywords,
-        word_timestamps=session.is_diarized,
-        text_only=not session.is_diarized,
+        word_timestamps=shows_times,
+        text_only=not shows_times,
         token_logprobs="item.input_audio_transcription.logprobs" in session.include,
     )
 

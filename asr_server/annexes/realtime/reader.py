@@ -31,6 +31,7 @@ from asr_server.core import (
     Segment,
     TokenLogprob,
     TranscriptDelta,
+    Word,
 )
 
 NEW_PERSON_S: Final = 1.5  # of clean speech: a shorter new voice is the nearest known person
@@ -144,6 +145,7 @@ class TurnReader:
     spawn: Spawn
     backlog: Backlog
     speakers: TurnSpeakers | None = None
+    shows_interim: bool = False
 
     def __post_init__(self) -> None:
         self._splitter = Splitter(self.model.audio_limits.chunk_samples, MIN_REST)
@@ -230,11 +232,12 @@ class TurnReader:
         self._chunks.put_nowait(task)
 
     async def _read_interim(self, chunk: Chunk, index: int) -> None:
-        options = msgspec.structs.replace(self.options, word_timestamps=False, text_only=True)
+        has_words = self.shows_interim
+        options = msgspec.structs.replace(self.options, word_timestamps=has_words, text_only=not has_words)
         outcome = await _attempt(self.model, chunk, options)
         if isinstance(outcome, TranscriptDelta):
-            text, language = outcome.text, outcome.language
-            self.report(turns.InterimRead(self.item_id, index, text, language, self._logprobs(outcome)))
+            read = outcome.text, outcome.language, self._logprobs(outcome), self._words(outcome)
+            self.report(turns.InterimRead(self.item_id, index, *read))
         else:
             self.report(turns.InterimRead(self.item_id))
         self._interim = None
@@ -254,8 +257,8 @@ class TurnReader:
                 error = error or outcome
             elif error is None:
                 deltas.append(outcome)
-                text, language = outcome.text, outcome.language
-                self.report(turns.ChunkRead(self.item_id, text, language, self._logprobs(outcome)))
+                read = outcome.text, outcome.language, self._logprobs(outcome), self._words(outcome)
+                self.report(turns.ChunkRead(self.item_id, *read))
         segments: tuple[SpeakerSegment, ...] = ()
         if error is None:
             try:
@@ -283,6 +286,11 @@ class TurnReader:
 
     def _logprobs(self, delta: TranscriptDelta) -> tuple[TokenLogprob, ...] | None:
         return delta.logprobs if self.options.token_logprobs else None
+
+    def _words(self, delta: TranscriptDelta) -> tuple[Word, ...]:
+        if not self.shows_interim:
+            return ()
+        return tuple(word for segment in delta.segments for word in segment.words)
 
     def _read_whole(self, deltas: list[TranscriptDelta], segments: tuple[SpeakerSegment, ...]) -> TurnRead:
         logprobs = tuple(entry for delta in deltas for entry in delta.logprobs)

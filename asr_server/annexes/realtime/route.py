@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
@@ -20,9 +21,9 @@ from asr_server import metrics
 from asr_server.annexes.realtime import config as session_config
 from asr_server.annexes.realtime.client_events import as_invalid_value
 from asr_server.annexes.realtime.config import SessionConfig
-from asr_server.annexes.realtime.server_events import ClientSecret, ClientSecretRequest, error_event
-from asr_server.annexes.realtime.session import INTERNAL_ERROR, RealtimeSession
-from asr_server.api.errors import HANDLED, body_of, response_to
+from asr_server.annexes.realtime.server_events import ClientSecret, ClientSecretRequest
+from asr_server.annexes.realtime.session import RealtimeSession
+from asr_server.api.errors import HANDLED, response_to
 from asr_server.api.middleware import check_origin
 from asr_server.api.state import AppState, caller_of, get_state, metered, models_of, require_key, set_caller
 from asr_server.api.transcribe import answer_headers
@@ -43,21 +44,33 @@ logger = logging.getLogger(__name__)
 @router.websocket("")
 async def realtime(socket: WebSocket) -> None:
     """Open a session. Refusals of key, settings and places answer the handshake."""
-    state = get_state(socket)
+    protocol = PROTOCOL if PROTOCOL in socket.scope["subprotocols"] else None
+    await serve_session(socket, _new_session, protocol)
+
+
+def _new_session(socket: WebSocket, state: AppState) -> RealtimeSession:
+    return RealtimeSession(socket, state, _opening_config(socket, state))
+
+
+async def serve_session(
+    socket: WebSocket,
+    make: Callable[[WebSocket, AppState], RealtimeSession],
+    protocol: str | None = None,
+    refusal: Callable[[Exception], Response] = response_to,
+) -> None:
+    state, session = get_state(socket), None
     try:
-        config = _opening_config(socket, state)
-        session = RealtimeSession(socket, state, config)
-        model = models_of(socket).choose(config.transcription.model)
+        session = make(socket, state)
         with metered(socket), state.realtime.enter(session.end, metrics.current_request_stats().key):
-            model.begin_loading()
-            headers = Headers(answer_headers(model.settings)).raw
-            await socket.accept(PROTOCOL if PROTOCOL in socket.scope["subprotocols"] else None, headers)
+            session.model.begin_loading()
+            await socket.accept(protocol, Headers(answer_headers(session.model.settings)).raw)
             await session.run()
     except Exception as error:
-        if socket.application_state is WebSocketState.CONNECTING:
-            await _refuse(socket, error)
+        if session is None or socket.application_state is WebSocketState.CONNECTING:
+            await _refuse(socket, error, refusal)
         else:
-            await _fail(socket, error)
+            logger.error("a realtime session has failed", exc_info=error)
+            await session.fail(error)
 
 
 @router.get("")
@@ -78,9 +91,7 @@ async def explain_refusal(request: Request) -> None:
 def _opening_config(connection: HTTPConnection, state: AppState) -> SessionConfig:
     check_origin(connection, state.settings, state.api_keys.required)
     config = _authorized_config(connection, state)
-    if state.realtime.is_draining:
-        raise ShuttingDown
-    state.models.require_engine()
+    require_service(state)
     query = connection.query_params
     if query.get("intent", "transcription") != "transcription":
         raise InvalidValue("This server transcribes only: 'intent' can be 'transcription'.", "intent")
@@ -88,6 +99,13 @@ def _opening_config(connection: HTTPConnection, state: AppState) -> SessionConfi
         models_of(connection).choose(model)
         config = session_config.with_model(config, model)
     return config
+
+
+def require_service(state: AppState) -> None:
+    """Raises ShuttingDown, EngineUnavailable."""
+    if state.realtime.is_draining:
+        raise ShuttingDown
+    state.models.require_engine()
 
 
 def _authorized_config(connection: HTTPConnection, state: AppState) -> SessionConfig:
@@ -103,19 +121,11 @@ def _authorized_config(connection: HTTPConnection, state: AppState) -> SessionCo
     return session_config.default_config(models_of(connection).default.name)
 
 
-async def _refuse(socket: WebSocket, error: Exception) -> None:
+async def _refuse(socket: WebSocket, error: Exception, refusal: Callable[[Exception], Response]) -> None:
     if not isinstance(error, HANDLED):
         logger.error("a realtime handshake has failed", exc_info=error)
     with contextlib.suppress(Exception):  # the client may have left
-        await socket.send_denial_response(response_to(error))
-
-
-async def _fail(socket: WebSocket, error: Exception) -> None:
-    logger.error("a realtime session has failed", exc_info=error)
-    event = msgspec.structs.replace(error_event(body_of(error).error), event_id=f"event_{uuid.uuid4().hex}")
-    with contextlib.suppress(Exception):  # the client may have left
-        await socket.send_text(msgspec.json.encode(event).decode())
-        await socket.close(INTERNAL_ERROR, "The server had an error.")
+        await socket.send_denial_response(refusal(error))
 
 
 @router.post("/client_secrets", dependencies=[Depends(require_key)], response_model=None)

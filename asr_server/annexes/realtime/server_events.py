@@ -152,6 +152,28 @@ class Delta(ServerEvent, frozen=True, kw_only=True, tag="conversation.item.input
     logprobs: tuple[TokenLogprob, ...] | UnsetType = UNSET
 
 
+class LiveWord(msgspec.Struct, frozen=True):
+    """Times are seconds from the session's start; certainty is the probability that it was said."""
+
+    word: str
+    start: float
+    end: float
+    confidence: float | None
+
+
+class Interim(
+    ServerEvent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.interim"
+):
+    """A reading of the audio behind the item's final chunks, for sessions that include it; not OpenAI's."""
+
+    item_id: str
+    content_index: int = 0
+    text: str
+    tail: str  # of the text, behind the deltas: it may change
+    words: tuple[LiveWord, ...]
+    is_final: bool  # the last reading of this audio
+
+
 class SpokenSegment(
     ServerEvent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.segment"
 ):

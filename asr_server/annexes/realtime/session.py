@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import MutableMapping
-from typing import Any, Final
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
@@ -44,12 +44,12 @@ MAX_SEND_S: Final = 30.0  # for a client that does not read
 MAX_IDLE_S: Final = 600.0  # without an event from the client
 
 
-class _End(msgspec.Struct, frozen=True):
+class End(msgspec.Struct, frozen=True):
     code: int
     reason: str
 
 
-class _Malformed(msgspec.Struct, frozen=True):
+class Malformed(msgspec.Struct, frozen=True):
     error: InvalidValue
     event_id: str | None
 
@@ -58,34 +58,71 @@ class _Gone(Exception):
     pass
 
 
-_Inbox = client.ClientEvent | turns.Event | _End | _Malformed
+Said = client.ClientEvent | End | Malformed
+_Inbox = Said | turns.Event
+
+
+class Dialect(Protocol):
+    """The words in which one client speaks and is spoken to."""
+
+    def read(self, message: Mapping[str, Any]) -> Sequence[Said]:
+        """Return what a message of ASGI's says."""
+
+    def write(self, event: out.ServerEvent) -> Sequence[str]:
+        """Return the messages that tell an event."""
+
+    def hear(self, position_s: float) -> Sequence[str]:
+        """Return messages that are due after so much audio."""
+
+    def close(self, position_s: float) -> Sequence[str]:
+        """Return the last messages."""
+
+
+class OpenAIDialect:
+    def __init__(self, tag: str) -> None:
+        self._tag, self._num_events = tag, 0
+
+    def read(self, message: Mapping[str, Any]) -> Sequence[Said]:
+        return (_parse(message.get("text")),)
+
+    def write(self, event: out.ServerEvent) -> Sequence[str]:
+        self._num_events += 1
+        event = msgspec.structs.replace(event, event_id=f"event_{self._tag}{self._num_events:06d}")
+        return (msgspec.json.encode(event).decode(),)
+
+    def hear(self, position_s: float) -> Sequence[str]:
+        return ()
+
+    def close(self, position_s: float) -> Sequence[str]:
+        return ()
 
 
 class RealtimeSession:
-    def __init__(self, socket: WebSocket, app: AppState, config: SessionConfig) -> None:
+    def __init__(
+        self, socket: WebSocket, app: AppState, config: SessionConfig, dialect: Dialect | None = None
+    ) -> None:
         self.id = f"sess_{uuid.uuid4().hex}"
-        self._socket, self._app = socket, app
+        self._socket, self._app, self._dialect = socket, app, dialect or OpenAIDialect(self.id[5:13])
         self._config = config
         self._models, self._account = models_of(socket), caller_of(socket).account
-        self._model = self._models.choose(config.transcription.model)
+        self.model = self._models.choose(config.transcription.model)
         self._options = session_config.decoding_options(config, self._models)
         self._settings = app.settings.part(RealtimeSettings)
         self._expires_at = int(time.time() + self._settings.max_realtime_session_s)
         self._inbox: asyncio.Queue[_Inbox] = asyncio.Queue()
-        self._state = State(tag=self.id[5:13], interim_samples=self._interim_samples)
+        self._state = self._configured(State(tag=self.id[5:13]))
         self._backlog = Backlog()
         self._speakers = SessionSpeakers()
         self._buffer = AudioBuffer()
-        self._audio = AudioInput(config.format)
+        self._audio = AudioInput(config.format, config.sample_rate)
         self._activity: VoiceActivity | None = None
         self._open: TurnReader | None = None  # the reader of the turn that is growing
         self._readers: dict[str, TurnReader] = {}
-        self._num_events = 0
-        self._ending: _End | None = None
+        self._ending: End | None = None
         self._group: asyncio.TaskGroup  # while it runs
 
     def end(self, code: int, reason: str) -> None:
-        self._inbox.put_nowait(_End(code, reason))
+        self._inbox.put_nowait(End(code, reason))
 
     async def run(self) -> None:
         self._note_model()
@@ -107,8 +144,8 @@ class RealtimeSession:
     async def _receive(self) -> None:
         try:
             while True:
-                message = await self._next_message()
-                await self._take(_parse(message.pop("text", None)))
+                for said in self._dialect.read(await self._next_message()):
+                    await self._take(said)
         except TimeoutError:
             self.end(NORMAL, "Nothing was sent for too long.")
 
@@ -119,7 +156,7 @@ class RealtimeSession:
             raise _Gone
         return message
 
-    async def _take(self, event: client.ClientEvent | _Malformed) -> None:
+    async def _take(self, event: Said) -> None:
         self._inbox.put_nowait(event)
         await self._inbox.join()
         await self._backlog.wait_for_room()
@@ -139,15 +176,16 @@ class RealtimeSession:
                 self._inbox.task_done()
         if self._socket.application_state is WebSocketState.CONNECTED:
             with contextlib.suppress(WebSocketDisconnect):  # the client may have left
+                await self._say(self._dialect.close(self._position_s))
                 await self._socket.close(self._ending.code, self._ending.reason)
 
     async def _on_event(self, event: _Inbox) -> None:
         match event:
-            case _End():
+            case End():
                 self._ending = self._ending or event
                 await self._write_audio(self._audio.flush())
                 await self._step(turns.InputEnded())
-            case _Malformed():
+            case Malformed():
                 await self._send_error(event.error, event.event_id)
             case _ if isinstance(event, client.ClientEvent):
                 if self._ending is None:
@@ -186,6 +224,11 @@ class RealtimeSession:
                 await self._step(event)
             if len(samples) > len(block):
                 await asyncio.sleep(0)  # others' turn
+        await self._say(self._dialect.hear(self._position_s))
+
+    @property
+    def _position_s(self) -> float:
+        return self._state.num_samples / SAMPLE_RATE
 
     async def _update(self, fields: client.SessionFields, event_id: str | None) -> bool:
         try:
@@ -195,27 +238,30 @@ class RealtimeSession:
             await self._send_error(error, event_id)
             return False
         before, self._config, self._options = self._config, config, options
-        self._model = self._models.choose(config.transcription.model)
-        self._state = msgspec.structs.replace(self._state, interim_samples=self._interim_samples)
+        self.model = self._models.choose(config.transcription.model)
+        self._state = self._configured(self._state)
         self._note_model()
         if config.format != before.format:
             await self._write_audio(self._audio.flush())
-            self._audio = AudioInput(config.format)
+            self._audio = AudioInput(config.format, config.sample_rate)
         if config.vad != before.vad:
             await self._set_detection()
         if self._open:
             self._open.set_options(options)
         return True
 
-    @property
-    def _interim_samples(self) -> int:
+    def _configured(self, state: State) -> State:
         interval_s = session_config.interim_interval_s(self._config, self._settings.realtime_interim_s)
-        return round(interval_s * SAMPLE_RATE)
+        own = {
+            "interim_samples": round(interval_s * SAMPLE_RATE),
+            "shows_interim": self._config.shows_interim,
+        }
+        return msgspec.structs.replace(state, **own)
 
     def _note_model(self) -> None:
         stats = metrics.current_request_stats()
         stats.asked_for |= {"model": self._config.transcription.model, "stream": True}
-        stats.model = self._model.name
+        stats.model = self.model.name
 
     async def _set_detection(self) -> None:
         vad = self._config.vad
@@ -263,12 +309,13 @@ class RealtimeSession:
     def _new_reader(self, item_id: str) -> TurnReader:
         return TurnReader(
             item_id,
-            self._model,
+            self.model,
             self._options,
             report=self._inbox.put_nowait,
             spawn=self._group.create_task,
             backlog=self._backlog,
             speakers=self._speakers.new_turn() if self._config.is_diarized else None,
+            shows_interim=self._config.shows_interim,
         )
 
     async def _send(self, event: out.ServerEvent) -> None:
@@ -280,15 +327,22 @@ class RealtimeSession:
             metrics.current_request_stats().on_audio(
                 event.usage.seconds, languages[0].code if languages else None
             )
-        self._num_events += 1
-        event = msgspec.structs.replace(event, event_id=f"event_{self._state.tag}{self._num_events:06d}")
-        try:
-            async with asyncio.timeout(MAX_SEND_S):
-                await self._socket.send_text(msgspec.json.encode(event).decode())
-        except (WebSocketDisconnect, RuntimeError, TimeoutError) as error:
-            raise _Gone from error
+        await self._say(self._dialect.write(event))
         if isinstance(event, out.Completed):
             await self._end_if_used_up()
+
+    async def _say(self, messages: Sequence[str]) -> None:
+        try:
+            for message in messages:
+                async with asyncio.timeout(MAX_SEND_S):
+                    await self._socket.send_text(message)
+        except (WebSocketDisconnect, RuntimeError, TimeoutError) as error:
+            raise _Gone from error
+
+    async def fail(self, error: Exception) -> None:
+        with contextlib.suppress(Exception):  # the client may have left
+            await self._say(self._dialect.write(out.error_event(body_of(error).error)))
+            await self._socket.close(INTERNAL_ERROR, "The server had an error.")
 
     async def _end_if_used_up(self) -> None:
         try:
@@ -305,13 +359,13 @@ class RealtimeSession:
         return session_config.describe(self._config, self.id, self._expires_at)
 
 
-def _parse(text: str | None) -> client.ClientEvent | _Malformed:
+def _parse(text: str | None) -> client.ClientEvent | Malformed:
     if text is None:
-        return _Malformed(InvalidValue("Events are JSON text; this message was binary."), None)
+        return Malformed(InvalidValue("Events are JSON text; this message was binary."), None)
     try:
         return client.parse_client_event(text)
     except InvalidValue as error:
-        return _Malformed(_without_frames(error), client.event_id_of(text))
+        return Malformed(_without_frames(error), client.event_id_of(text))
 
 
 def _without_frames(error: InvalidValue) -> InvalidValue:

@@ -197,7 +197,8 @@ def _on_interim(state: State, turn: Turn, event: turns.InterimRead) -> Step:
     agreement, text = turns.agree(turn.agreement, event.text, event.language)
     logprobs = _logprobs(event, num_sent, agreement.num_sent)
     turn, sent = _send_text(replace(turn, agreement=agreement), text, event.language, logprobs)
-    return replace(state, open=turn), sent
+    tail = turns.conclude(agreement, event.text, event.language)
+    return replace(state, open=turn), sent + _interim(state, turn, event, tail)
 
 
 def _on_chunk(state: State, turn: Turn, event: turns.ChunkRead) -> Step:
@@ -205,7 +206,29 @@ def _on_chunk(state: State, turn: Turn, event: turns.ChunkRead) -> Step:
     text = turn.text + continuation(turn.text, event.text, event.language)
     turn, sent = _send_text(turn, rest, event.language, _logprobs(event, turn.agreement.num_sent, None))
     turn = replace(turn, text=text, num_chunks=turn.num_chunks + 1, agreement=turns.Agreement())
-    return _with(state, turn), sent
+    return _with(state, turn), sent + _interim(state, turn, event)
+
+
+def _interim(
+    state: State, turn: Turn, event: turns.InterimRead | turns.ChunkRead, tail: str = ""
+) -> list[Effect]:
+    if not state.shows_interim:
+        return []
+    start_s = turn.start / SAMPLE_RATE
+    words = tuple(
+        out.LiveWord(
+            word.text.strip(),
+            round(start_s + word.start_s, 3),
+            round(start_s + word.end_s, 3),
+            word.confidence,
+        )
+        for word in event.words
+    )
+    is_final = isinstance(event, turns.ChunkRead)
+    text = event.text or ""
+    return [
+        turns.Send(out.Interim(item_id=turn.item_id, text=text, tail=tail, words=words, is_final=is_final))
+    ]
 
 
 def _logprobs(event: turns.InterimRead | turns.ChunkRead, first: int, end: int | None) -> Logprobs:

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from asr_server.annexes.realtime import server_events as out
-from asr_server.core import SAMPLE_RATE, TokenLogprob
+from asr_server.core import SAMPLE_RATE, TokenLogprob, Word
 from asr_server.language_codes import UNSPACED
 
 _WORD: Final = re.compile(r"\S+")
@@ -91,6 +91,7 @@ class Turn(msgspec.Struct, frozen=True):
 class State(msgspec.Struct, frozen=True):
     tag: str = ""  # of this session, in the ids of its items
     interim_samples: int = 0  # between interim readings; 0: none
+    shows_interim: bool = False  # readings are sent as they come
     is_detecting: bool = False
     padding: int = 0  # samples kept before speech
     idle_timeout: int | None = None  # samples
@@ -151,6 +152,7 @@ class InterimRead(msgspec.Struct, frozen=True):
     text: str | None = None
     language: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None  # None: the session did not ask for them
+    words: tuple[Word, ...] = ()  # where the session asked for them; times are from the turn's start
 
 
 class ChunkRead(msgspec.Struct, frozen=True):
@@ -158,6 +160,7 @@ class ChunkRead(msgspec.Struct, frozen=True):
     text: str
     language: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    words: tuple[Word, ...] = ()
 
 
 class SpeakerSegment(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from asr_server.config import MIB
 from asr_server.core import ChunkResult, Samples
 from asr_server.protocols.websockets import BoundedWebSocketProtocol
 from asr_server.telemetry import FIGURES
+from tests.conftest import Server
 from tests.support.embedded import embedded
 from tests.support.fake_replica import noise, say
 from tests.support.speech import say as say_digits
@@ -66,6 +67,37 @@ async def test_a_committed_turn_is_transcribed_and_the_events_come_in_order(app:
         assert events[-1]["transcript"] == "zero"
         assert events[-1]["usage"] == {"type": "duration", "seconds": 1.0}
         assert len({event["event_id"] for event in events}) == len(events)
+
+
+async def test_what_may_still_change_comes_with_its_words_to_those_who_include_it(server: Server) -> None:
+    speech = say_digits("31415", gap_s=0.1)
+    include = ["item.input_audio_transcription.interim"]
+    async with connect(f"{server.url.replace('http', 'ws', 1)}/v1/realtime?intent=transcription") as socket:
+        session = {"type": "transcription", "include": include, "audio": {"input": MANUAL}}
+        await socket.send(json.dumps({"type": "session.update", "session": session}))
+        for at in range(0, len(data := pcm24(speech.samples)), 4800):
+            audio = base64.b64encode(data[at : at + 4800]).decode()
+            await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+            await asyncio.sleep(0.1)
+        await socket.send(json.dumps({"type": "input_audio_buffer.commit"}))
+        events = [json.loads(await socket.recv())]
+        while not events[-1]["type"].endswith(".completed"):
+            events.append(json.loads(await socket.recv()))
+    shown = ""
+    for event in events:
+        if event["type"].endswith(".delta"):
+            shown += event["delta"]
+        if event["type"].endswith(".interim"):
+            assert " ".join(word["word"] for word in event["words"]) == event["text"]
+            assert f"{shown} {event['tail']}".split() == event["text"].split()
+    *growing, last = of_type(events, ".interim")
+    assert growing
+    assert not any(event["is_final"] for event in growing)
+    assert last["is_final"]
+    assert (last["text"], last["tail"]) == (events[-1]["transcript"], "")
+    starts_s = [word["start"] for word in last["words"]]
+    assert starts_s == pytest.approx([start_s for start_s, _ in speech.times], abs=0.15)
+    assert all(0 < word["confidence"] <= 1 for word in last["words"])
 
 
 async def test_turns_are_chained_and_answers_out_of_order_find_their_turn() -> None:
