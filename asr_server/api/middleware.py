@@ -137,6 +137,8 @@ class RequestLogMiddleware:
         if self._history.tracer:
             self._history.tracer.on_begun(scope, stats)
 
+        started_at, course = time.monotonic(), _Course()
+
         async def send_with_id(message: Message) -> None:
             if message["type"] in _FIRST_OF_A_REPLY:
                 headers = MutableHeaders(scope=message)
@@ -145,77 +147,62 @@ class RequestLogMiddleware:
                     headers.update(stats.account.headers())
                 for name, value in SAFE_HEADERS.items():
                     headers.setdefault(name, value)
+            course.on_sent(message)
             await send(message)
 
-        serve = self._serve_request if scope["type"] == "http" else self._serve_session
-        await serve(scope, receive, send_with_id, stats)
-
-    async def _serve_request(
-        self, scope: Scope, receive: Receive, send: Send, stats: metrics.RequestStats
-    ) -> None:
-        started_at, status = time.monotonic(), CLIENT_CLOSED_REQUEST
-
-        async def send_and_note_status(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_and_note_status)
-        finally:
-            status = scope.get("state", {}).get(REFUSED, status)
-            route, duration_s = _route_of(scope), time.monotonic() - started_at
-            stats.asked_for["method"] = scope["method"]
-            what = f"{scope['method']} {_path_of(scope, route)}"
-            self._end(what, stats, report_request(what, route, status, duration_s, stats))
-
-    async def _serve_session(
-        self, scope: Scope, receive: Receive, send: Send, stats: metrics.RequestStats
-    ) -> None:
-        started_at = time.monotonic()
-        closed_by, code, refusal = "", BROKEN, 0
-
-        def note(who: str, message: Message, type: str) -> None:
-            nonlocal closed_by, code
-            if message["type"] == type and not closed_by:
-                code = message.get("code") or NO_CLOSE_CODE
-                closed_by = "nobody" if code == BROKEN else who
-
-        async def receive_and_note_code() -> Message:
+        async def receive_and_note() -> Message:
             message = await receive()
-            who = "the server" if CLOSED_BY_SERVER in scope["state"] else "the client"
-            note(who, message, "websocket.disconnect")
+            if message["type"] == "websocket.disconnect":
+                course.on_closed(
+                    message, "the server" if CLOSED_BY_SERVER in scope["state"] else "the client"
+                )
             return message
 
-        async def send_and_note_code(message: Message) -> None:
-            nonlocal refusal
-            note("the server", message, "websocket.close")
-            if message["type"] == "websocket.http.response.start":
-                refusal = message["status"]
-            await send(message)
-
         try:
-            await self._app(scope, receive_and_note_code, send_and_note_code)
-            if not closed_by and not refusal:
+            await self._app(scope, receive_and_note, send_with_id)
+            if scope["type"] == "websocket" and not course.closed_by and not course.status:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LAST_MESSAGES_S):
-                        while (await receive_and_note_code())["type"] != "websocket.disconnect":
+                        while (await receive_and_note())["type"] != "websocket.disconnect":
                             pass
         finally:
-            route, duration_s = _route_of(scope), time.monotonic() - started_at
-            what = f"WebSocket {_path_of(scope, route)}"
-            if refusal:
-                figures = report_request(what, route, refusal, duration_s, stats)
-            else:
-                end = f"{what}: closed by {closed_by or 'nobody'}"
-                figures = report_session(end, route, code, duration_s, stats)
-            self._end(what, stats, figures)
+            self._end(scope, course, time.monotonic() - started_at, stats)
 
-    def _end(self, what: str, stats: metrics.RequestStats, figures: Mapping[str, Any]) -> None:
+    def _end(self, scope: Scope, course: _Course, duration_s: float, stats: metrics.RequestStats) -> None:
+        route = _route_of(scope)
+        if scope["type"] == "websocket":
+            what, status = f"WebSocket {_path_of(scope, route)}", course.status
+        else:
+            what = f"{scope['method']} {_path_of(scope, route)}"
+            status = scope["state"].get(REFUSED) or course.status or CLIENT_CLOSED_REQUEST
+            stats.asked_for["method"] = scope["method"]
+        if status:
+            figures = report_request(what, route, status, duration_s, stats)
+        else:
+            end = f"{what}: closed by {course.closed_by or 'nobody'}"
+            figures = report_session(end, route, course.code, duration_s, stats)
         if stats.is_metered and stats.account:
             stats.account.answers[figures.get("status", SWITCHED)] += 1
         self._history.add(what, stats, figures)
+
+
+class _Course:
+    """What became of a request or session."""
+
+    def __init__(self) -> None:
+        self.status = 0  # of the reply; 0: there was none, or a session was opened
+        self.closed_by, self.code = "", BROKEN
+
+    def on_sent(self, message: Message) -> None:
+        if message["type"] in ("http.response.start", "websocket.http.response.start"):
+            self.status = message["status"]
+        elif message["type"] == "websocket.close":
+            self.on_closed(message, "the server")
+
+    def on_closed(self, message: Message, who: str) -> None:
+        if not self.closed_by:
+            self.code = message.get("code") or NO_CLOSE_CODE
+            self.closed_by = "nobody" if self.code == BROKEN else who
 
 
 def report_session(

@@ -39,7 +39,8 @@ class ServedModel:
         tokenizer: Tokenizer,
         window: AudioWindow,
     ) -> None:
-        self.settings, self.pool = settings, pool
+        self.settings, self.pool, self.names = settings, pool, settings.model_names
+        self.limit = settings.model_limit
         self.repositories: tuple[str, ...] = ()  # published ones that have it: clients may ask for it by each
         self.dispatcher = dispatcher
         self.transcriber = Transcriber(
@@ -66,7 +67,7 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        return self.settings.model_names[0]
+        return self.names[0]
 
     @property
     def languages(self) -> list[str]:
@@ -216,7 +217,7 @@ class Models:
         return iter(self._models)
 
     def allowed(self, names: Collection[str]) -> Models:
-        return Models(model for model in self if not set(names).isdisjoint(model.settings.model_names))
+        return Models(model for model in self if not set(names).isdisjoint(model.names))
 
     @property
     def default(self) -> ServedModel:
@@ -227,7 +228,7 @@ class Models:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(name for model in self for name in model.settings.model_names)
+        return tuple(name for model in self for name in model.names)
 
     @property
     def take_any_name(self) -> bool:
@@ -237,7 +238,7 @@ class Models:
         """Return the model of that name; an empty name means the first. Raises ModelNotFound."""
         if not name:
             return self.default
-        by_name = (model for model in self if name in model.settings.model_names)
+        by_name = (model for model in self if name in model.names)
         by_repository = (model for model in self if name in model.repositories)
         by_any_name = (model for model in self if model.settings.takes_any_name)
         for model in chain(by_name, by_repository, by_any_name):

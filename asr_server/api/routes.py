@@ -79,9 +79,7 @@ def _replica(model: ServedModel, replica_state: ReplicaState) -> ReplicaLoad:
 async def list_models(request: Request) -> ModelList:
     """Return every model that the key may use, under each of its names."""
     state, models = get_state(request), models_of(request)
-    return ModelList(
-        data=[describe_model(name, model, state) for model in models for name in model.settings.model_names]
-    )
+    return ModelList(data=[describe_model(name, model, state) for model in models for name in model.names])
 
 
 @models.get("/{name:path}", responses=error_responses(*KEY_ERRORS, *MODEL_ERRORS))

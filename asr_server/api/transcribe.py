@@ -18,7 +18,7 @@ from asr_server import metrics
 from asr_server.api.events import EventStream, EventWriter
 from asr_server.api.headers import DROPPED, IGNORED_FIELDS, MODEL_LIMIT, TRACKS, TRUNCATED
 from asr_server.api.middleware import OVER_LIMIT
-from asr_server.api.models import Models
+from asr_server.api.models import Models, ServedModel
 from asr_server.api.openapi import form_of, transcript_responses
 from asr_server.api.request import (
     TranscriptionRequest,
@@ -29,7 +29,7 @@ from asr_server.api.schemas import TranscriptionFields, TranslationFields
 from asr_server.api.state import AppState, get_state, metered, models_of, require_key
 from asr_server.api.upload import FILE, Form, read_form
 from asr_server.audio.recording import Recording, Source
-from asr_server.config import Settings, naming
+from asr_server.config import naming
 from asr_server.core import Transcript
 from asr_server.errors import InvalidValue, Overloaded, ShuttingDown
 from asr_server.formats.render import DiarizedJson, Json, VerboseJson, render
@@ -137,7 +137,7 @@ async def whole_answer(
     transcript: Transcript, request: TranscriptionRequest, make_reply: ReplyMaker
 ) -> Response:
     response = await rendered(transcript, lambda: make_reply(transcript, request))
-    response.headers.update(answer_headers(request.model.settings, request.ignored_fields))
+    response.headers.update(answer_headers(request.model, request.ignored_fields))
     response.headers.update(recording_headers(transcript))
     return response
 
@@ -204,7 +204,7 @@ def body_response(transcript: Transcript, request: TranscriptionRequest) -> Resp
 async def _stream(
     state: AppState, form: Form, request: TranscriptionRequest, receive: Receive, send: Send
 ) -> None:
-    stream = EventStream(send, answer_headers(request.model.settings, request.ignored_fields))
+    stream = EventStream(send, answer_headers(request.model, request.ignored_fields))
     try:
         async with transcribing(state, form, request, receive) as session:
             writer = EventWriter(request.fields, request.render_options)
@@ -229,10 +229,10 @@ async def _stream(
     await stream.end()
 
 
-def answer_headers(settings: Settings, ignored_fields: Sequence[str] = ()) -> dict[str, str]:
+def answer_headers(model: ServedModel, ignored_fields: Sequence[str] = ()) -> dict[str, str]:
     headers = {}
-    if settings.model_limit:
-        headers[MODEL_LIMIT] = settings.model_limit
+    if model.limit:
+        headers[MODEL_LIMIT] = model.limit
     if ignored_fields:
         names = (quote(name[:_MAX_NAME], safe="[]") for name in ignored_fields[:_MAX_NAMED])
         headers[IGNORED_FIELDS] = ", ".join(names)

@@ -21,7 +21,7 @@ from asr_server.api.headers import REQUEST_ID, SAFE_HEADERS
 from asr_server.api.middleware import OVER_LIMIT, REFUSED, UNKNOWN_ROUTE, new_request_id
 from asr_server.config import Settings, naming
 from asr_server.errors import HeadersTooLarge, InvalidValue, RequestError, TooManyHeaders, TooSlow
-from asr_server.protocols.old_clients import UntilClose
+from asr_server.protocols.old_clients import until_close
 from asr_server.telemetry import logging_for
 
 TICK_S: Final = 1.0
@@ -268,7 +268,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         if cycle.scope["http_version"] == "1.0":
-            app = UntilClose(app, cycle)
+            app = until_close(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:

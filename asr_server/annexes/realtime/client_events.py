@@ -37,7 +37,7 @@ _ALLOWED: Final = {
 
 Include = Literal["item.input_audio_transcription.logprobs", "item.input_audio_transcription.interim"]
 Text = Annotated[str, Meta(max_length=MAX_SESSION_CHARS)]
-Words = Annotated[list[Annotated[str, Meta(max_length=1024)]], Meta(max_length=1024)]
+Words = Annotated[tuple[Annotated[str, Meta(max_length=1024)], ...], Meta(max_length=1024)]
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,7 +105,7 @@ class AudioUpdate(_Part, frozen=True, kw_only=True):
 class SessionFields(_Part, frozen=True, kw_only=True):
     type: Literal["transcription"] = "transcription"
     audio: AudioUpdate | UnsetType = UNSET
-    include: list[Include] | UnsetType | None = UNSET  # what `completed` events have besides
+    include: tuple[Include, ...] | UnsetType | None = UNSET  # what `completed` events have besides
 
 
 class OldSessionFields(_Part, frozen=True, kw_only=True):
@@ -113,7 +113,7 @@ class OldSessionFields(_Part, frozen=True, kw_only=True):
     input_audio_transcription: TranscriptionUpdate | UnsetType | None = UNSET
     input_audio_noise_reduction: NoiseReduction | UnsetType | None = UNSET
     turn_detection: VadUpdate | UnsetType | None = UNSET
-    include: list[Include] | UnsetType | None = UNSET
+    include: tuple[Include, ...] | UnsetType | None = UNSET
     modalities: list[Literal["text", "audio"]] | UnsetType = UNSET
     client_secret: dict[str, object] | UnsetType | None = UNSET
 

@@ -77,7 +77,7 @@ def update_config(config: SessionConfig, fields: SessionFields, models: Models) 
     """Return the settings with the given fields changed. Raises InvalidValue, ModelNotFound."""
     changed: dict[str, Any] = {}
     if not isinstance(fields.include, UnsetType):
-        changed["include"] = tuple(fields.include or ())
+        changed["include"] = fields.include or ()
     given = UNSET if isinstance(fields.audio, UnsetType) else fields.audio.input
     if not isinstance(given, UnsetType):
         if not isinstance(given.format, UnsetType):
@@ -109,9 +109,6 @@ def _update_transcription(
         return default
     changed = _given(update, default)
     models.choose(changed.get("model", default.model))
-    for name in ("languages", "keywords"):
-        if name in changed:
-            changed[name] = tuple(changed[name])
     try:
         for term in changed.get("keywords", ()):
             check_keyword(term)

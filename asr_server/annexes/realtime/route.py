@@ -63,7 +63,7 @@ async def serve_session(
         session = make(socket, state)
         with metered(socket), state.realtime.enter(session.end, metrics.current_request_stats().key):
             session.model.begin_loading()
-            await socket.accept(protocol, Headers(answer_headers(session.model.settings)).raw)
+            await socket.accept(protocol, Headers(answer_headers(session.model)).raw)
             await session.run()
     except Exception as error:
         if session is None or socket.application_state is WebSocketState.CONNECTING:
