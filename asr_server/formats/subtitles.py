@@ -142,14 +142,14 @@ def _highlighted(lines: Sequence[Line]) -> Iterator[Cue]:
         shown_until_s = word.end_s
 
 
-def _pieces(lines: Sequence[Line], said: Word | None = None) -> tuple[Piece, ...]:
+def _pieces(lines: Sequence[Line], highlighted: Word | None = None) -> tuple[Piece, ...]:
     pieces: list[Piece] = []
     for line in lines:
         for word in line:
             space = "" if word is line[0] else " " if word.text[:1].isspace() else ""
             if word is line[0] and pieces:
                 space = "\n"
-            pieces += [Piece(space), Piece(_one_line(word.text), word is said)]
+            pieces += [Piece(space), Piece(_one_line(word.text), word is highlighted)]
     return tuple(pieces)
 
 

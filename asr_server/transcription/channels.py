@@ -171,10 +171,10 @@ def leaks(own: Floats, other: Floats) -> tuple[Flags, Flags]:
     means = [_window_means(values, width) for values in (own, other, own * other, own**2, other**2)]
     covariance = means[2] - means[0] * means[1]
     variances = (means[3] - means[0] ** 2) * (means[4] - means[1] ** 2)
-    alike = covariance / np.sqrt(np.maximum(variances, LEAST_POWER**2))
+    correlation = covariance / np.sqrt(np.maximum(variances, LEAST_POWER**2))
     is_softer = means[0] <= LEAK * means[1]
-    is_leak = _any_window((alike >= LIKE_LEAK) & is_softer, width)
-    is_copy = _any_window((alike >= LIKE_COPY) & ~is_softer & (means[0] <= COPY * means[1]), width)
+    is_leak = _any_window((correlation >= LIKE_LEAK) & is_softer, width)
+    is_copy = _any_window((correlation >= LIKE_COPY) & ~is_softer & (means[0] <= COPY * means[1]), width)
     echo = np.max([np.pad(other, (late, 0))[: len(other)] for late in range(ECHO_HOPS)], axis=0)
     is_leak &= own <= LEAK * echo
     for first, end in runs(~is_leak).tolist():

@@ -50,7 +50,7 @@ class LanguageDetector:
     def is_settled(self) -> bool:
         return self.is_per_chunk or self.code is not None
 
-    def of_chunk(self, detected: str | None) -> str | None:
+    def language_of(self, detected: str | None) -> str | None:
         return detected if self.is_per_chunk else self.code
 
     async def next_language(self) -> str | None:
@@ -70,7 +70,7 @@ class LanguageDetector:
             self._settle(self.guess, probability)
         return self.guess
 
-    def of_part(self, probabilities: Mapping[str, float]) -> str:
+    def likeliest_of_part(self, probabilities: Mapping[str, float]) -> str:
         return likeliest(probabilities, self._candidates)
 
     def on_decoded(self, language: str | None) -> None:

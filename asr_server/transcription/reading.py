@@ -179,7 +179,7 @@ class _Reading:
             if language.is_settled and judge.may_leave(decoded, chunk, known) and early_results.add(result):
                 self.progress.report([*self.parts, decoded])
 
-        on_language = language.of_part if self._is_alone else language.on_probabilities
+        on_language = language.likeliest_of_part if self._is_alone else language.on_probabilities
         number, submit = next(self.numbers), self.reader.handle.submit
         result = await submit(chunk, options, number, on_language, on_early_result)
         self.language = options.language or result.language or language.guess

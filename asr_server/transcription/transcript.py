@@ -144,7 +144,7 @@ class TranscriptBuilder:
         )
 
     def _language_of(self, parts: Sequence[DecodedPart]) -> str | None:
-        return self.language.of_chunk(parts[0].result.language if parts else None)
+        return self.language.language_of(parts[0].result.language if parts else None)
 
 
 def _most(letters: Counter[str]) -> str | None:

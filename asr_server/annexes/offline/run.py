@@ -153,7 +153,7 @@ def transcribe_files(make_transcriber: Callable[[TranscribeJob], FileTranscriber
         run = _run(transcriber, batch, todo)
         try:
             summary.stop_reason, summary.stop_status = run_to_the_end(lambda: asyncio.run(run))
-        except InvalidValue as error:  # a key that changed midway, say: what was done is told all the same
+        except InvalidValue as error:  # a key that changed midway, say: what was done is reported
             if not summary.num_transcribed:
                 raise
             summary.stop_reason, summary.stop_status = str(error), SOME_FAILED

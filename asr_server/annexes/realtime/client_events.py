@@ -191,8 +191,8 @@ def as_invalid_value(error: Exception, subject: str = "event") -> InvalidValue:
     match = _PATH.fullmatch(text)
     what, path = (match["what"], match["path"] or "") if match else (text, "")
     what = _ALLOWED.get(path, what)
-    for pattern, said in ((_UNKNOWN, "unknown parameter"), (_MISSING, "required")):
+    for pattern, wording in ((_UNKNOWN, "unknown parameter"), (_MISSING, "required")):
         if found := pattern.fullmatch(what):
-            path, what = f"{path}.{found['name']}".lstrip("."), said
+            path, what = f"{path}.{found['name']}".lstrip("."), wording
     at = f" at {path[:200]!r}" if path else ""
     return InvalidValue(f"Invalid {subject}{at}: {what[:400]}.", path or None)

@@ -171,7 +171,7 @@ def describe(config: SessionConfig, session_id: str, expires_at: int) -> Session
     )
 
 
-def describe_old(config: SessionConfig, session_id: str, expires_at: int) -> dict[str, Any]:
+def describe_for_beta_clients(config: SessionConfig, session_id: str, expires_at: int) -> dict[str, Any]:
     formats = {"audio/pcm": "pcm16", "audio/pcmu": "g711_ulaw", "audio/pcma": "g711_alaw"}
     today = msgspec.to_builtins(describe(config, session_id, expires_at))
     given = today["audio"]["input"]

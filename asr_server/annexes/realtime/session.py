@@ -209,7 +209,9 @@ class RealtimeSession:
                     await self._send(out.SessionUpdated(session=self._described()))
             case client.OldSessionUpdate():
                 if await self._update(event.session.renamed(), event.event_id):
-                    described = session_config.describe_old(self._config, self.id, self._expires_at)
+                    described = session_config.describe_for_beta_clients(
+                        self._config, self.id, self._expires_at
+                    )
                     await self._send(out.OldSessionUpdated(session=described))
 
     async def _write_audio(self, samples: Samples) -> None:
