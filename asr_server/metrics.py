@@ -48,8 +48,6 @@ def _counter(name: str, meaning: str, labels: Sequence[str] = ()) -> Counter:
 build_info: Final = prometheus.Info("asr_build", "What is running.", registry=REGISTRY)
 build_info.info({"version": __version__, "python": platform.python_version(), "torch": version("torch")})
 
-# -- Requests -----------------------------------------------------------------------------------------------
-
 requests: Final = _counter("asr_requests", "Requests answered.", ("route", "status"))
 request_errors: Final = _counter(
     "asr_request_errors", "Requests answered with an error, by its code.", ("route", "code")
@@ -86,8 +84,6 @@ realtime_closed: Final = _counter(
     "asr_realtime_sessions_closed", "Realtime sessions ended, by the close code.", ("code",)
 )
 
-# -- Preprocessing ------------------------------------------------------------------------------------------
-
 preprocess_wait_seconds: Final = _histogram(
     "asr_preprocess_wait_seconds", "A slice's wait for a thread of the pool.", _CHUNK_BUCKETS_S
 )
@@ -97,8 +93,6 @@ preprocess_seconds: Final = _histogram(
 decode_process_deaths: Final = _counter(
     "asr_decode_process_deaths", "Processes of FFmpeg that ended in the middle of a file."
 )
-
-# -- Chunks and replicas ------------------------------------------------------------------------------------
 
 chunk_queue_seconds: Final = _histogram(
     "asr_chunk_queue_seconds", "A chunk's wait for a slot, earlier attempts included.", _CHUNK_BUCKETS_S

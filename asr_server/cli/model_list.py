@@ -45,7 +45,8 @@ def settings_of_models(
         try:
             models.append(checked_settings(options | entry, checks, None if number else configure_log))
         except SettingsError as error:
-            problems += [f"model {_name(entry)}: {line}" for line in error.problems]
+            name = entry["served_model_name"] or entry["model"]
+            problems += [f"model {name}: {line}" for line in error.problems]
     uses = Counter(name for model in models for name in model.model_names)
     problems += [
         problem("models", options["models"], f"{name} is the name of {count} models")
@@ -55,10 +56,6 @@ def settings_of_models(
     if problems:
         exit_with(problems)
     return models
-
-
-def _name(entry: Mapping[str, Any]) -> str:
-    return str(entry["served_model_name"] or entry["model"])
 
 
 def read_models(text: str) -> Iterator[dict[str, Any]]:

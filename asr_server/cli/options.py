@@ -167,24 +167,22 @@ def unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
 
 def _option(setting: str) -> Callable[[Any], Any]:
     field, flag = FIELDS[setting], flag_name(setting)
-    is_switch = field.annotation is bool
+    kind: Any = field.annotation
+    is_switch, is_choice = kind is bool, get_origin(kind) is Literal
+    value = (
+        f"[{'|'.join(get_args(kind))}]" if is_choice else {int: "INTEGER", float: "NUMBER"}.get(kind, "TEXT")
+    )
     return click.option(
         f"{flag}/--no-{flag.removeprefix('--')}" if is_switch else flag,
         cls=_SettingOption,
         type=_Switch() if is_switch else str,
         default=field.default,
-        metavar=None if is_switch else _metavar(field.annotation),
+        metavar=None if is_switch else value,
         envvar=environment_names(setting),
         show_envvar=True,
         show_default=True,
         help=field.description,
     )
-
-
-def _metavar(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return f"[{'|'.join(get_args(kind))}]"
-    return {int: "INTEGER", float: "NUMBER"}.get(kind, "TEXT")
 
 
 class _SettingOption(click.Option):

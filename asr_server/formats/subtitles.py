@@ -36,10 +36,6 @@ class SubtitleLayout:
         return self != RAW_LAYOUT
 
     @property
-    def has_limits(self) -> bool:
-        return any((self.max_line_width, self.max_line_count, self.max_words_per_line))
-
-    @property
     def across_segments(self) -> bool:
         return self.max_line_width is not None and self.max_line_count is not None
 
@@ -78,7 +74,7 @@ def _cues(segments: Sequence[Segment], layout: SubtitleLayout, label_width: floa
         if not layout.needs_words or not has_words:
             for segment in group:
                 yield Cue(segment.start_s, segment.end_s, (Piece(_one_line(segment.text)),))
-        elif layout.raw or layout.has_limits:
+        elif layout.raw or layout.max_line_width or layout.max_line_count or layout.max_words_per_line:
             yield from _whisper_cues(list(group), layout)
         else:
             yield from _readable_cues(
@@ -97,7 +93,10 @@ def _readable_cues(words: Sequence[Word], layout: SubtitleLayout, label_width: f
 def _whisper_cues(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[Cue]:
     for words in _runs(segments, layout):
         for lines in _subtitles(words, layout):
-            yield from _highlighted(lines) if layout.highlight_words else [_cue(lines)]
+            if layout.highlight_words:
+                yield from _highlighted(lines)
+            else:
+                yield Cue(lines[0][0].start_s, lines[-1][-1].end_s, _pieces(lines))
 
 
 def _runs(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[Sequence[Word]]:
@@ -127,10 +126,6 @@ def _subtitles(words: Sequence[Word], layout: SubtitleLayout) -> Iterator[list[l
         width = len(word.text.strip())
     if lines:
         yield lines
-
-
-def _cue(lines: Sequence[Line]) -> Cue:
-    return Cue(lines[0][0].start_s, lines[-1][-1].end_s, _pieces(lines))
 
 
 def _highlighted(lines: Sequence[Line]) -> Iterator[Cue]:

@@ -143,7 +143,14 @@ def _wrap(app: FastAPI, settings: Settings, asks_for_key: bool, history: History
     app.add_middleware(middleware.TrailingSlashes)
     if middleware.checks_hosts(settings, asks_for_key):
         app.add_middleware(middleware.LocalHosts, settings=settings)
-    _allow_origins(app, settings)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[*HEADERS],
+        )
     app.add_middleware(middleware.RequestLogMiddleware, history=history)
 
 
@@ -170,14 +177,3 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             helper.cancel()
         await state.models.stop()
         await asyncio.to_thread(state.pool.shutdown)
-
-
-def _allow_origins(app: FastAPI, settings: Settings) -> None:
-    if settings.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.allowed_origins,
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=[*HEADERS],
-        )

@@ -166,21 +166,17 @@ class Server(uvicorn.Server):
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             scheme = "https" if self._state.settings.ssl_certfile else "http"
             announce(f"listening on {scheme}://{machine.in_url(host)}:{port}")
-            self._warn_of_strangers()
+            if not self._state.api_keys.required and not machine.is_loopback(self._state.settings.host):
+                logger.warning(
+                    "no key is asked for on %s: anyone who can reach it can use the server; %s sets one",
+                    self._state.settings.host,
+                    naming("api_key"),
+                )
             try:
                 await self._open_wyoming()
             except OSError as error:  # something took the port since the settings were checked
                 logger.critical("cannot listen for Wyoming on port %d: %s", self._wyoming_port, error)
                 self.should_exit, self.exit_status = True, PORT_TAKEN
-
-    def _warn_of_strangers(self) -> None:
-        host = self._state.settings.host
-        if not self._state.api_keys.required and not machine.is_loopback(host):
-            logger.warning(
-                "no key is asked for on %s: anyone who can reach it can use the server; %s sets one",
-                host,
-                naming("api_key"),
-            )
 
     async def _open_wyoming(self) -> None:
         if self._wyoming_port == NO_PORT:

@@ -84,9 +84,6 @@ def may_leave(early: DecodedPart, chunk: Chunk, known: Known) -> bool:
     return is_kept and not (known.may_complete and _is_overlong(early, known))
 
 
-# -- Segments that repeat ------------------------------------------------------------------------------------
-
-
 @lru_cache(1024)
 def _letters(text: str) -> str:
     return "".join(filter(str.isalnum, text.casefold()))
@@ -126,9 +123,6 @@ def _without_echoes(part: DecodedPart, known: Known) -> DecodedPart:
 def _has_room(span: Span, part: DecodedPart, heard: Heard, num_letters: int) -> bool:
     spoken_s = heard.certainly_spoken_s(part.start_s + span.start_s, part.start_s + span.end_s)
     return not heard.certain_s or spoken_s >= num_letters / MOST_LETTERS_PER_S
-
-
-# -- Segments where nobody speaks ----------------------------------------------------------------------------
 
 
 def is_doubtful(span: Span, part: DecodedPart) -> bool:
@@ -171,9 +165,6 @@ def _tail_before_s(speech_s: float, kept_to_s: float, chunk: Chunk) -> float | N
     """Return the time shortly before `speech_s`, outside kept text; None near the part's start."""
     tail_s = on_frame_s(max(kept_to_s, speech_s - LEAD_S), chunk)
     return tail_s if tail_s >= MIN_ADVANCE_S else None
-
-
-# -- Speech without text -------------------------------------------------------------------------------------
 
 
 def _until_gap(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart | None:

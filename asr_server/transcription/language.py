@@ -64,7 +64,10 @@ class LanguageDetector:
     def on_probabilities(self, probabilities: Mapping[str, float]) -> str:
         if self.is_per_chunk:
             return likeliest(probabilities, self._candidates)
-        self._pending = self._log_probabilities(probabilities)
+        eligible = [code for code in probabilities if code in self._candidates] or list(probabilities)
+        total = sum(probabilities[code] for code in eligible) or 1.0
+        shares = {code: max(probabilities[code] / total, LEAST_PROBABILITY) for code in eligible}
+        self._pending = {code: math.log(share) for code, share in shares.items()}
         self.guess, probability = _winner(self._sum())
         if probability >= CONFIDENT:
             self._settle(self.guess, probability)
@@ -97,11 +100,6 @@ class LanguageDetector:
         """Wait for the language. Only a chunk that has voted may wait."""
         await self._settled.wait()
         return self.code
-
-    def _log_probabilities(self, probabilities: Mapping[str, float]) -> dict[str, float]:
-        eligible = [code for code in probabilities if code in self._candidates] or list(probabilities)
-        total = sum(probabilities[code] for code in eligible) or 1.0
-        return {code: math.log(max(probabilities[code] / total, LEAST_PROBABILITY)) for code in eligible}
 
     def _sum(self) -> dict[str, float]:
         return {code: value + self._votes.get(code, 0.0) for code, value in self._pending.items()}

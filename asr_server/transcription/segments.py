@@ -148,17 +148,13 @@ def _with_certainty(word: Word, tokens: TokensOfWord, confidence: float) -> Word
 
 def with_words_by_length(part: DecodedPart, options: DecodingOptions, tokenizer: Tokenizer) -> DecodedPart:
     """Time each word by its letters, after a replica was lost with its alignment."""
-    spaced = is_spaced(options, part.result)
-    spans = tuple(_with_words_by_length(span, tokenizer, spaced) for span in part.spans)
-    return msgspec.structs.replace(part, spans=spans)
-
-
-def _with_words_by_length(span: Span, tokenizer: Tokenizer, spaced: bool) -> Span:
-    groups, _ = _word_groups(span, tokenizer, spaced)
-    texts = [group.text for group in groups]
-    edges_s = edges_by_letters(texts, span.start_s, span.end_s)
-    words = tuple(Word(text, *each) for text, each in zip(texts, edges_s, strict=True))
-    return msgspec.structs.replace(span, words=words)
+    spaced, spans = is_spaced(options, part.result), []
+    for span in part.spans:
+        texts = [group.text for group in _word_groups(span, tokenizer, spaced)[0]]
+        edges_s = edges_by_letters(texts, span.start_s, span.end_s)
+        words = tuple(Word(text, *each) for text, each in zip(texts, edges_s, strict=True))
+        spans.append(msgspec.structs.replace(span, words=words))
+    return msgspec.structs.replace(part, spans=tuple(spans))
 
 
 def with_times_of_words(part: DecodedPart) -> DecodedPart:
@@ -267,13 +263,10 @@ def _segment(part: DecodedPart, span: Span, text: str, segment_id: int, speaker:
 
 
 def token_logprobs(part: DecodedPart, tokenizer: Tokenizer) -> list[TokenLogprob]:
-    return [
-        _token_logprob(tokenizer.decode_bytes(token), logprob)
-        for span in part.spans
-        for token, logprob in zip(span.tokens, span.logprobs, strict=True)
-        if tokenizer.is_text(token)
-    ]
-
-
-def _token_logprob(raw: bytes, logprob: float) -> TokenLogprob:
-    return TokenLogprob(raw.decode("utf-8", "replace"), logprob, tuple(raw))
+    entries = []
+    for span in part.spans:
+        for token, logprob in zip(span.tokens, span.logprobs, strict=True):
+            if tokenizer.is_text(token):
+                raw = tokenizer.decode_bytes(token)
+                entries.append(TokenLogprob(raw.decode("utf-8", "replace"), logprob, tuple(raw)))
+    return entries

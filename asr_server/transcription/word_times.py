@@ -10,7 +10,6 @@ from __future__ import annotations
 import codecs
 import string
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
@@ -205,7 +204,8 @@ def _short_sound(word: AlignedWord, pauses_s: Sequence[Pause]) -> AlignedWord:
     short_s = [(start_s, end_s) for start_s, end_s in sounds_s if end_s - start_s <= MAX_WORD_S]
     if len(short_s) == len(sounds_s):
         return word
-    start_s, end_s = min(short_s or sounds_s, key=partial(_distance_s, word.first_peak_s))
+    peak_s = word.first_peak_s
+    start_s, end_s = min(short_s or sounds_s, key=lambda s: max(s[0] - peak_s, peak_s - s[1], 0.0))
     if not short_s:
         start_s = max(start_s, word.first_peak_s - AROUND_PEAK_S)
         end_s = min(end_s, max(word.last_peak_s, start_s) + AROUND_PEAK_S)
@@ -220,10 +220,6 @@ def _sounds_s(word: AlignedWord, pauses_s: Sequence[Pause]) -> list[Pause]:
     starts_s = [word.start_s, *(end_s for _, end_s in long_s)]
     ends_s = [*(start_s for start_s, _ in long_s), word.end_s]
     return [(a, b) for a, b in zip(starts_s, ends_s, strict=True) if b - a >= MIN_WORD_S]
-
-
-def _distance_s(time_s: float, sound_s: Pause) -> float:
-    return max(sound_s[0] - time_s, time_s - sound_s[1], 0.0)
 
 
 def _sharing(words: Sequence[AlignedWord], start_s: float) -> list[AlignedWord]:

@@ -46,12 +46,11 @@ class Sample(NamedTuple):
 
 def speeds(samples: Sequence[Sample]) -> list[float]:
     """Return the seconds of audio transcribed a second before each sample."""
-    num_back = round(SPEED_OVER_S / SAMPLE_EVERY_S)
-    return [_speed_between(samples[max(0, index - num_back)], sample) for index, sample in enumerate(samples)]
-
-
-def _speed_between(first: Sample, last: Sample) -> float:
-    return (last.audio_s - first.audio_s) / (last.at - first.at) if last.at > first.at else 0.0
+    num_back, speeds = round(SPEED_OVER_S / SAMPLE_EVERY_S), []
+    for index, last in enumerate(samples):
+        first = samples[max(0, index - num_back)]
+        speeds.append((last.audio_s - first.audio_s) / (last.at - first.at) if last.at > first.at else 0.0)
+    return speeds
 
 
 MAX_LISTED: Final = 20

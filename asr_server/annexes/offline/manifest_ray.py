@@ -52,7 +52,9 @@ def run_on_ray(
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # the driver's part of Ray writes to stderr
     ray.init(address=address, log_to_driver=not quiet, logging_level=logging.ERROR if quiet else logging.INFO)
     try:
-        _quieten(quiet)
+        ray.data.DataContext.get_current().enable_progress_bars = False  # there is one of our own
+        if quiet:
+            logging.getLogger("ray.data").setLevel(logging.ERROR)
         for row in _dataset(settings, job, repeats).iter_rows():
             report = _REPORT.decode(row["report"])
             if isinstance(report, JobStopped):
@@ -64,13 +66,6 @@ def run_on_ray(
         ray.shutdown()
 
 
-def _quieten(quiet: bool) -> None:
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False  # there is one of our own
-    if quiet:
-        logging.getLogger("ray.data").setLevel(logging.ERROR)
-
-
 def _dataset(settings: Settings, job: TranscribeJob, repeats: Mapping[int, int]) -> ray.data.Dataset:
     assert job.manifest is not None
     on_gpu = settings.device == "cuda" or (settings.device == "auto" and _cluster_gpus() > 0)
@@ -80,12 +75,13 @@ def _dataset(settings: Settings, job: TranscribeJob, repeats: Mapping[int, int])
     num_bytes = job.manifest.stat().st_size
     part_bytes = _part_bytes(num_bytes, num_actors)
     num_parts = math.ceil(num_bytes / part_bytes)
+    model = name_elsewhere(Path(settings.model))
     if num_parts == 0:
         return ray.data.from_items([])
     return ray.data.range(num_parts, override_num_blocks=num_parts).map_batches(
         PartTranscriber,
         fn_constructor_kwargs={
-            "settings": _settings_elsewhere(settings),
+            "settings": replace(settings.core, executor="multiprocess", replicas=1, model=model),
             "job": _absolute(job),
             "part_bytes": part_bytes,
             "repeats": repeats,
@@ -153,8 +149,3 @@ class PartTranscriber:
             return line
         async with under_way:
             return await self._lines.transcribe(line)
-
-
-def _settings_elsewhere(settings: Settings) -> Settings:
-    model = name_elsewhere(Path(settings.model))
-    return replace(settings.core, executor="multiprocess", replicas=1, model=model)

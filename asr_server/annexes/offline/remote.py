@@ -77,8 +77,6 @@ def _words_of(text: str, remaining: Iterator[VerboseWord]) -> Iterator[Word]:
         text = text[end:]
 
 
-# -- Answers that are no transcripts -------------------------------------------------------------------------
-
 PATIENCE_S: Final = 900.0  # as long as a server may take to load its model
 MAX_UNASKED: Final = 8  # tries in a row after which the server has not said when to come back
 MAX_RETRY_AFTER_S: Final = 120.0  # a server that wants more is asked sooner

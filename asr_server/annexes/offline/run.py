@@ -33,7 +33,7 @@ from asr_server.annexes.offline.progress import SOME_FAILED, SUCCESS, ProgressBa
 from asr_server.annexes.ray import RaySettings
 from asr_server.annexes.ray.cluster import cluster_address
 from asr_server.config import Settings
-from asr_server.core import Track, Transcript
+from asr_server.core import Transcript
 from asr_server.errors import EngineUnavailable, InvalidValue
 from asr_server.transcription.request import task_group
 
@@ -111,14 +111,13 @@ class Batch:
             of = f"{transcript.duration_s:.1f} s (model {self.transcriber.model})"
             self.summary.unheard.append(f"{item.name}: no speech recognised in {of}")
         if transcript.tracks:
-            tracks = " and ".join(_described(track) for track in transcript.tracks)
+            tracks = " and ".join(
+                f"number {track.number}" + (f" ({track.language})" if track.language else "")
+                for track in transcript.tracks
+            )
             self.bars.say(f"{item.name}: several audio tracks; read {tracks}")
         destination = f" -> {written}" if written else ""
         self.bars.say(f"{item.name}: {speed_of(transcript.duration_s, elapsed_s)}{destination}")
-
-
-def _described(track: Track) -> str:
-    return f"number {track.number}" + (f" ({track.language})" if track.language else "")
 
 
 INTERRUPTED: Final = 128 + signal.SIGINT

@@ -45,9 +45,6 @@ class UserMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
     content: tuple[InputAudio, ...] = (InputAudio(),)
 
 
-# -- The session, as it is in force --
-
-
 class SessionTranscription(msgspec.Struct, frozen=True, omit_defaults=True):
     model: str
     language: str = ""
@@ -88,9 +85,6 @@ class Session(msgspec.Struct, frozen=True):
     expires_at: int
     include: tuple[str, ...] | None
     audio: SessionAudio
-
-
-# -- Events --
 
 
 class ServerEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -215,9 +209,6 @@ class Error(ServerEvent, frozen=True, kw_only=True, tag="error"):
 
 def error_event(detail: ErrorDetail, client_event_id: str | None = None) -> Error:
     return Error(error=EventError(**dict(detail), event_id=client_event_id))
-
-
-# -- The bodies of client secrets --
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):

@@ -66,9 +66,6 @@ def next_state(state: State, event: Event) -> Step:
     return state, []
 
 
-# -- Audio and voice --
-
-
 def _on_audio(state: State) -> Step:
     if state.open:
         return _read_interim(state, state.open)
@@ -123,9 +120,6 @@ def _open(state: State, start: int) -> Step:
     return replace(state, open=turn, num_turns=state.num_turns + 1), [turns.OpenTurn(item_id, start)]
 
 
-# -- The ends of a turn --
-
-
 def _on_commit(state: State, event_id: str | None) -> Step:
     start = state.open.start if state.open else _held_from(state)
     length_ms = (state.num_samples - start) / SAMPLES_PER_MS
@@ -163,9 +157,6 @@ def _commit(state: State, effects: list[Effect]) -> Step:
 def _drop(state: State) -> Step:
     effects: list[Effect] = [turns.DropTurn(state.open.item_id)] if state.open else []
     return replace(state, open=None, uncommitted_from=state.num_samples), effects
-
-
-# -- Results --
 
 
 def _on_result(

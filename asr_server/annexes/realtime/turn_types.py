@@ -103,9 +103,6 @@ class State(msgspec.Struct, frozen=True):
     previous_item_id: str | None = None  # the last one committed
 
 
-# -- Events --
-
-
 class AudioWritten(msgspec.Struct, frozen=True):
     num_samples: int
 
@@ -200,8 +197,6 @@ Event = (
     | TurnRead
     | TurnFailed
 )
-
-# -- Effects --
 
 
 class Send(msgspec.Struct, frozen=True):
