@@ -112,3 +112,8 @@ def drop(tab: AnyTab, *names: str, spoken: Spoken = SPOKEN) -> None:
 def answer_with(tab: AnyTab, **answer: Any) -> None:
     """Answer each file, without the server."""
     tab.evaluate(f"{ANSWER}({json.dumps(answer)})")
+
+
+def hold_answers(tab: AnyTab) -> None:
+    """Answer no file at all."""
+    tab.evaluate("(() => { XMLHttpRequest.prototype.send = () => {}; })()")

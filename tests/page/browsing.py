@@ -71,6 +71,15 @@ def wait_until_kept(page: Page, value: str | list[str], field: str = "text", is_
     )
 
 
+def wait_until_promised(page: Page, expression: str) -> None:
+    """Until the promise is of something true. Playwright's own wait takes each promise for true."""
+    for _ in range(LIMIT_MS // 50):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(expression)
+
+
 def answering(**answer: Any) -> Any:
     done = {"type": "transcript.text.done", "language": "english", "duration": 5.0, **answer}
     events = f"data: {json.dumps(done)}\n\ndata: [DONE]\n\n"

@@ -363,6 +363,7 @@ def test_a_recording_is_transcribed_anew_with_other_options(open_page: OpenPage)
     page = open_page()
     choose(page, payload("call.wav"))
     card(page, "call.wav").locator(".word").first.wait_for()
+    page.locator("summary", has_text="Choices").click()
     page.get_by_label("Names and words to expect").fill("Oberursel")
     page.evaluate(
         """() => {

@@ -164,6 +164,7 @@ def test_language_task_and_prompt_are_chosen_from_what_the_model_has_and_sent(op
     page.get_by_label("Names and words to expect").fill(" Oberursel ")
     choose(page, payload("a.wav"))
     card(page, "a.wav").get_by_role("button", name="Try again").wait_for()
+    page.locator("summary", has_text="Choices").click()
     page.get_by_label("Write it").select_option("in English")
     for name in ("Language", "Speakers"):
         expect(page.get_by_label(name)).to_be_disabled()

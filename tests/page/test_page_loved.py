@@ -22,6 +22,7 @@ from tests.page.browsing import (
     choose,
     payload,
     wait_until_kept,
+    wait_until_promised,
     words_at,
 )
 
@@ -37,8 +38,8 @@ def test_a_speed_below_real_time_is_a_fraction(open_page: OpenPage) -> None:
     page = open_page()
     facts = page.evaluate(
         """async () => {
-            const { factsOf } = await import("/web/entry.js");
-            return [150, 1500, 6].map((took) => factsOf({ duration: 60, took, createdAt: 0 })[2]);
+            const { detailsOf } = await import("/web/entry.js");
+            return [150, 1500, 6].map((took) => detailsOf({ duration: 60, took, createdAt: 0 })[1]);
         }"""
     )
     assert facts == ["0.4 × real time", "0.04 × real time", "10 × real time"]
@@ -211,8 +212,9 @@ def test_a_recording_that_is_kept_plays_after_a_reload_until_it_is_switched_off(
     page = open_page()
     choose(page, payload("call.wav"))
     card(page, "call.wav").locator(".word").first.wait_for()
+    page.locator("summary", has_text="Storage").click()
     page.get_by_label("Recordings too").check()
-    page.wait_for_function(NUM_SOUNDS.replace("NUMBER", "1"))
+    wait_until_promised(page, NUM_SOUNDS.replace("NUMBER", "1"))
     page.reload()
     page.get_by_role("button", name="call.wav", exact=True).click()
     done = card(page, "call.wav")
@@ -223,8 +225,9 @@ def test_a_recording_that_is_kept_plays_after_a_reload_until_it_is_switched_off(
     page.get_by_role("button", name="Undo").click()
     page.get_by_role("button", name="call.wav", exact=True).click()
     expect(card(page, "call.wav").get_by_role("button", name="Play call.wav")).to_be_enabled()
+    page.locator("summary", has_text="Storage").click()
     page.get_by_label("Recordings too").uncheck()
-    page.wait_for_function(NUM_SOUNDS.replace("NUMBER", "0"))
+    wait_until_promised(page, NUM_SOUNDS.replace("NUMBER", "0"))
     page.reload()
     page.get_by_role("button", name="call.wav", exact=True).click()
     expect(card(page, "call.wav").locator(".transcript")).to_have_text(SPOKEN.text)

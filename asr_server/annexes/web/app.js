@@ -28,6 +28,11 @@ serving.addEventListener("change", () => {
   } else $("model").textContent = state === "locked" ? "This server is locked." : reason;
 });
 
+/** Of a key that was taken before: it may have expired. */
+function askForKey({ status }) {
+  if (status === 401) serving.lock();
+}
+
 $("key-form").onsubmit = async (event) => {
   event.preventDefault();
   const key = $("key").value.trim();
@@ -35,7 +40,7 @@ $("key-form").onsubmit = async (event) => {
   const isRight = isPlain && (await serving.refresh(key));
   const why = isPlain ? "The server does not take this key." : "A key has only letters from A to Z, digits and signs such as - and _.";
   show($("key-error"), isRight ? "" : why);
-  if (isRight) $("files").focus();
+  if (isRight) $("main").focus();
 };
 
 // -- Files --
@@ -95,7 +100,7 @@ document.addEventListener("drop", (event) => {
 // -- The microphone --
 
 const live = new Live(cards.store, () => cards.nextName(), {
-  refused: ({ status }) => status === 401 && serving.lock(),
+  refused: askForKey,
   async end(tape, file, answer, { partial, isMissing }) {
     const [recording] = cards.add([[file, tape.name, tape.id]]);
     const { task, speakers } = chosenOptions();
@@ -116,7 +121,7 @@ function route() {
     if (link.dataset.view === view) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  if (view === "server") startWatching();
+  if (view === "server") startWatching(askForKey);
   else stopWatching();
 }
 

@@ -4,7 +4,7 @@ import { plainText, speakersOf } from "./answer.js";
 import { copy } from "./clipboard.js";
 import { count, h, onceAFrame, show } from "./dom.js";
 import { download, FORMATS, save } from "./downloads.js";
-import { factsOf, has, previewOf } from "./entry.js";
+import { detailsOf, factsOf, has, previewOf } from "./entry.js";
 import { placesOf, replaced } from "./find.js";
 import { menu } from "./menu.js";
 import { codeOf } from "./options.js";
@@ -30,7 +30,8 @@ export class Card {
     this.owner.listen(recording, "work", onceAFrame(() => this.owner.isClosed || this.#drawWork()));
     this.owner.listen(recording, "state", () => this.#draw());
     this.owner.listen(recording, "text", () => this.#drawText());
-    this.owner.listen(recording, "kept", () => this.isFolded && recording.release());
+    this.owner.listen(recording, "kept", () => this.#onKept());
+    this.owner.listen(recording, "unkept", () => this.#drawText());
     this.#draw();
   }
 
@@ -53,6 +54,7 @@ export class Card {
     this.preview = h("p", { className: "preview", dir: "auto", hidden: true });
     this.body = h("div", { className: "card-body" }, ...this.#bodyParts());
     this.element = h("li", { className: "card", "data-id": this.recording.id }, head, this.preview, ...this.work.elements, this.body);
+    for (const type of ["wheel", "pointerdown"]) this.owner.listen(this.body, type, () => (this.isLookedAt = true)); // its text stays open
     this.#givePlayer();
   }
 
@@ -60,7 +62,8 @@ export class Card {
     const { recording } = this;
     const text = h("div", { className: "transcript", dir: "auto" });
     this.speakers = new Speakers((from, to) => this.#rename(from, to));
-    this.transcript = new Transcript(text, {
+    this.bar = h("div", { className: "bar" });
+    this.transcript = new Transcript(text, this.bar, this.owner, {
       seek: (time) => this.player?.seek(time),
       correct: (index, word) => recording.correct(index, word),
       rename: (label, name) => this.speakers.edit(label, name),
@@ -73,8 +76,10 @@ export class Card {
     });
     this.doubts = h("button", { type: "button", className: "small", title: "Go to the next one", hidden: true });
     this.doubts.onclick = () => this.transcript.reachDoubtful();
-    this.actions = h("div", { className: "row actions" }, this.#copyButton(), this.#editButton(text), this.replace.button, this.doubts, this.#anewButton());
-    return [this.speakers.element, this.replace.element, text, this.transcript.reached, this.actions];
+    const { back } = this.transcript.follow;
+    this.actions = h("div", { className: "row actions" }, this.#copyButton(), this.#editButton(text), this.replace.button, this.doubts, this.#anewButton(), back);
+    this.bar.append(this.actions, this.replace.element);
+    return [this.bar, this.speakers.element, text, this.transcript.reached];
   }
 
   #copyButton() {
@@ -99,7 +104,8 @@ export class Card {
     this.anew.hidden = !file;
     if (this.player || !file) return; // its size would be asked of the disk
     this.player = new Player(file, this.name, this.owner, (...time) => this.transcript.light(...time));
-    this.body.prepend(...this.player.elements);
+    this.body.prepend(this.player.audio);
+    this.bar.prepend(this.player.element);
   }
 
   #editButton(text) {
@@ -117,7 +123,7 @@ export class Card {
     this.menu.hidden = this.actions.hidden = !isRead;
     this.toggle.disabled = !isRead;
     this.#drawWork();
-    this.#setFolded(isRead && (!recording.text || !this.on.mayOpen(this)));
+    this.#setFolded(isRead && (!recording.text || !(this.isLookedAt || this.on.mayOpen(this))));
     if (this.isFolded) this.transcript.clear();
     this.#drawText();
     if (recording.state === "failed" && this.player) this.player.element.hidden = !this.player.picture; // nothing to hear either
@@ -132,7 +138,9 @@ export class Card {
   #drawText() {
     const { recording } = this;
     if (!recording.entry || recording.isAtWork) return;
-    this.work.setFacts(...factsOf(recording.entry));
+    this.work.setFacts(...factsOf(recording.entry), ...(recording.isUnkept ? ["not kept in this browser: download it"] : []));
+    this.work.setDetails(...detailsOf(recording.entry));
+    this.element.classList.toggle("is-unkept", recording.isUnkept);
     const { task, language } = recording.entry;
     this.body.lang = this.preview.lang = task === "translate" ? "en" : codeOf(language);
     if (this.isFolded) return this.#showPreview();
@@ -145,6 +153,11 @@ export class Card {
     this.doubts.hidden = !numDoubtful;
     this.doubts.textContent = count(numDoubtful, "doubtful word");
     this.#mark();
+  }
+
+  #onKept() {
+    if (this.isFolded) this.recording.release();
+    this.#drawText(); // it may be kept by now, or not any more
   }
 
   #places() {
@@ -164,6 +177,7 @@ export class Card {
   }
 
   fold() {
+    this.isLookedAt = false;
     this.#setFolded(true);
     this.player?.rest();
     this.player?.show(null);

@@ -69,6 +69,11 @@ export class Cards {
     for (const { recording } of this.#finished()) await this.#keepSound(recording);
   }
 
+  #onKept(recording) {
+    this.#showKept();
+    return this.#keepSound(recording);
+  }
+
   async #keepSound({ id, file, isKept, isSpoken, name }) {
     try {
       if (file && isKept && !isSpoken) await this.store.sounds.keep(id, file);
@@ -79,7 +84,16 @@ export class Cards {
 
   #showKept() {
     $("keep-sounds-row").hidden = this.store.state !== "open" || !this.store.sounds.isPossible;
-    if (this.store.state !== "opening") $("kept").textContent = this.store.state === "open" ? KEPT : NOT_KEPT;
+    const numUnkept = this.#unkept().length;
+    if (this.store.state === "absent") $("kept").textContent = NOT_KEPT;
+    else if (numUnkept) $("kept").textContent = `${count(numUnkept, "transcript")} could not be kept: download what you need, or delete others.`;
+    else if (this.store.state === "open") $("kept").textContent = KEPT;
+    $("kept").classList.toggle("error", numUnkept > 0);
+    if (numUnkept) $("storage").open = true;
+  }
+
+  #unkept() {
+    return this.cards.map(({ recording }) => recording).filter(({ isUnkept }) => isUnkept);
   }
 
   /** New ones go to the top in their order; what was open is folded, unless it is in use. */
@@ -103,7 +117,7 @@ export class Cards {
       mayOpen: (card) => this.#mayOpen(card),
     });
     card.owner.listen(recording, "state", () => this.#search());
-    card.owner.listen(recording, "kept", () => this.#keepSound(recording));
+    card.owner.listen(recording, "kept", () => this.#onKept(recording));
     card.owner.listen(recording, "unkept", () => this.#onUnkept(recording));
     card.owner.listen(recording, "gone", () => this.#onGone([recording.id]));
     const at = this.cards.findIndex((other) => other.recording.order < recording.order);
@@ -140,6 +154,7 @@ export class Cards {
 
   #onUnkept({ name, reason }) {
     show($("message"), `The transcript of ${name} could not be kept in this browser: ${reason}.`);
+    this.#showKept();
   }
 
   #search() {
@@ -152,7 +167,14 @@ export class Cards {
     }
     $("found").textContent = query ? `${numFound} of ${count(this.cards.length, "transcript")}` : "";
     $("history").hidden = !this.#finished().length;
-    $("drop").classList.toggle("is-compact", this.cards.length > 0);
+    this.#setCompact(this.cards.length > 0);
+  }
+
+  /** The texts have the page: what is chosen for the next one is behind a word. */
+  #setCompact(isCompact) {
+    if ($("drop").classList.contains("is-compact") === isCompact) return;
+    for (const id of ["drop", "transcribe-view"]) $(id).classList.toggle("is-compact", isCompact);
+    $("choices").open = !isCompact;
   }
 
   /** Those that show their text, from the top. */
@@ -178,7 +200,7 @@ export class Cards {
 
   /** Work of a user that would be lost with the page. */
   get isBusy() {
-    return this.cards.some(({ recording, transcript }) => recording.isSaving || transcript.isBeingEdited);
+    return this.cards.some(({ recording, transcript }) => recording.isSaving || recording.isUnkept || transcript.isBeingEdited);
   }
 
   // -- Other tabs --
@@ -227,7 +249,7 @@ export class Cards {
     if (!card) return;
     this.#take(card);
     this.#offerUndo(recording, "is deleted");
-    $("undo").focus();
+    $("undo").focus({ preventScroll: true }); // one may be far down the list
     this.#search();
     await this.#forget([recording.id]);
   }
@@ -236,6 +258,7 @@ export class Cards {
     for (const id of ids) this.removing.add(id);
     await this.store.remove(ids);
     for (const id of ids) this.removing.delete(id);
+    await Promise.all(this.#unkept().map((recording) => recording.keep())); // there may be space now
   }
 
   #offerUndo(recording, how) {

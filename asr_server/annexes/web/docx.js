@@ -19,6 +19,8 @@ const RELATIONS =
 const escaped = (text) =>
   text.replace(/[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]/g, "").replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 
+const RIGHT_TO_LEFT = /^\P{L}*[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u;
+
 const run = (text, style = "") => `<w:r>${style}<w:t xml:space="preserve">${escaped(text)}</w:t></w:r>`;
 
 /** Its bytes: a paragraph for each turn of a speaker, and for some sentences of a long one. */
@@ -26,9 +28,10 @@ export function documentOf(answer) {
   const pieces = piecesOf(answer);
   const all = paragraphsOf(answer, pieces);
   const paragraphs = all.map(({ first, speaker, isTurn }, i) => {
-    const text = pieces.slice(first, all[i + 1]?.first).map(({ gap, text, tail }) => gap + text + tail);
+    const text = pieces.slice(first, all[i + 1]?.first).map(({ gap, text, tail }) => gap + text + tail).join("").trim();
+    const [bidi, rtl] = RIGHT_TO_LEFT.test(text) ? ["<w:bidi/>", "<w:rPr><w:rtl/></w:rPr>"] : ["", ""];
     const label = isTurn ? run(`${speaker}: `, "<w:rPr><w:b/></w:rPr>") : "";
-    return `<w:p><w:pPr><w:spacing w:after="160"/></w:pPr>${label}${run(text.join("").trim())}</w:p>`;
+    return `<w:p><w:pPr>${bidi}<w:spacing w:after="160"/></w:pPr>${label}${run(text, rtl)}</w:p>`;
   });
   const body = paragraphs.join("") || "<w:p/>";
   const text = `${HEAD}<w:document xmlns:w="${FORMATS}/wordprocessingml/2006/main"><w:body>${body}</w:body></w:document>`;

@@ -22,22 +22,27 @@ export function describe(entry, answer) {
 const listed = (texts, most) =>
   texts.length > most ? `${texts.slice(0, most).join(", ")} and ${texts.length - most} more` : texts.join(", ");
 
-/** In words: how long it is, of what language and people, how fast it was, and when. */
-export function factsOf({ duration, language, took, task, createdAt, truncated, dropped = [], tracks = [], speakers = [], partial }) {
+/** In words: how long it took, how fast that was, and when. */
+export function detailsOf({ duration, took, createdAt }) {
+  const times = took && duration / took;
+  const speed = took && `${times < 10 ? Number(times.toPrecision(times < 1 ? 1 : 2)) : Math.round(times)} × real time`;
+  const pace = took && (took < 60 ? `in ${took.toFixed(1)} s` : `in ${clock(took)}`);
+  const date = Number.isFinite(createdAt) && DATE.format(createdAt);
+  return [pace, speed, date].filter(Boolean);
+}
+
+/** In words: how long it is, of what language and people, and what is missing. */
+export function factsOf({ duration, language, task, truncated, dropped = [], tracks = [], speakers = [], partial }) {
   const spoken = language && language !== "unknown" ? language.charAt(0).toUpperCase() + language.slice(1) : "";
   const kind = task === "translate" ? "translated into English" : spoken;
   const isNamed = speakers.length <= NAMED && speakers.some((name) => name.length > 1);
   const people = isNamed ? new Intl.ListFormat("en").format(speakers) : speakers.length && count(speakers.length, "speaker");
-  const times = took && duration / took;
-  const speed = took && `${times < 10 ? Number(times.toPrecision(times < 1 ? 1 : 2)) : Math.round(times)} × real time`;
-  const pace = took && (took < 60 ? `in ${took.toFixed(1)} s` : `in ${clock(took)}`);
   const read = tracks.map(({ number, language }) => `audio track ${number}${language ? ` (${language})` : ""}`).join(", ");
   const loss = truncated && "the file is damaged or cut short: this is what could be read";
   const left = dropped.map(({ text, start }) => `“${text.trim()}” at ${clock(start)}`);
   const silence = left.length && `left out, since nobody seems to speak there: ${listed(left, NAMED)}`;
   const lack = partial && `incomplete: ${partial}`;
-  const date = Number.isFinite(createdAt) && DATE.format(createdAt);
-  return [clock(duration), kind, people, pace, speed, date, read, loss, silence, lack].filter(Boolean);
+  return [clock(duration), kind, people, read, loss, silence, lack].filter(Boolean);
 }
 
 /** Whether `query`, in lower case, is in its name, its text or the names of its speakers. */

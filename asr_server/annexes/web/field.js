@@ -2,6 +2,8 @@
 
 import { h } from "./dom.js";
 
+const COMPOSING = 229; // all that Safari says of it
+
 /** `onEnd(text, isByKey)`, with the text of before where nothing is taken; what stood there is back by then. */
 export function editInPlace(element, before, label, onEnd) {
   const content = [...element.childNodes];
@@ -19,6 +21,7 @@ export function editInPlace(element, before, label, onEnd) {
   field.oninput = fit;
   field.onblur = () => end(typed(), false);
   field.onkeydown = (event) => {
+    if (event.isComposing || event.keyCode === COMPOSING) return; // they are the input method's
     if (event.key === "Escape") end(before, true);
     else if (event.key === "Enter") end(typed(), true);
     else return;

@@ -1,8 +1,10 @@
 // What is seen while one speaks: the level of the voice, the time and the text so far.
 
 import { $, clock, color, context2d, h, show } from "./dom.js";
+import { Follow } from "./follow.js";
 import { Microphone } from "./microphone.js";
 import { chosenOptions } from "./options.js";
+import { Owner } from "./owner.js";
 import { Tape } from "./tape.js";
 
 const LISTENING = "Listening …";
@@ -18,6 +20,8 @@ export class Live {
    */
   constructor(store, nextName, on) {
     Object.assign(this, { store, nextName, on });
+    this.follow = new Follow($("live-text"), "Back to the last words", new Owner(), { block: "end" });
+    $("live-text").after(this.follow.back);
     $("record").onclick = () => (this.microphone ? this.microphone.stop() : this.#start());
   }
 
@@ -70,7 +74,9 @@ export class Live {
     $("record").classList.toggle("is-recording", isOn);
     $("record").setAttribute("aria-pressed", isOn);
     $("record-label").textContent = isOn ? "Stop" : "Speak";
-    $("live").hidden = !isOn;
+    $("live").hidden = $("speaking").hidden = !isOn;
+    this.follow.rest();
+    this.follow.isOn = true;
     this.#showStatus(`${LISTENING}${laterOf(chosenOptions())}`);
     for (const id of ["live-text", "live-said", "live-time"]) $(id).replaceChildren();
     this.levels.length = 0;
@@ -88,6 +94,7 @@ export class Live {
       if (turn.final && !turn.isRead) this.tape?.keep(answerOf(turns, this.microphone.duration));
       turn.isRead ||= turn.final;
     });
+    if (shown.length) this.follow.show($("live-text").lastElementChild);
   }
 
   #showLevel(block) {

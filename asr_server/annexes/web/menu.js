@@ -19,7 +19,10 @@ export function menu(label, name, choices) {
     summary.focus();
   };
   const onPress = (event) => element.contains(event.target) || (element.open = false);
-  element.ontoggle = () => document[element.open ? "addEventListener" : "removeEventListener"]("pointerdown", onPress);
+  element.ontoggle = () => {
+    document[element.open ? "addEventListener" : "removeEventListener"]("pointerdown", onPress);
+    if (element.open) element.lastChild.scrollIntoView({ block: "nearest" });
+  };
   element.onkeydown = (event) => {
     if (event.key === "Escape" && element.open) close();
   };

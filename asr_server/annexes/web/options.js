@@ -2,7 +2,9 @@
 
 import { $, h } from "./dom.js";
 
-const codes = new Map(); // by a language's name in English
+// Whisper's names that are not the browsers'
+const OTHER_NAMES = { bashkir: "ba", bengali: "bn", maori: "mi", myanmar: "my", nynorsk: "nn", tagalog: "tl", tibetan: "bo" };
+const codes = new Map(Object.entries(OTHER_NAMES)); // by a language's name in English
 
 /** For `lang` in HTML: of an answer's language, by name or by code. */
 export const codeOf = (language = "") => codes.get(language) || "";

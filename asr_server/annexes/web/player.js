@@ -38,7 +38,6 @@ export class Player {
     this.rate.value = "1";
     this.rate.onchange = () => (this.audio.defaultPlaybackRate = this.audio.playbackRate = Number(this.rate.value));
     this.element = h("div", { className: "player", hidden: true }, this.play, this.wave, this.clock, this.rate);
-    this.elements = [this.audio, this.element];
     this.play.onclick = () => this.toggle();
     this.wave.onpointerdown = (event) => this.seek((event.offsetX / this.wave.clientWidth) * this.duration);
     this.wave.onkeydown = (event) => this.#onKey(event);

@@ -146,7 +146,6 @@ export class Recording extends EventTarget {
     try {
       this.isKept = await this.store.put(this.entry, this.#base);
     } catch (error) {
-      this.isKept = false;
       this.#onUnkept(error);
     }
     this.#numSaving--;
@@ -154,8 +153,14 @@ export class Recording extends EventTarget {
   }
 
   #onUnkept(error) {
+    this.isKept = false; // nor are earlier corrections, which the whole entry has
     this.reason = error?.message || "it has no space left";
     this.#emit("unkept");
+  }
+
+  /** The store has refused it. */
+  get isUnkept() {
+    return Boolean(this.reason) && !this.isKept;
   }
 
   /** Behind a deletion: the store has it no more, and so it stays in memory until it has. */
@@ -228,7 +233,6 @@ export class Recording extends EventTarget {
   /** The correction stays in memory, but nowhere else. */
   #onLost() {
     if (this.store.state === "open") return this.#emit("gone");
-    this.isKept = false;
     this.#onUnkept(new Error(CLOSED));
   }
 

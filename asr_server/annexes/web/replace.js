@@ -9,7 +9,7 @@ export class Replace {
     this.found = h("span", { className: "muted", role: "status" });
     this.field = h("input", { autocomplete: "off", dir: "auto" });
     this.by = h("input", { autocomplete: "off", dir: "auto" });
-    this.all = h("button", { className: "small" }, "Replace all");
+    this.all = h("button", { className: "small all" }, "Replace all");
     const label = (text, field) => h("label", {}, h("span", { className: "muted" }, text), field);
     this.parts = [label("Find", this.field), label("Replace by", this.by), this.all, this.found];
     this.element = h("form", { className: "row replace", hidden: true });
@@ -48,5 +48,6 @@ export class Replace {
     this.on.replace(this.by.value.trim().replace(/\s+/g, " "));
     this.#find();
     this.found.textContent = `${number} replaced`;
+    if (this.all.disabled) this.field.focus(); // the button has lost it
   }
 }

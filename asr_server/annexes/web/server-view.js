@@ -10,8 +10,11 @@ const AXIS = 30; // pixels for its numbers
 const GB = 1e9;
 
 let timer = null;
+let onRefused = null;
 
-export function startWatching() {
+/** Calls `refused(error)` when the server refuses to be looked at. */
+export function startWatching(refused) {
+  onRefused = refused;
   if (timer === null) tick();
 }
 
@@ -33,6 +36,7 @@ async function look() {
     const { isReady, reason } = await readiness();
     showHealth(isReady, reason || "Ready: an engine takes work.");
   } catch (error) {
+    onRefused(error);
     showHealth(false, error.message);
   }
 }

@@ -4,22 +4,25 @@ import { paragraphsOf, speakersOf } from "./answer.js";
 import { clock, h, inSlices } from "./dom.js";
 import { editInPlace } from "./field.js";
 import { placesOf } from "./find.js";
+import { Follow } from "./follow.js";
 
 const LONG = 400; // words, above which the text scrolls in a box of its own
 const BY_KEYS = { tabindex: 0, role: "group", "aria-label": "Transcript. Left and right arrow keys go from word to word, Enter corrects one." };
 
 export class Transcript {
   /**
-   * `on.seek(time)` for a word that is chosen; `on.correct(index, text)`; `on.rename(label, name)` for a speaker who
+   * `bar` lies over its top. `on.seek(time)` for a word that is chosen; `on.correct(index, text)`; `on.rename(label, name)` for a speaker who
    * is clicked; `on.closed()` behind each field.
    */
-  constructor(element, on) {
+  constructor(element, bar, owner, on) {
     this.element = element;
     this.on = on;
+    this.follow = new Follow(element, "Back to the playing word", owner, { bar });
     this.reached = h("span", { className: "visually-hidden", role: "status" });
     this.clear();
+    element.addEventListener("mousedown", (event) => this.#onPress(event));
     element.addEventListener("click", (event) => this.#onClick(event));
-    element.addEventListener("dblclick", (event) => this.edit(this.#indexOf(event)));
+    element.addEventListener("dblclick", () => this.edit(this.#indexOf(this.pressed)));
     element.addEventListener("keydown", (event) => this.#onKey(event));
   }
 
@@ -91,7 +94,7 @@ export class Transcript {
     const all = paragraphsOf(answer, pieces);
     for (const [i, { first, speaker, isTurn, isTimed }] of all.entries()) {
       const at = { "data-time": clock(pieces[first].start) };
-      const label = isTurn ? h("span", { className: "speaker", title: "Rename", ...at }, speaker) : "";
+      const label = isTurn ? h("span", { className: "speaker", title: "Rename", ...at }, h("bdi", {}, speaker)) : "";
       const element = h("p", isTimed && !label ? at : {}, label);
       if (speaker) element.style = `--speaker: var(--${colors.get(speaker)})`;
       element.classList.toggle("turn", Boolean(speaker));
@@ -120,8 +123,18 @@ export class Transcript {
       else high = middle;
     }
     const found = low && time <= this.pieces[low - 1].end + 0.15 ? low - 1 : -1;
-    if (found !== this.lit) this.#light(found);
+    const isOther = found !== this.lit;
+    if (isOther) this.#light(found);
     if (isPlaying && found >= 0) this.#point(found);
+    if (isPlaying || this.isPlaying) this.#follow(isPlaying);
+    else if (isOther && found >= 0 && this.follow.isOn) this.#bringIntoView(this.spans[found]);
+  }
+
+  #follow(isPlaying) {
+    if (isPlaying && !this.isPlaying && !this.isBeingEdited) this.follow.start();
+    if (!isPlaying && this.isPlaying) this.follow.rest();
+    this.isPlaying = isPlaying;
+    if (isPlaying && this.lit >= 0 && this.follow.target !== this.spans[this.lit]) this.follow.show(this.spans[this.lit]);
   }
 
   #point(index) {
@@ -134,10 +147,10 @@ export class Transcript {
     this.#span(this.lit)?.classList.remove("is-lit");
     this.#span(index)?.classList.add("is-lit");
     this.lit = index;
-    if (index >= 0 && this.element.classList.contains("is-long")) this.#bringIntoView(this.#span(index));
   }
 
   #bringIntoView(span) {
+    if (!this.element.classList.contains("is-long")) return;
     const [box, word] = [this.element.getBoundingClientRect(), span.getBoundingClientRect()];
     if (word.top >= box.top && word.bottom <= box.bottom) return;
     this.element.scrollTop += word.top - box.top - box.height / 3;
@@ -150,31 +163,42 @@ export class Transcript {
     for (const span of this.element.querySelectorAll(".is-found")) span.classList.remove("is-found");
     const places = placesOf(this.pieces, query);
     for (const { first, last } of places) for (let i = first; i <= last; i++) this.#span(i).classList.add("is-found");
-    const first = places.length && this.#span(places[0].first);
-    if (first && this.element.classList.contains("is-long")) this.#bringIntoView(first);
+    if (places.length) this.#bringIntoView(this.#span(places[0].first));
   }
 
   // -- Being corrected --
 
-  #indexOf(event) {
-    return this.spans.indexOf(event.target.closest(".word"));
+  #indexOf(target) {
+    return this.spans.indexOf(target.closest(".word"));
+  }
+
+  /** What is pressed first: a field that closes then moves other words under the mouse. */
+  #onPress({ target, detail }) {
+    if (detail < 2) this.pressed = target;
   }
 
   #onClick(event) {
-    const index = this.#indexOf(event);
-    if (event.target.matches("input")) return;
-    if (event.target.matches(".speaker")) this.on.rename(event.target, event.target.textContent);
+    const target = event.detail ? this.pressed : event.target; // a key or a script presses nothing
+    const index = this.#indexOf(target);
+    const label = target.closest(".speaker");
+    if (target.matches("input")) return;
+    if (label) this.on.rename(label, label.textContent);
     else if (this.element.classList.contains("is-editing")) this.edit(index);
     else this.#choose(index);
   }
 
   #onKey(event) {
     if (event.target !== this.element || !this.pieces.length) return;
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    const ahead = this.#isRightToLeft() ? "ArrowLeft" : "ArrowRight";
+    const step = event.key.startsWith("Arrow") && !/Up|Down/.test(event.key) && (event.key === ahead ? 1 : -1);
     if (step) this.#reach(Math.min(this.pieces.length - 1, Math.max(0, this.cursor + step)));
     else if (event.key === "Enter" && this.cursor >= 0) this.edit(this.cursor);
     else return;
     event.preventDefault();
+  }
+
+  #isRightToLeft() {
+    return getComputedStyle(this.#span(Math.max(0, this.cursor)).parentNode).direction === "rtl";
   }
 
   #reach(index) {
@@ -196,12 +220,15 @@ export class Transcript {
     this.on.seek(this.pieces[index].start);
     this.#light(index);
     this.#point(index);
+    this.follow.start();
+    this.#bringIntoView(this.#span(index));
   }
 
   edit(index) {
     const span = this.#span(index);
     if (!span || span.querySelector("input")) return;
     this.#point(index);
+    this.follow.stop();
     const before = this.pieces[index].text;
     editInPlace(span, before, before ? `Correct “${before}”` : "Put a word back", (text, isByKey) => {
       span.textContent = this.pieces[index].text; // another tab may have corrected it meanwhile

@@ -6,7 +6,7 @@ export class Work {
   /** `onRetry()` when one asks for it again; `length()`: its seconds, as far as they are known. */
   constructor(recording, owner, onRetry, length) {
     [this.recording, this.length] = [recording, length];
-    this.facts = h("p", { className: "facts" });
+    this.facts = h("div", { className: "facts" });
     this.progress = h("progress", { max: 1, value: 0, "aria-label": `Progress of ${recording.name}` });
     this.error = h("p", { className: "error", role: "alert", hidden: true });
     this.retry = h("button", { type: "button", className: "small retry", hidden: true }, "Try again");
@@ -40,6 +40,13 @@ export class Work {
 
   setFacts(...facts) {
     this.facts.replaceChildren(...facts.map((fact) => h("span", {}, fact)));
+  }
+
+  /** Behind a word; open they stay so. */
+  setDetails(...details) {
+    const isOpen = this.details?.open;
+    this.details = h("details", { open: isOpen }, h("summary", {}, "Details"), ...details.map((detail) => h("span", {}, detail)));
+    this.facts.append(this.details);
   }
 }
 
