@@ -92,7 +92,7 @@ def test_a_menu_lies_over_the_cards_below_it(open_page: OpenPage) -> None:
     choose(page, payload("one.wav", SHORT), payload("two.wav", SHORT))
     expect(page.locator(".fold:enabled")).to_have_count(2)
     page.locator(".fold[aria-expanded=true]").click()
-    card(page, "one.wav").locator("summary").click()
+    card(page, "one.wav").locator(".menu summary").click()
     last = card(page, "one.wav").locator(".menu-choices button").last
     seen = last.evaluate(
         """(button) => {

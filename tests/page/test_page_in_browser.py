@@ -746,10 +746,10 @@ def test_axe_finds_no_fault_in_any_colours_and_nothing_scrolls_sideways(
     choose(page, payload("call.wav"), {"name": "letter.mp3", "mimeType": "audio/mpeg", "buffer": b"no"})
     page.locator(".word").first.wait_for()
     card(page, "letter.mp3").get_by_role("alert").wait_for()
-    card(page, "call.wav").locator("summary").click()
-    card(page, "call.wav").locator("summary").click()  # on a narrow page the menu lies over the words
+    card(page, "call.wav").locator(".menu summary").click()
+    card(page, "call.wav").locator(".menu summary").click()  # on a narrow page the menu lies over the words
     card(page, "call.wav").locator(".word").last.dblclick()
-    card(page, "call.wav").locator("summary").press("Enter")
+    card(page, "call.wav").locator(".menu summary").press("Enter")
     card(page, "call.wav").get_by_role("button", name="Correct words").press("Enter")
     for view in ("transcribe", "server"):
         page.locator(f"nav a[data-view={view}]").click()

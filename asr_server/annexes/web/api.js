@@ -1,33 +1,23 @@
 // The server's API. Paths are relative, so that the page works behind any prefix.
 
 import { piecesOf } from "./answer.js";
-import { inSlices } from "./dom.js";
+import { attempt, inSlices } from "./dom.js";
 import { doubtfulOf } from "./doubts.js";
 
 const KEY = "asr-server-key";
 const BUSY = new Set([429, 503]);
 const AWAY = new Set([0, 502, 503, 504]);
+const BROKEN = "The connection broke. Is the server still running?";
+const CHANGED = "The file was changed or moved after it was chosen. Choose it again.";
 const READY_MS = 10000;
 const TOKENS_PER_S = 50; // of audio
 
-let key = kept();
-
-function kept() {
-  try {
-    return sessionStorage.getItem(KEY) || "";
-  } catch {
-    return ""; // a browser that keeps nothing
-  }
-}
+let key = attempt(() => sessionStorage.getItem(KEY)) || "";
 
 /** For this visit of the tab, or where it keeps nothing until a reload. */
 export function keepApiKey(taken) {
   key = taken;
-  try {
-    sessionStorage.setItem(KEY, taken);
-  } catch {
-    // it has it until a reload
-  }
+  attempt(() => sessionStorage.setItem(KEY, taken));
 }
 
 export class ApiError extends Error {
@@ -137,7 +127,7 @@ export function transcribe(file, options, on, signal) {
       const end = () => (done ? resolve(withDoubts(done)) : reject(new ApiError("The answer ended early: the server may have stopped.")));
       read().then(end, reject);
     };
-    call.onerror = () => reject(new ApiError("The connection broke. Is the server still running?"));
+    call.onerror = () => file.slice(0, 1).arrayBuffer().then(() => reject(new ApiError(BROKEN)), () => reject(new ApiError(CHANGED, { status: 400 })));
     call.onabort = () => reject(new ApiError("Cancelled."));
     if (signal.aborted) return reject(new ApiError("Cancelled."));
     signal.addEventListener("abort", () => call.abort());

@@ -5,7 +5,7 @@ import { Cards } from "./cards.js";
 import { $, count, h, show } from "./dom.js";
 import { listenToKeys } from "./keys.js";
 import { Live } from "./live.js";
-import { chosenOptions, offerOptions } from "./options.js";
+import { chosenOptions, offerModels, offerOptions } from "./options.js";
 import { Scheduler } from "./scheduler.js";
 import { startWatching, stopWatching } from "./server-view.js";
 import { Serving } from "./serving.js";
@@ -19,14 +19,19 @@ const cards = new Cards({
 
 // -- The model, and the key --
 
-serving.addEventListener("change", () => {
-  const { state, model, reason } = serving;
+serving.addEventListener("change", showServing);
+$("model-choice").onchange = showServing;
+
+function showServing() {
+  const { state, models, reason } = serving;
   $("key-form").hidden = state !== "locked";
   if (state === "served") {
+    offerModels(models);
+    const model = serving.find(chosenOptions().model);
     $("model").replaceChildren("Served here: ", h("strong", {}, model.id), `, ${model.description}.`);
     offerOptions(model);
   } else $("model").textContent = state === "locked" ? "This server is locked." : reason;
-});
+}
 
 /** Of a key that was taken before: it may have expired. */
 function askForKey({ status }) {
@@ -111,6 +116,8 @@ const live = new Live(cards.store, () => cards.nextName(), {
     tape.release();
   },
 });
+
+addEventListener("click", () => show($("message"), ""), true); // read by then
 
 // -- Views --
 

@@ -67,12 +67,13 @@ export class Card {
       seek: (time) => this.player?.seek(time),
       correct: (index, word) => recording.correct(index, word),
       rename: (label, name) => this.speakers.edit(label, name),
+      give: (segments, name) => recording.give(segments, name),
       closed: () => this.#drawText(),
     });
     this.replace = new Replace({
       find: () => this.#mark(),
       count: () => this.#places().length,
-      replace: (by) => recording.replace(replaced(this.transcript.pieces, this.#places(), by)),
+      replace: (by, isOne) => this.#replace(by, isOne),
     });
     this.doubts = h("button", { type: "button", className: "small", title: "Go to the next one", hidden: true });
     this.doubts.onclick = () => this.transcript.reachDoubtful();
@@ -161,11 +162,21 @@ export class Card {
   }
 
   #places() {
-    return placesOf(this.transcript.pieces, this.replace.query);
+    return placesOf(this.transcript.pieces, this.replace.query, this.replace.whole.checked);
+  }
+
+  /** All places, or the one that was reached; then the next is. Return how many. */
+  #replace(by, isOne) {
+    const { cursor, pieces } = this.transcript;
+    const all = this.#places();
+    const places = isOne ? all.filter(({ first }) => first === cursor) : all;
+    this.recording.replace(replaced(pieces, places, by));
+    if (isOne) this.transcript.reach((all.find(({ first }) => first > cursor) || all[0]).first);
+    return places.length;
   }
 
   #mark() {
-    this.transcript.find(this.replace.query || this.query);
+    this.transcript.find(this.replace.query || this.query, Boolean(this.replace.query) && this.replace.whole.checked);
   }
 
   // -- Folded and unfolded --

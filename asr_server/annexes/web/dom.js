@@ -13,6 +13,15 @@ export function h(tag, properties = {}, ...children) {
   return element;
 }
 
+/** What `use` returns; undefined where the browser keeps nothing. */
+export function attempt(use) {
+  try {
+    return use();
+  } catch {
+    return undefined;
+  }
+}
+
 /** What stands between `backticks` is shown as code. */
 export function show(element, text) {
   element.hidden = !text;

@@ -38,10 +38,10 @@ export const FORMATS = {
     type: "text/vtt",
     render: ({ segments }) => `WEBVTT\n\n${spoken(segments).map((s) => cue(s, ".", voiced(s))).join("")}`,
   },
-  csv: {
+  csv: { // its first letter says UTF-8 to Excel
     label: "Table",
     type: "text/csv",
-    render: ({ segments }) => ["start,end,speaker,text", ...spoken(segments).map(row)].join("\r\n") + "\r\n",
+    render: ({ segments }) => ["\ufeffstart,end,speaker,text", ...spoken(segments).map(row)].join("\r\n") + "\r\n",
   },
   docx: { label: "Document", type: DOCX, render: documentOf },
   json: {

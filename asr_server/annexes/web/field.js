@@ -4,17 +4,20 @@ import { h } from "./dom.js";
 
 const COMPOSING = 229; // all that Safari says of it
 
-/** `onEnd(text, isByKey)`, with the text of before where nothing is taken; what stood there is back by then. */
+/**
+ * `onEnd(text, isByKey, isConfirmed)`, with the text of before where nothing is taken; what stood there is back by then.
+ * Enter confirms a text, also one that is as before.
+ */
 export function editInPlace(element, before, label, onEnd) {
   const content = [...element.childNodes];
   const field = h("input", { value: before, "aria-label": label, autocomplete: "off" });
   const fit = () => (field.size = Math.max(3, field.value.length + 1));
   let isOpen = true;
-  const end = (text, isByKey) => {
+  const end = (text, isByKey, isConfirmed = false) => {
     if (!isOpen) return;
     isOpen = false;
     element.replaceChildren(...content);
-    onEnd(text, isByKey);
+    onEnd(text, isByKey, isConfirmed);
   };
   const typed = () => field.value.trim().replace(/\s+/g, " ");
   fit();
@@ -23,7 +26,7 @@ export function editInPlace(element, before, label, onEnd) {
   field.onkeydown = (event) => {
     if (event.isComposing || event.keyCode === COMPOSING) return; // they are the input method's
     if (event.key === "Escape") end(before, true);
-    else if (event.key === "Enter") end(typed(), true);
+    else if (event.key === "Enter") end(typed(), true, true);
     else return;
     event.preventDefault();
   };

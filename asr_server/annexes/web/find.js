@@ -2,8 +2,13 @@
 
 import { lower } from "./dom.js";
 
+const LETTER = /[\p{L}\p{N}]/u;
+
+/** Whether no word goes on at either end of a place. */
+const isWhole = (text, at, end) => !LETTER.test(text[at - 1] ?? "") && !LETTER.test(text[end] ?? "");
+
 /** {first, last, from, to} each: the words, and where it begins in the first and ends in the last. */
-export function placesOf(pieces, query) {
+export function placesOf(pieces, query, areWhole = false) {
   const starts = [];
   const ends = [];
   let text = "";
@@ -21,7 +26,7 @@ export function placesOf(pieces, query) {
     while (ends[first] <= at) first++;
     let last = first;
     while (ends[last] < end) last++;
-    places.push({ first, last, from: Math.max(0, at - starts[first]), to: Math.max(0, end - starts[last]) });
+    if (!areWhole || isWhole(text, at, end)) places.push({ first, last, from: Math.max(0, at - starts[first]), to: Math.max(0, end - starts[last]) });
   }
   return places;
 }

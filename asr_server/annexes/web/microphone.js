@@ -155,6 +155,6 @@ export class Microphone {
     this.sound.close();
     this.session?.end();
     const failed = this.turns.find((turn) => turn.failed)?.failed;
-    this.on.end(this.turns, this.partial || failed || reason || this.missed);
+    this.on.end(this.turns, this.partial || failed || this.missed || reason);
   }
 }

@@ -9,6 +9,7 @@ const PAUSE = "M7 5h4v14H7zM13 5h4v14h-4z";
 const MEANING = "Bands are speech, gaps are silence; at dashed lines the server cut the recording into chunks. Stripes are speakers.";
 
 const VIDEO = /^video\/|\.(mp4|m4v|mov|webm|mkv)$/i;
+const MOST_MISSING_S = 0.5; // of a video whose sound begins late
 const RATES = [0.75, 1, 1.25, 1.5, 1.75, 2];
 
 let playing = null; // one at a time
@@ -57,7 +58,7 @@ export class Player {
   }
 
   get duration() {
-    return this.picture?.duration || this.length || this.answer?.duration || 0;
+    return (this.isVideo && this.length) || this.picture?.duration || this.length || this.answer?.duration || 0;
   }
 
   async #analyse() {
@@ -124,9 +125,10 @@ export class Player {
   #caption(answer) {
     this.#load();
     URL.revokeObjectURL(this.track?.src);
+    const isShown = this.track?.track.mode !== "disabled"; // one may have switched them off
     this.track?.remove();
     const src = URL.createObjectURL(new Blob([FORMATS.vtt.render(answer)], { type: "text/vtt" }));
-    this.track = h("track", { kind: "captions", label: "Transcript", default: true, src });
+    this.track = h("track", { kind: "captions", label: "Transcript", default: isShown, src });
     this.audio.append(this.track);
   }
 
@@ -174,8 +176,9 @@ export class Player {
   #draw() {
     if (this.element.hidden || !this.wave.clientWidth) return;
     const { duration, answer } = this;
-    if (!this.picture && answer && duration) this.words ??= loudnessOfWords(answer, duration);
-    const peaks = this.picture?.peaks || this.words;
+    const isWhole = this.picture && Math.abs(this.picture.duration - duration) < MOST_MISSING_S;
+    if (!isWhole && answer && duration) this.words ??= loudnessOfWords(answer, duration);
+    const peaks = isWhole ? this.picture.peaks : this.words;
     draw(this.canvas, { peaks, duration, segments: answer?.segments || [], position: this.audio.currentTime });
   }
 }

@@ -2,11 +2,12 @@
 // Events: "work" while it is on its way, "state" for another state, "text" for another text, "kept", "unkept", "gone".
 
 import { newId } from "./dom.js";
-import { applyEdits, nameEdit, wordEdit } from "./edits.js";
+import { applyEdits, nameEdit, turnEdit, wordEdit } from "./edits.js";
 import { describe, entryOf } from "./entry.js";
 import { CLOSED } from "./store.js";
 
 const FUTILE = new Set([400, 413, 415]); // the same file would get the same answer
+const LEAST_SHARE = 0.05; // of a recording, before which the pace is a guess
 const AT_WORK = new Set(["waiting", "uploading", "listening"]);
 
 export class Recording extends EventTarget {
@@ -79,7 +80,11 @@ export class Recording extends EventTarget {
   rest(length) {
     if (this.state !== "listening" || !length || !this.heardUntil) return null;
     const share = Math.min(0.99, this.heardUntil / length);
-    return { share, seconds: ((performance.now() - this.listenedAt) / 1000) * (1 / share - 1) };
+    if (share < LEAST_SHARE) return { share, seconds: null };
+    // From the second text on the wait for the first, which others may have caused, says nothing of the pace
+    const [at, from] = this.heardUntil > this.heardFirst.until ? [this.heardFirst.at, this.heardFirst.until] : [this.listenedAt, 0];
+    const pace = (this.heardUntil - from) / (performance.now() - at); // seconds a millisecond
+    return { share, seconds: Math.max(0, length - this.heardUntil) / pace / 1000 };
   }
 
   say(note, state = "waiting") {
@@ -99,6 +104,7 @@ export class Recording extends EventTarget {
   hear(delta, until) {
     this.heard = this.isHeardAnew ? this.heard + delta : delta;
     this.isHeardAnew = true;
+    if (!this.heardUntil) this.heardFirst = { at: performance.now(), until };
     this.heardUntil = until;
     this.#emit("work");
   }
@@ -186,6 +192,11 @@ export class Recording extends EventTarget {
 
   rename(from, to) {
     return this.edit([nameEdit(from, to)]);
+  }
+
+  /** Segments, by their indexes, to another speaker. */
+  give(segments, to) {
+    return this.edit([turnEdit(segments, to)]);
   }
 
   edit(added) {

@@ -74,13 +74,13 @@ export class Scheduler extends EventTarget {
 
   async #transcribe(recording, signal) {
     const { file, options } = recording;
-    const most = this.serving.model.max_upload_bytes;
+    const most = this.serving.find(options.model).max_upload_bytes;
     if (!file.size) throw new ApiError("This file is empty.", REFUSED);
     if (file.size > most) throw new ApiError(tooLarge(file.size, most), REFUSED);
     for (let tries = 1; ; tries++) {
       try {
         const on = { upload: (share) => recording.upload(share), delta: (text, until) => recording.hear(text, until) };
-        const answer = await transcribe(file, { ...options, model: this.serving.model.id }, on, signal);
+        const answer = await transcribe(file, { ...options, model: this.serving.find(options.model).id }, on, signal);
         recording.finish({ ...answer, task: options.task }, { took: recording.seconds });
         return;
       } catch (error) {

@@ -7,20 +7,25 @@ const POLL_MS = 2000;
 /** Events: "change" for another state, model or reason. */
 export class Serving extends EventTarget {
   state = "unknown"; // served, away, locked
-  model = null; // as the server describes it
+  models = []; // as the server describes them
   reason = "";
   #timer = null;
 
   /** Whether the server can be asked. */
   async refresh(key) {
     try {
-      const [model] = await models(key);
+      const served = await models(key);
       if (key) keepApiKey(key);
-      this.#become("served", "", model);
+      this.#become("served", "", served);
     } catch (error) {
       if (!key) this.#become(error.status === 401 ? "locked" : "away", error.message);
     }
     return this.state === "served";
+  }
+
+  /** The model of that name, or the first. */
+  find(id) {
+    return this.models.find((model) => model.id === id) || this.models[0];
   }
 
   /** Whether it is away after all; until it is back it is asked again and again. */
@@ -34,8 +39,8 @@ export class Serving extends EventTarget {
     this.#become("locked", "");
   }
 
-  #become(state, reason, model = this.model) {
-    Object.assign(this, { state, reason, model });
+  #become(state, reason, models = this.models) {
+    Object.assign(this, { state, reason, models });
     clearTimeout(this.#timer);
     if (state === "away") this.#timer = setTimeout(() => this.#poll(), POLL_MS);
     this.dispatchEvent(new Event("change"));

@@ -19,7 +19,7 @@ export class Session {
   #owner = new Owner();
   #numUpdates = 0; // sent and not answered
 
-  /** `options` = {language, prompt}; `on.text()` for other text, `on.end(reason)`, without a reason behind all text. */
+  /** `options` = {model, language, prompt}; `on.text()` for other text, `on.end(reason)`, without a reason behind all text. */
   constructor(options, on) {
     [this.options, this.on] = [options, on];
   }
@@ -52,10 +52,10 @@ export class Session {
   }
 
   #sendOptions() {
-    const { language, prompt } = this.options;
+    const { language, prompt, model } = this.options;
     const keywords = prompt && prompt.replace(/[<>]/g, " ").split(",");
-    const transcription = { ...(language && { language }), ...(keywords && { keywords }) };
-    if (language || prompt) this.#update({ audio: { input: { transcription } } });
+    const transcription = { ...(model && { model }), ...(language && { language }), ...(keywords && { keywords }) };
+    if (model || language || prompt) this.#update({ audio: { input: { transcription } } });
   }
 
   #update(session = {}) {

@@ -1,5 +1,6 @@
 // The recordings themselves, kept in this browser's private files (OPFS) where one wants that.
 
+import { attempt } from "./dom.js";
 import { wavOf } from "./wav.js";
 
 const FOLDER = "recordings";
@@ -19,11 +20,7 @@ export class Sounds {
 
   /** In all tabs: any of them may have switched it. */
   get isOn() {
-    try {
-      return localStorage.getItem(SWITCH) === "on";
-    } catch {
-      return false; // a browser that keeps nothing
-    }
+    return attempt(() => localStorage.getItem(SWITCH)) === "on";
   }
 
   async switchTo(isOn) {

@@ -12,7 +12,7 @@ const BY_KEYS = { tabindex: 0, role: "group", "aria-label": "Transcript. Left an
 export class Transcript {
   /**
    * `bar` lies over its top. `on.seek(time)` for a word that is chosen; `on.correct(index, text)`; `on.rename(label, name)` for a speaker who
-   * is clicked; `on.closed()` behind each field.
+   * is clicked; `on.give(segments, name)` for a turn of another speaker; `on.closed()` behind each field.
    */
   constructor(element, bar, owner, on) {
     this.element = element;
@@ -94,7 +94,9 @@ export class Transcript {
     const all = paragraphsOf(answer, pieces);
     for (const [i, { first, speaker, isTurn, isTimed }] of all.entries()) {
       const at = { "data-time": clock(pieces[first].start) };
-      const label = isTurn ? h("span", { className: "speaker", title: "Rename", ...at }, h("bdi", {}, speaker)) : "";
+      const giving = h("button", { type: "button", className: "give", title: "Somebody else has said this" });
+      giving.setAttribute("aria-label", `${speaker} did not say this`);
+      const label = isTurn ? h("span", { className: "speaker", title: "Rename", ...at }, h("bdi", {}, speaker), giving) : "";
       const element = h("p", isTimed && !label ? at : {}, label);
       if (speaker) element.style = `--speaker: var(--${colors.get(speaker)})`;
       element.classList.toggle("turn", Boolean(speaker));
@@ -159,9 +161,9 @@ export class Transcript {
   // -- Being found --
 
   /** Marks where `query` stands, across words, and goes to the first. */
-  find(query) {
+  find(query, areWhole) {
     for (const span of this.element.querySelectorAll(".is-found")) span.classList.remove("is-found");
-    const places = placesOf(this.pieces, query);
+    const places = placesOf(this.pieces, query, areWhole);
     for (const { first, last } of places) for (let i = first; i <= last; i++) this.#span(i).classList.add("is-found");
     if (places.length) this.#bringIntoView(this.#span(places[0].first));
   }
@@ -182,16 +184,29 @@ export class Transcript {
     const index = this.#indexOf(target);
     const label = target.closest(".speaker");
     if (target.matches("input")) return;
-    if (label) this.on.rename(label, label.textContent);
+    if (target.matches(".give")) this.#give(target.closest("p"));
+    else if (label) this.on.rename(label, label.textContent);
     else if (this.element.classList.contains("is-editing")) this.edit(index);
     else this.#choose(index);
+  }
+
+  /** The turn of a paragraph, to the next speaker. */
+  #give(paragraph) {
+    const first = this.pieces[this.spans.indexOf(paragraph.querySelector(".word"))].segment;
+    const { segments } = this.answer;
+    const names = speakersOf(this.answer).map(({ name }) => name);
+    if (names.length < 2) names.push("Speaker 2");
+    const { speaker } = segments[first];
+    const end = segments.findIndex((segment, i) => i > first && segment.speaker !== speaker);
+    const turn = [...segments.keys()].slice(first, end < 0 ? undefined : end);
+    this.on.give(turn, names[(names.indexOf(speaker) + 1) % names.length]);
   }
 
   #onKey(event) {
     if (event.target !== this.element || !this.pieces.length) return;
     const ahead = this.#isRightToLeft() ? "ArrowLeft" : "ArrowRight";
     const step = event.key.startsWith("Arrow") && !/Up|Down/.test(event.key) && (event.key === ahead ? 1 : -1);
-    if (step) this.#reach(Math.min(this.pieces.length - 1, Math.max(0, this.cursor + step)));
+    if (step) this.reach(Math.min(this.pieces.length - 1, Math.max(0, this.cursor + step)));
     else if (event.key === "Enter" && this.cursor >= 0) this.edit(this.cursor);
     else return;
     event.preventDefault();
@@ -201,7 +216,7 @@ export class Transcript {
     return getComputedStyle(this.#span(Math.max(0, this.cursor)).parentNode).direction === "rtl";
   }
 
-  #reach(index) {
+  reach(index) {
     this.#choose(index);
     const { text, isDoubtful } = this.pieces[index];
     this.reached.textContent = `${text || "deleted word"}${isDoubtful ? ", doubtful" : ""}`;
@@ -210,7 +225,7 @@ export class Transcript {
   /** The next one behind the word that was reached, or the first. */
   reachDoubtful() {
     const after = this.pieces.findIndex(({ isDoubtful }, i) => isDoubtful && i > this.cursor);
-    this.#reach(after < 0 ? this.pieces.findIndex(({ isDoubtful }) => isDoubtful) : after);
+    this.reach(after < 0 ? this.pieces.findIndex(({ isDoubtful }) => isDoubtful) : after);
     this.#span(this.cursor)?.scrollIntoView({ block: "nearest" });
     this.element.focus({ preventScroll: true });
   }
@@ -230,10 +245,11 @@ export class Transcript {
     this.#point(index);
     this.follow.stop();
     const before = this.pieces[index].text;
-    editInPlace(span, before, before ? `Correct “${before}”` : "Put a word back", (text, isByKey) => {
+    editInPlace(span, before, before ? `Correct “${before}”` : "Put a word back", (text, isByKey, isConfirmed) => {
+      const isSure = isConfirmed && this.pieces[index].isDoubtful;
       span.textContent = this.pieces[index].text; // another tab may have corrected it meanwhile
       if (isByKey) this.element.focus();
-      if (text !== before) this.on.correct(index, text);
+      if (text !== before || isSure) this.on.correct(index, text);
       this.on.closed();
     });
   }

@@ -34,7 +34,7 @@ export class Work {
     const rest = this.recording.rest(this.length());
     const facts = [rest ? `listening, ${Math.ceil(rest.share * 100)} %` : note];
     if (since !== null && since !== undefined) facts.push(clock(seconds));
-    if (rest) facts.push(`about ${clock(Math.ceil(rest.seconds))} left`);
+    if (rest?.seconds != null) facts.push(`about ${clock(Math.ceil(rest.seconds))} left`);
     this.setFacts(...facts);
   }
 

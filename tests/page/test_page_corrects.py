@@ -1,0 +1,209 @@
+"""To correct, choose and take along: in both browsers, with answers that need no engine."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+
+from tests.page.both import DROP, AnyTab, OpenAny, answer_with, drop
+from tests.page.browsing import words_at
+from tests.page.firefox import ENTER
+from tests.page.test_page_reads import WORD, open_text, press_button
+
+TURNS: dict[str, Any] = {
+    "text": "one two three four",
+    "segments": [
+        {"id": i, "seek": 0, "start": i, "end": i + 1.0, "text": f" {text}", "speaker": speaker}
+        for i, (text, speaker) in enumerate(zip(["one", "two", "three", "four"], "ABBA", strict=True))
+    ],
+    "words": [
+        {"word": text, "start": i, "end": i + 0.5, "speaker": speaker}
+        for i, (text, speaker) in enumerate(zip(["one", "two", "three", "four"], "ABBA", strict=True))
+    ],
+}
+ENTRY = """(async () => {
+    const { Store } = await import("/web/store.js");
+    const { applyEdits } = await import("/web/edits.js");
+    const store = new Store();
+    const [entry] = await store.entries();
+    const answer = await store.answer(entry.id);
+    store.database.close();
+    return applyEdits(answer, entry.edits).answer;
+})()"""
+SPEAKERS = "[...document.querySelectorAll('#cards .transcript .speaker')].map((e) => e.textContent).join()"
+TEXT = "document.querySelector('#cards .transcript').textContent"
+
+
+def test_a_turn_is_given_to_another_speaker_and_undone(open_any: OpenAny) -> None:
+    tab = open_text(open_any, TURNS)
+    assert tab.evaluate(SPEAKERS) == "A,B,A"
+    press_button(tab, "Correct words")
+    tab.click("[aria-label='B did not say this']")
+    tab.wait(f"{SPEAKERS} === 'A'")
+    tab.wait(f"{ENTRY}.then(({{ segments }}) => segments.every(({{ speaker }}) => speaker === 'A'))")
+    tab.wait(f"{ENTRY}.then(({{ words }}) => words.every(({{ speaker }}) => speaker === 'A'))")
+    undo = "new KeyboardEvent('keydown', { key: 'z', ctrlKey: true, bubbles: true })"
+    tab.evaluate(f"document.dispatchEvent({undo})")
+    tab.wait(f"{SPEAKERS} === 'A,B,A'")
+
+
+def test_a_doubtful_word_is_confirmed_by_enter(open_any: OpenAny) -> None:
+    tab = open_text(open_any, {**words_at(("one", 0.0), ("two", 1.0)), "doubtful": [1]})
+    tab.wait("document.querySelectorAll('.is-doubtful').length === 1")
+    tab.click(WORD.format(2), times=2)
+    tab.wait("document.activeElement.matches('.word input')")
+    tab.type(ENTER)
+    tab.wait("document.querySelectorAll('.is-doubtful').length === 0")
+    assert tab.evaluate(TEXT) == "one two"
+
+
+def test_whole_words_are_replaced_one_by_one(open_any: OpenAny) -> None:
+    tab = open_text(open_any, words_at(("an", 0.0), ("animal", 1.0), ("an", 2.0), ("an", 3.0)))
+    press_button(tab, "Find and replace")
+    tab.type("an")
+    tab.wait_for_text(".replace [role=status]", "4 found")
+    tab.click(".replace [type=checkbox]")
+    tab.wait_for_text(".replace [role=status]", "3 found")
+    tab.evaluate("document.querySelectorAll('.replace input')[1].focus()")
+    tab.type("the")
+    for text in ("an animal an an", "the animal an an", "the animal the an"):
+        press_button(tab, "Replace")
+        assert tab.evaluate(TEXT) == text
+
+
+def test_a_message_goes_with_the_next_press(open_any: OpenAny) -> None:
+    tab = open_any()
+    tab.wait_for_text("#model", "whisper-digits")
+    tab.evaluate(
+        "(navigator.mediaDevices.getUserMedia = () => Promise.reject(new Error('No microphone.')), 0)"
+    )
+    tab.click("#record")
+    tab.wait_for_text("#message", "No microphone.")
+    tab.click(".brand")
+    tab.wait("document.querySelector('#message').hidden")
+
+
+def test_choices_are_there_after_a_reload(open_any: OpenAny) -> None:
+    tab = open_any()
+    tab.wait("!document.querySelector('#options').hidden")
+    tab.evaluate(
+        """(() => {
+            document.querySelector("#speakers").value = "3";
+            document.querySelector("#prompt").value = "Oberursel";
+            document.querySelector("#prompt").dispatchEvent(new Event("change", { bubbles: true }));
+        })()"""
+    )
+    tab.reload()
+    tab.wait("document.querySelector('#prompt').value === 'Oberursel'")
+    assert tab.evaluate("document.querySelector('#speakers').value") == "3"
+
+
+def test_one_of_several_models_is_chosen(open_any: OpenAny) -> None:
+    tab = open_any()
+    tab.wait_for_text("#model", "whisper-digits")
+    found = tab.evaluate(
+        """import("/web/serving.js").then(async ({ Serving }) => {
+            const { chosenOptions, offerModels } = await import("/web/options.js");
+            const models = ["small", "large"].map((id) => ({ id, max_upload_bytes: 1e9 }));
+            const serving = Object.assign(new Serving(), { models });
+            offerModels(models);
+            document.querySelector("#model-choice").value = "large";
+            document.querySelector("#options").onchange();
+            offerModels(models); // as after the server was away
+            const { model } = chosenOptions();
+            return [model, serving.find(model).id, serving.find("gone").id];
+        })"""
+    )
+    assert found == ["large", "large", "small"]
+
+
+def test_a_table_says_that_it_is_utf_8(open_any: OpenAny) -> None:
+    tab = open_any()
+    table = tab.evaluate(
+        "import('/web/downloads.js').then(({ FORMATS }) => FORMATS.csv.render({ segments: [] }))"
+    )
+    assert table == "\ufeffstart,end,speaker,text\r\n"
+
+
+def test_a_file_that_was_changed_says_so(open_any: OpenAny) -> None:
+    tab = open_any()
+    tab.wait_for_text("#model", "whisper-digits")
+    tab.evaluate(
+        """(() => {
+            XMLHttpRequest.prototype.send = function () { setTimeout(() => this.onerror()); };
+            const gone = { arrayBuffer: () => Promise.reject(new DOMException("gone", "NotReadableError")) };
+            File.prototype.slice = () => gone;
+        })()"""
+    )
+    drop(tab, "call.wav")
+    tab.wait_for_text("#cards .error", "The file was changed or moved after it was chosen.")
+
+
+def test_the_time_left_is_that_of_the_pace_without_the_wait(open_any: OpenAny) -> None:
+    tab = open_any()
+    rests = tab.evaluate(
+        """import("/web/recording.js").then(({ Recording }) => {
+            let now = 0;
+            performance.now = () => now;
+            const recording = new Recording(null, { name: "a" });
+            recording.wait({});
+            recording.begin();
+            recording.upload(1);
+            const rest = (at, until) => {
+                now = at * 1000;
+                recording.hear("word", until);
+                return Math.round(recording.rest(1200)?.seconds);
+            };
+            return [rest(600, 24), rest(606, 84), rest(612, 144)]; // others came first
+        })"""
+    )
+    assert rests == [0, 112, 106]  # nothing is guessed of the first 2 %
+
+
+def write_late_video(path: Path) -> None:
+    """Pictures for 5 s, sound from the second second on."""
+    with av.open(str(path), "w") as container:
+        pictures = container.add_stream("vp8", rate=5)
+        pictures.width, pictures.height, pictures.pix_fmt = 160, 90, "yuv420p"
+        sound = container.add_stream("libopus", rate=48_000)
+        for shade in range(25):
+            picture = np.full((90, 160, 3), shade * 10, np.uint8)
+            container.mux(pictures.encode(av.VideoFrame.from_ndarray(picture)))
+        container.mux(pictures.encode())
+        for block in range(2, 5):
+            samples = np.random.default_rng(block).standard_normal((1, 48_000)).astype(np.float32) / 10
+            frame = av.AudioFrame.from_ndarray(samples, format="flt", layout="mono")
+            frame.sample_rate, frame.pts = 48_000, block * 48_000
+            container.mux(sound.encode(frame))
+        container.mux(sound.encode())
+
+
+def drop_video(tab: AnyTab, path: Path) -> None:
+    encoded = base64.b64encode(path.read_bytes()).decode()
+    tab.evaluate(f"{DROP.replace('audio/wav', 'video/webm')}({json.dumps(['talk.webm', encoded])})")
+
+
+def test_a_video_is_as_long_as_its_pictures_and_keeps_its_captions_off(
+    open_any: OpenAny, tmp_path: Path
+) -> None:
+    tab = open_any()
+    tab.wait_for_text("#model", "whisper-digits")
+    answer_with(tab, **words_at(("one", 2.0), ("two", 4.0)))
+    write_late_video(tmp_path / "talk.webm")
+    drop_video(tab, tmp_path / "talk.webm")
+    tab.wait_for_text("#cards .clock", "/ 0:05")
+    tab.evaluate(
+        "document.querySelector('.wave').dispatchEvent(new KeyboardEvent('keydown', { key: 'End' }))"
+    )
+    tab.wait("document.querySelector('video').currentTime > 4.8")
+    tab.evaluate("(document.querySelector('video').textTracks[0].mode = 'disabled', 0)")
+    tab.click(WORD.format(1), times=2)
+    tab.type("won" + ENTER)
+    tab.wait(f"{TEXT} === 'won two'")
+    tab.wait("document.querySelector('video').textTracks.length === 1")
+    assert tab.evaluate("document.querySelector('video').textTracks[0].mode") == "disabled"
