@@ -35,10 +35,13 @@ class CpuEncoder:
     chunk, longer when a core is busy.
     """
 
+    shares_silence = True
+
     def __init__(self, model: Whisper, cache: DecoderCache, config: EngineConfig) -> None:
         self._model, self._cache = model, cache
         self.window = model.sizes.window.for_short_audio(config.short_audio)
-        self._silence = _write_silence(model, cache, True) if config.short_audio == "tail" else None
+        is_shared = self.shares_silence
+        self._silence = _write_silence(model, cache, is_shared) if config.short_audio == "tail" else None
         self._num_threads, self._num_workers = torch.get_num_threads(), config.compute_workers
         self._workers = ThreadPoolExecutor(config.compute_workers, thread_name_prefix="encode")
 
