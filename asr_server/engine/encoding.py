@@ -20,6 +20,14 @@ _CUDA_LENGTHS = (500, 1000)  # positions: few, because the encoder is recorded a
 _COPY_THREADS = 4  # that gather a batch's samples: 20 MB, for which a step waits
 
 
+def make_encoder(
+    model: Whisper, cache: DecoderCache, config: EngineConfig, transfers: Transfers
+) -> CpuEncoder | CudaEncoder:
+    if model.device.type == "cuda":
+        return CudaEncoder(model, cache, config, transfers)
+    return CpuEncoder(model, cache, config)
+
+
 @torch.inference_mode()
 def _write_silence(model: Whisper, cache: DecoderCache, is_shared: bool) -> Silence:
     """Encode silence into the cache, with which short audio continues."""

@@ -32,7 +32,7 @@ from asr_server.engine.cuda import (
     size_for,
     sizes_up_to,
 )
-from asr_server.engine.encoding import CpuEncoder, CudaEncoder
+from asr_server.engine.encoding import make_encoder
 from asr_server.engine.slots import SlotStart, SlotState
 from asr_server.engine.tokens import (
     GenerationRules,
@@ -122,9 +122,7 @@ class Runner:
         self._scores = model.decoder.new_scores(num_texts)
         self._decode_stream = decode_stream(device)
         self._transfers = Transfers(device, config.copy_overlap)
-        parts = model, self.cache, config
-        on_gpu = device.type == "cuda"
-        self._encoder = CudaEncoder(*parts, self._transfers) if on_gpu else CpuEncoder(*parts)
+        self._encoder = make_encoder(model, self.cache, config, self._transfers)
         self.window = self._encoder.window
         self._aligner = Aligner(model, self.cache, tokenizer, self._transfers)
         self._graphs: tuple[Graphs, Graphs] | None = None  # of a step's halves

@@ -140,7 +140,7 @@ def imitate_late_device(monkeypatch: Any, seed: int = 0) -> list[LateEncoder]:
         return encoders[-1]
 
     imitate_graphs(monkeypatch)
-    monkeypatch.setattr(runner, "CpuEncoder", make)
+    monkeypatch.setattr(runner, "make_encoder", make)
     monkeypatch.setitem(engine_helpers.DEFAULTS, "lookahead", True)
     return encoders
 

@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from asr_server.engine import EngineConfig, encoding, runner
 from asr_server.engine import cuda as engine_cuda
-from asr_server.model import DecoderCache, Whisper
+from asr_server.engine import encoding, runner
 from tests.unit.engine.device_stand_ins import living_tensors, record
 
 Clock = dict[int, int]  # by stream: how many of its operations are certain to be done
@@ -205,12 +204,7 @@ def imitate_streams(monkeypatch: Any, copy_overlap: bool) -> None:
     monkeypatch.setattr(engine_cuda.Transfers, "_copied", lambda _, tensor: tensor.clone())
     monkeypatch.setattr(runner, "Transfers", lambda *_: engine_cuda.Transfers(cuda, copy_overlap))
     monkeypatch.setattr(runner, "decode_stream", lambda _: engine_cuda.decode_stream(cuda))
-    transfers = engine_cuda.Transfers(cuda, copy_overlap)
-
-    def encoder(model: Whisper, cache: DecoderCache, config: EngineConfig) -> encoding.CudaEncoder:
-        return encoding.CudaEncoder(model, cache, config, transfers)
-
-    monkeypatch.setattr(runner, "CpuEncoder", encoder)
+    monkeypatch.setattr(runner, "make_encoder", encoding.CudaEncoder)
     monkeypatch.setattr(runner, "record_graphs", record)
     monkeypatch.setattr(encoding, "record_graphs", record)
 
