@@ -206,6 +206,7 @@ class Form:
         self.fields: list[tuple[str, str]] = []
         self.file_name = file_name
         self.has_file = False
+        self.sent_name = ""  # of the file
         self._header_name = bytearray()
         self._header_value = bytearray()
         self._disposition = b""
@@ -260,7 +261,9 @@ class Form:
             raise InvalidValue(f"'{self._name}' was given more than once.", self._name)
         if len(self.fields) >= MAX_FIELDS:
             raise InvalidValue(f"More than {MAX_FIELDS} fields.", self._name)
-        self.has_file |= self._name == self.file_name
+        if self._name == self.file_name:
+            self.has_file = True
+            self.sent_name = options.get(b"filename", b"").decode("utf-8", "replace")
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._name == self.file_name:

@@ -120,12 +120,13 @@ def create_app(
 def _add_jobs(app: FastAPI, settings: JobsSettings) -> None:
     app.state.jobs = None
     if settings.jobs_dir:
-        from asr_server.annexes.jobs import routes as jobs_routes  # brings SQLAlchemy
+        from asr_server.annexes.jobs import batches, files, routes  # bring SQLAlchemy
         from asr_server.annexes.jobs.service import Jobs
 
         app.state.jobs = Jobs(app.state.server)
         app.state.server.take_in_background = app.state.jobs.take
-        app.include_router(jobs_routes.router)
+        for module in (routes, files, batches):
+            app.include_router(module.router)
 
 
 def create_metrics_app(state: AppState, settings: Settings) -> FastAPI:

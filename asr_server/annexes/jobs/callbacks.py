@@ -7,8 +7,9 @@ import ipaddress
 import json
 import logging
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from functools import partial
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -35,12 +36,9 @@ class Callbacks:
     def __init__(self, settings: JobsSettings, store: Store) -> None:
         self._hosts, self._secret = settings.allowed_callback_hosts, settings.callback_secret
         self._store = store
-        self._wake = asyncio.Event()
-        self._reporting: dict[int, asyncio.Task[None]] = {}  # by the job's number
+        self._client = httpx2.AsyncClient(timeout=LIMIT_S, trust_env=False)
+        self._reporting = set[asyncio.Task[None]]()
         self._places = asyncio.Semaphore(AT_ONCE)
-
-    def wake(self) -> None:
-        self._wake.set()
 
     async def require_allowed(self, url: str) -> None:
         """Raises InvalidValue."""
@@ -74,32 +72,30 @@ class Callbacks:
             raise ValueError("its host has an address of a private network")
         return addresses[0]
 
-    async def run(self) -> None:
-        """Run until cancelled."""
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Report what ends meanwhile, and what the last server had not reported."""
         jobs = self._store.table("jobs")
-        async with (
-            asyncio.TaskGroup() as group,
-            httpx2.AsyncClient(timeout=LIMIT_S, trust_env=False) as client,
-        ):
-            while True:
-                self._wake.clear()
-                try:
-                    pending = await self._store.run(
-                        lambda connection: self._store.jobs_of(connection, jobs.c.callback_state == "pending")
-                    )
-                except ServiceUnavailable:
-                    await asyncio.sleep(FIRST_PAUSE_S)
-                    continue
-                for job in pending:
-                    if job.number not in self._reporting:
-                        task = self._reporting[job.number] = group.create_task(self._report(job, client))
-                        task.add_done_callback(partial(self._on_reported, job.number))
-                await self._wake.wait()
+        pending = await self._store.run(
+            lambda connection: self._store.jobs_of(connection, jobs.c.callback_state == "pending")
+        )
+        for job in pending:
+            self.report(job)
+        try:
+            yield
+        finally:
+            for task in self._reporting:
+                task.cancel()
+            await asyncio.gather(*self._reporting, return_exceptions=True)
+            await self._client.aclose()
 
-    def _on_reported(self, number: int, _: asyncio.Task[None]) -> None:
-        del self._reporting[number]
+    def report(self, job: Job) -> None:
+        if job.callback_url:
+            task = asyncio.create_task(self._report(job), name=f"report {job.id}")
+            self._reporting.add(task)
+            task.add_done_callback(self._reporting.discard)
 
-    async def _report(self, job: Job, client: httpx2.AsyncClient) -> None:
+    async def _report(self, job: Job) -> None:
         """Try until it is taken, refused or has been tried often enough; note each try."""
         tries = json.loads(job.callbacks)
         state = "pending"
@@ -107,7 +103,7 @@ class Callbacks:
             if tries:
                 await asyncio.sleep(FIRST_PAUSE_S * PAUSE_GROWS ** (len(tries) - 1))
             async with self._places:
-                outcome = await self._try(job, client)
+                outcome = await self._try(job)
             tries.append({"at": int(time.time())} | outcome)
             state = _state_after(outcome.get("status"), len(tries))
             try:
@@ -121,7 +117,7 @@ class Callbacks:
             "job %s: its end was reported to %s: %s", job.id, urlsplit(job.callback_url).hostname, state
         )
 
-    async def _try(self, job: Job, client: httpx2.AsyncClient) -> dict[str, object]:
+    async def _try(self, job: Job) -> dict[str, object]:
         id, now = f"evt_{job.id.removeprefix('job_')}", datetime.now(UTC)
         body = json.dumps(
             {
@@ -144,7 +140,7 @@ class Callbacks:
             }
             target = httpx2.URL(job.callback_url).copy_with(host=address)
             extensions = {"sni_hostname": url.hostname}  # a certificate has the name
-            async with client.stream(
+            async with self._client.stream(
                 "POST", target, content=body, headers=headers, extensions=extensions
             ) as answer:
                 return {"status": answer.status_code}

@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import StreamingResponse
 
 from asr_server.annexes.jobs.bodies import make_body
-from asr_server.annexes.jobs.live import JobEvent, events_after
+from asr_server.annexes.jobs.live import JobEvent, events_after, is_set_within
 from asr_server.annexes.jobs.runner import Runner
 from asr_server.annexes.jobs.store import Job
 from asr_server.api.errors import body_of
@@ -33,24 +33,22 @@ def events_response(
 
 async def _events(runner: Runner, job: Job, last_id: int, with_progress: bool) -> AsyncIterator[bytes]:
     while True:
-        with runner.changes.expect(job.id) as change:
-            try:
-                job = await runner.store.find(job.owner, job.id)
-                known = await _known(runner, job)
-            except ReportedError as error:  # deleted, or the folder is gone
-                yield event(body_of(error), exclude_none=False)
-                return
-            for each in events_after(known, last_id):
-                last_id = each.end
-                yield b"id: %d\n" % each.end + each.data
-            if job.is_finished:
-                return
-            if with_progress:
-                yield b"event: progress\n" + event(
-                    make_body(job, runner.live.get(job.id)), exclude_none=False
-                )
-            if not await change.wait(PING_S):
-                yield b": still under way\n\n"
+        change = runner.changes.next(job.id)  # the job is there: ids of strangers would stay
+        try:
+            job = await runner.store.find(job.owner, job.id)
+            known = await _known(runner, job)
+        except ReportedError as error:  # deleted, or the folder is gone
+            yield event(body_of(error), exclude_none=False)
+            return
+        for each in events_after(known, last_id):
+            last_id = each.end
+            yield b"id: %d\n" % each.end + each.data
+        if job.is_finished:
+            return
+        if with_progress:
+            yield b"event: progress\n" + event(make_body(job, runner.live.get(job.id)), exclude_none=False)
+        if not await is_set_within(change, PING_S):
+            yield b": still under way\n\n"
 
 
 async def _known(runner: Runner, job: Job) -> list[JobEvent]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -53,40 +52,26 @@ class LiveJob:
 
 
 class Changes:
-    """Wake those who wait for a change of a job."""
+    """Wake those who wait for the next change of a job.
+
+    An event that nobody waits for any more stays until that change: as many as there are jobs.
+    """
 
     def __init__(self) -> None:
-        self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._next: dict[str, asyncio.Event] = {}
+
+    def next(self, id: str) -> asyncio.Event:
+        """Return what is set by the next change: ask before a look, so that none is missed behind it."""
+        return self._next.setdefault(id, asyncio.Event())
 
     def notify(self, id: str) -> None:
-        for waiter in self._waiting.pop(id, ()):
-            waiter.set()
-
-    def expect(self, id: str) -> Change:
-        """Note changes from now on, so that none is missed between a look and the wait."""
-        waiter = asyncio.Event()
-        self._waiting[id].add(waiter)
-        return Change(self._waiting, id, waiter)
+        if change := self._next.pop(id, None):
+            change.set()
 
 
-class Change:
-    def __init__(self, waiting: defaultdict[str, set[asyncio.Event]], id: str, waiter: asyncio.Event) -> None:
-        self._waiting, self._id, self._waiter = waiting, id, waiter
-
-    async def wait(self, limit_s: float) -> bool:
-        """Return whether there was one."""
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._waiter.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    def __enter__(self) -> Change:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        waiters = self._waiting.get(self._id, set())
-        waiters.discard(self._waiter)
-        if not waiters:
-            self._waiting.pop(self._id, None)
+async def is_set_within(change: asyncio.Event, limit_s: float) -> bool:
+    try:
+        async with asyncio.timeout(limit_s):
+            return await change.wait()
+    except TimeoutError:
+        return False

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from asr_server.annexes.jobs.bodies import DeletedJob, JobBody, JobList
 from asr_server.annexes.jobs.events import events_response
+from asr_server.annexes.jobs.live import is_set_within
 from asr_server.annexes.jobs.service import Jobs, owner_of
 from asr_server.api.openapi import KEY_ERRORS, error_responses
 from asr_server.api.state import require_key
@@ -50,14 +51,14 @@ async def get_job(
 ) -> JobBody:
     """Return a job; with `wait`, once its status changes or after so many seconds."""
     jobs, owner = jobs_of(request), owner_of(request)
-    job = await jobs.store.find(owner, id)
-    status, end = job.status, time.monotonic() + wait
-    while job.status == status and not job.is_finished and time.monotonic() < end:
-        with jobs.changes.expect(id) as change:
-            job = await jobs.store.find(owner, id)
-            if job.status == status:
-                await change.wait(end - time.monotonic())
+    end = time.monotonic() + wait
+    job = first = await jobs.store.find(owner, id)
+    while job.status == first.status and not job.is_finished and time.monotonic() < end:
+        change = jobs.changes.next(id)
         job = await jobs.store.find(owner, id)
+        if job.status == first.status:
+            await is_set_within(change, end - time.monotonic())
+            job = await jobs.store.find(owner, id)
     return await jobs.describe(job)
 
 

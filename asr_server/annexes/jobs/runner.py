@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -57,7 +58,7 @@ class Runner:
     """
 
     def __init__(
-        self, state: AppState, store: Store, changes: Changes, on_finished: Callable[[], None]
+        self, state: AppState, store: Store, changes: Changes, on_finished: Callable[[Job], None]
     ) -> None:
         self.live: dict[str, LiveJob] = {}
         self.store, self.changes = store, changes
@@ -142,7 +143,7 @@ class Runner:
             return False
         stats.on_answered(ROUTE)
         logger.info("job %s: %s in %.3f s%s", job.id, values["status"], time.monotonic() - started_at, stats)
-        self._on_finished()
+        self._on_finished(replace(job, status=str(values["status"])))
         return True
 
     async def _content(self, job: Job, live: LiveJob) -> tuple[Content, dict[str, object]]:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import os
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -24,18 +23,19 @@ from asr_server.annexes.jobs.callbacks import Callbacks
 from asr_server.annexes.jobs.events import events_response
 from asr_server.annexes.jobs.live import Changes
 from asr_server.annexes.jobs.runner import Runner
-from asr_server.annexes.jobs.store import UNFINISHED, Job, Store, storing
+from asr_server.annexes.jobs.store import UNFINISHED, Job, Store
 from asr_server.api.request import TranscriptionRequest
 from asr_server.api.state import SHARE, AppState, caller_of
 from asr_server.api.transcribe import recording_for
 from asr_server.api.upload import Form
-from asr_server.audio.recording import Source, open_source
-from asr_server.config import MIB, naming
+from asr_server.audio.recording import Source
+from asr_server.config import naming
 from asr_server.errors import InvalidValue, Overloaded
 
 RETRY_S: Final = 600.0  # within which the same request of the same key is the same job
 SWEEP_S: Final = 10.0
 FULL_RETRY_S: Final = 30.0
+MOST_AT_ONCE: Final = 1000  # deleted in one sweep
 IDEMPOTENCY_KEY: Final = "idempotency-key"
 REPEATED: Final = "idempotent-replayed"
 
@@ -52,7 +52,7 @@ class Jobs:
         self.store = Store(Path(self.settings.jobs_dir))
         self.changes = Changes()
         self.callbacks = Callbacks(self.settings, self.store)
-        self.runner = Runner(state, self.store, self.changes, self.callbacks.wake)
+        self.runner = Runner(state, self.store, self.changes, self.callbacks.report)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -60,14 +60,10 @@ class Jobs:
         await asyncio.to_thread(self.store.open)
         await self.store.requeue()
         await self.store.remove_orphans()
-        works = [
-            self.runner.run(),
-            self._sweep(),
-            *([self.callbacks.run()] if self.settings.callback_hosts else []),
-        ]
-        tasks = [asyncio.create_task(work, name="jobs") for work in works]
+        tasks = [asyncio.create_task(work, name="jobs") for work in (self.runner.run(), self._sweep())]
         try:
-            yield
+            async with self.callbacks.running():
+                yield
         finally:
             for task in tasks:
                 task.cancel()
@@ -82,17 +78,12 @@ class Jobs:
         source = await form.upload.source()
         duration_s = await self._look_at(request, source)
         id = f"job_{uuid.uuid4().hex}"
-        path = self.store.recording_of(id)
-        self.store.require_disk(form.upload.num_bytes)
         others = [pair for pair in form.fields if pair[0] != "model"]
         pairs = [("model", request.fields.model), *others]
-        is_kept = False
-        try:
-            with storing():
-                digest = await asyncio.to_thread(copy_to, path, source)
-            key = connection.headers.get(IDEMPOTENCY_KEY, "")
+        key = connection.headers.get(IDEMPOTENCY_KEY, "")
+        async with self.store.keeping(self.store.recording_of(id), source, form.upload.num_bytes) as digest:
             asked = json.dumps([request.options.task, pairs, digest])
-            job, is_kept = await self.add(
+            job = await self._add(
                 owner=owner_of(connection),
                 id=id,
                 task=request.options.task,
@@ -104,11 +95,11 @@ class Jobs:
                 duration_s=duration_s,
                 callback_url=request.fields.callback_url,
             )
-        finally:
-            if not is_kept:
-                await asyncio.to_thread(path.unlink, missing_ok=True)
+        if job.id != id:
+            await asyncio.to_thread(self.store.recording_of(id).unlink, missing_ok=True)
         self.runner.wake()
-        headers = {"location": f"/v1/audio/transcriptions/{job.id}"} | ({} if is_kept else {REPEATED: "true"})
+        repeated = {REPEATED: "true"} if job.id != id else {}
+        headers = {"location": f"/v1/audio/transcriptions/{job.id}"} | repeated
         if request.is_streamed:
             return events_response(self.runner, job, 0, headers, with_progress=False)
         return JSONResponse((await self.describe(job)).model_dump(), 202, headers)
@@ -120,21 +111,19 @@ class Jobs:
             decoded = await self.state.pool.run(recording.next_slice)
             return recording.duration_s if decoded.finished else recording.expected_duration_s
 
-    async def add(self, **values: Any) -> tuple[Job, bool]:
-        """Return the job and whether it is new. Raises Overloaded, InvalidValue."""
-        jobs = self.store.table("jobs")
+    async def _add(self, **values: Any) -> Job:
+        """Return the job, or the one that is the same. Raises Overloaded, InvalidValue."""
         now = time.time()
-        row: dict[str, Any] = {"status": "queued", "created_at": now, "callback_state": None} | values
+        row = new_row(now) | values
 
-        def work(connection: Connection) -> tuple[Job, bool]:
-            conditions = self._same_as(row, now)
-            if same := self.store.jobs_of(connection, *conditions, limit=1):
+        def work(connection: Connection) -> Job:
+            if same := self.store.jobs_of(connection, *self._same_as(row, now), limit=1):
                 if same[0].fingerprint != row["fingerprint"]:
                     raise InvalidValue("The Idempotency-Key was sent before with another request.")
-                return same[0], False
-            self._require_room(connection, row)
-            connection.execute(jobs.insert().values(row))
-            return self.store.job_of(connection, row["owner"], row["id"]), True
+                return same[0]
+            self.require_room(connection, row["owner"], 1, row["num_bytes"], row["duration_s"] or 0.0)
+            connection.execute(self.store.table("jobs").insert().values(row))
+            return self.store.job_of(connection, row["owner"], row["id"])
 
         return await self.store.run(work)
 
@@ -152,32 +141,33 @@ class Jobs:
             conditions += [jobs.c.fingerprint == row["fingerprint"], is_recent]
         return conditions
 
-    def _require_room(self, connection: Connection, row: dict[str, Any]) -> None:
+    def require_room(
+        self, connection: Connection, owner: str, num_jobs: int, num_bytes: int, audio_s: float = 0.0
+    ) -> None:
         """Raises Overloaded. A named key may hold three times what is free, as of the places for requests."""
-        settings, jobs = self.settings, self.store.table("jobs")
+        jobs, files = self.store.table("jobs"), self.store.table("files")
         is_open = jobs.c.status.in_(UNFINISHED)
-        limits = (
-            ("max_jobs", settings.max_jobs, func.count(), 1, jobs.c.number > 0),
-            (
-                "max_jobs_bytes",
-                settings.max_jobs_bytes,
-                func.sum(jobs.c.num_bytes),
-                row["num_bytes"],
-                is_open,
-            ),
-            (
-                "max_jobs_audio_s",
-                settings.max_jobs_audio_s,
-                func.sum(jobs.c.duration_s),
-                row["duration_s"] or 0.0,
-                is_open,
-            ),
+        sums = [
+            func.coalesce(func.sum(column).filter(is_open), 0)
+            for column in (jobs.c.num_bytes, jobs.c.duration_s)
+        ]
+        amounts = select(func.count(), *sums)
+        file_bytes = select(func.coalesce(func.sum(files.c.num_bytes), 0))
+        held, own = (
+            [
+                *connection.execute(amounts.where(*owned_by(jobs))).one(),
+                connection.scalar(file_bytes.where(*owned_by(files))),
+            ]
+            for owned_by in (lambda _: (), lambda table: (table.c.owner == owner,))
         )
-        for name, limit, amount, wanted, counts in limits:
-            held = connection.scalar(select(amount).where(counts)) or 0
-            own = connection.scalar(select(amount).where(counts, jobs.c.owner == row["owner"])) or 0
-            free = limit - held
-            if wanted > free or (row["owner"] and own + wanted > SHARE * free):
+        limits = (
+            ("max_jobs", num_jobs, held[0], own[0]),
+            ("max_jobs_bytes", num_bytes, held[1] + held[3], own[1] + own[3]),
+            ("max_jobs_audio_s", audio_s, held[2], own[2]),
+        )
+        for name, wanted, held_now, own_now in limits:
+            free = getattr(self.settings, name) - held_now
+            if wanted > free or (owner and own_now + wanted > SHARE * free):
                 subject = "This key's share of the" if wanted <= free else "The"
                 raise Overloaded(f"{subject} room for jobs is taken: {naming(name)}.", FULL_RETRY_S)
 
@@ -194,24 +184,15 @@ class Jobs:
         self, owner: str, limit: int, after: str, is_descending: bool
     ) -> tuple[list[JobBody], bool]:
         """Return the jobs behind the one that `after` names, and whether more follow. Raises NotFound."""
-        jobs = self.store.table("jobs")
-
-        def work(connection: Connection) -> list[Job]:
-            conditions = [jobs.c.owner == owner]
-            if after:
-                number = self.store.job_of(connection, owner, after).number
-                conditions.append(jobs.c.number < number if is_descending else jobs.c.number > number)
-            order = jobs.c.number.desc() if is_descending else jobs.c.number
-            return self.store.jobs_of(connection, *conditions, order=order, limit=limit + 1)
-
-        found = await self.store.run(work)
-        return [make_body(job, self.runner.live.get(job.id)) for job in found[:limit]], len(found) > limit
+        rows, has_more = await self.store.page("jobs", owner, limit, after, is_descending)
+        jobs = [Job(**row) for row in rows]
+        return [make_body(job, self.runner.live.get(job.id)) for job in jobs], has_more
 
     async def delete(self, owner: str, id: str) -> None:
         """Cancel a job and delete all of it. Raises NotFound."""
         await self.store.find(owner, id)
         await self.runner.cancel(id)
-        await self.store.delete(id)
+        await self.store.delete("jobs", id)
         self.changes.notify(id)
 
     async def _sweep(self) -> None:
@@ -225,31 +206,39 @@ class Jobs:
                 counted_at = now
 
     async def _delete_old(self, elapsed_s: float) -> None:
-        settings, jobs = self.settings, self.store.table("jobs")
+        """A batch's lines are kept until all are finished, and a batch as long as its lines."""
+        settings = self.settings
+        jobs, files, batches = map(self.store.table, ("jobs", "files", "batches"))
+        open_batches = select(jobs.c.batch).where(jobs.c.status.in_(UNFINISHED), jobs.c.batch.is_not(None))
+        is_finished = jobs.c.status.not_in(UNFINISHED) & or_(
+            jobs.c.batch.is_(None), jobs.c.batch.not_in(open_batches)
+        )
+        is_old = or_(jobs.c.age_s > settings.jobs_keep_s, jobs.c.read_age_s > settings.jobs_keep_read_s)
+        is_left = batches.c.id.not_in(select(jobs.c.batch).where(jobs.c.batch.is_not(None)))
 
-        def work(connection: Connection) -> list[str]:
-            is_finished = jobs.c.status.not_in(UNFINISHED)
-            age = {"age_s": jobs.c.age_s + elapsed_s, "read_age_s": jobs.c.read_age_s + elapsed_s}
-            connection.execute(jobs.update().where(is_finished).values(age))
-            is_old = or_(jobs.c.age_s > settings.jobs_keep_s, jobs.c.read_age_s > settings.jobs_keep_read_s)
-            return list(connection.scalars(select(jobs.c.id).where(is_finished, is_old)))
+        def work(connection: Connection) -> tuple[list[str], list[str]]:
+            for table, ages in ((jobs, is_finished), (files, files.c.number > 0), (batches, is_left)):
+                connection.execute(table.update().where(ages).values(age_s=table.c.age_s + elapsed_s))
+            read_age = jobs.update().where(is_finished).values(read_age_s=jobs.c.read_age_s + elapsed_s)
+            connection.execute(read_age)
+            connection.execute(batches.delete().where(is_left, batches.c.age_s > settings.jobs_keep_s))
+            old_jobs = select(jobs.c.id).where(is_finished, is_old).limit(MOST_AT_ONCE)
+            old_files = select(files.c.id).where(files.c.age_s > settings.jobs_keep_s).limit(MOST_AT_ONCE)
+            return list(connection.scalars(old_jobs)), list(connection.scalars(old_files))
 
-        if old := await self.store.run(work):
-            await self.store.delete(*old)
+        old_jobs, old_files = await self.store.run(work)
+        await self.store.delete("jobs", *old_jobs)
+        await self.store.delete("files", *old_files)
+        for id in old_jobs:
+            self.changes.notify(id)
 
 
-def copy_to(path: Path, source: Source) -> str:
-    """Copy a file to the disk for good. Return the digest of its bytes."""
-    digest = hashlib.sha256()
-    with open_source(source) as reader, open(path, "xb") as writer:
-        while data := reader.read(MIB):
-            digest.update(data)
-            writer.write(data)
-        writer.flush()
-        os.fsync(writer.fileno())
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    return digest.hexdigest()
+def new_row(now: float) -> dict[str, Any]:
+    return {
+        "status": "queued",
+        "created_at": now,
+        "metadata": "{}",
+        "idempotency_key": "",
+        "fingerprint": "",
+        "callback_url": "",
+    }

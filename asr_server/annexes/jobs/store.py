@@ -9,22 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import hashlib
 import json
 import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, Engine, MetaData, Select, Table, create_engine, event, func, select
+from sqlalchemy import Connection, Engine, MetaData, RowMapping, Table, create_engine, event, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from asr_server.audio.recording import Source, open_source
+from asr_server.config import MIB
 from asr_server.errors import NotFound, StorageUnavailable
 
 UNFINISHED: Final = ("queued", "in_progress")
@@ -83,7 +87,6 @@ class Content:
     events: bytes
 
 
-_JOB_COLUMNS: Final = tuple(field.name for field in fields(Job))
 _CONTENT_COLUMNS: Final = tuple(field.name for field in fields(Content))
 
 
@@ -164,28 +167,57 @@ class Store:
     def table(self, name: str) -> Table:
         return self._tables[name]
 
-    # -- Jobs --
+    # -- Rows --
+
+    async def row(self, name: str, owner: str, id: str) -> RowMapping:
+        """Raises NotFound: it is not this key's, or deleted."""
+        return await self.run(lambda connection: self._row(connection, name, owner, id))
+
+    def _row(self, connection: Connection, name: str, owner: str, id: str) -> RowMapping:
+        table = self.table(name)
+        query = select(table).where(table.c.id == id, table.c.owner == owner)
+        if (row := connection.execute(query).mappings().first()) is None:
+            raise NotFound(f"There is no '{id[:80]}': it was deleted, or is another key's.")
+        return row
+
+    async def page(
+        self, name: str, owner: str, limit: int, after: str, is_descending: bool
+    ) -> tuple[list[RowMapping], bool]:
+        """Return the rows behind the one that `after` names, and whether more follow. Raises NotFound."""
+        table = self.table(name)
+        query = select(table).where(table.c.owner == owner).limit(limit + 1)
+        query = query.order_by(table.c.number.desc() if is_descending else table.c.number)
+
+        def work(connection: Connection) -> list[RowMapping]:
+            own = query
+            if after:
+                number = self._row(connection, name, owner, after)["number"]
+                own = query.where(table.c.number < number if is_descending else table.c.number > number)
+            return list(connection.execute(own).mappings())
+
+        rows = await self.run(work)
+        return rows[:limit], len(rows) > limit
+
+    async def delete(self, name: str, *ids: str) -> None:
+        """Delete jobs or files, with what they have on the disk."""
+        table, folder = self.table(name), self.recordings if name == "jobs" else self.uploads
+        if ids:
+            await self.run(lambda connection: connection.execute(table.delete().where(table.c.id.in_(ids))))
+        for id in ids:
+            await asyncio.to_thread((folder / id).unlink, missing_ok=True)
 
     async def find(self, owner: str, id: str) -> Job:
-        """Raises NotFound: it is not this key's, or deleted."""
-        return await self.run(lambda connection: self.job_of(connection, owner, id))
+        """Raises NotFound."""
+        return Job(**await self.row("jobs", owner, id))
 
     def job_of(self, connection: Connection, owner: str, id: str) -> Job:
+        return Job(**self._row(connection, "jobs", owner, id))
+
+    def jobs_of(self, connection: Connection, *conditions: Any, limit: int | None = None) -> list[Job]:
+        """Return the oldest jobs of which all this holds."""
         jobs = self.table("jobs")
-        found = self.jobs_of(connection, jobs.c.id == id, jobs.c.owner == owner)
-        if not found:
-            raise NotFound(f"There is no job '{id[:80]}': it was deleted, or is another key's.")
-        return found[0]
-
-    def _select_jobs(self) -> Select[Any]:
-        return select(*(self.table("jobs").c[name] for name in _JOB_COLUMNS))
-
-    def jobs_of(
-        self, connection: Connection, *conditions: Any, order: Any = None, limit: int | None = None
-    ) -> list[Job]:
-        order = self.table("jobs").c.number if order is None else order
-        rows = connection.execute(self._select_jobs().where(*conditions).order_by(order).limit(limit))
-        return [Job(*row) for row in rows]
+        query = select(jobs).where(*conditions).order_by(jobs.c.number).limit(limit)
+        return [Job(**row) for row in connection.execute(query).mappings()]
 
     async def update(self, number: int, **values: Any) -> None:
         jobs = self.table("jobs")
@@ -217,8 +249,9 @@ class Store:
         jobs, contents, results = map(self.table, ("jobs", "contents", "results"))
 
         def work(connection: Connection) -> None:
-            change = jobs.update().where(jobs.c.number == job.number).values(values)
-            if connection.execute(change).rowcount:  # it may have been deleted meanwhile
+            is_running = (jobs.c.number == job.number, jobs.c.status == "in_progress")
+            change = jobs.update().where(*is_running).values(values)
+            if connection.execute(change).rowcount:  # else it was cancelled or deleted meanwhile
                 connection.execute(contents.insert().values(job=job.number, **vars(content)))
                 connection.execute(results.delete().where(results.c.job == job.number))
 
@@ -234,12 +267,6 @@ class Store:
         if row is None:
             raise NotFound(f"The job '{job.id}' is {job.status}: it has no content.")
         return Content(*row)
-
-    async def delete(self, *ids: str) -> None:
-        jobs = self.table("jobs")
-        await self.run(lambda connection: connection.execute(jobs.delete().where(jobs.c.id.in_(ids))))
-        for id in ids:
-            await asyncio.to_thread(self.recording_of(id).unlink, missing_ok=True)
 
     # -- Results of the engine --
 
@@ -278,6 +305,18 @@ class Store:
         if num_bytes > disk.free - disk.total // FREE_SHARE:
             raise StorageUnavailable("The disk of the server's jobs is full. Try again later.")
 
+    @asynccontextmanager
+    async def keeping(self, path: Path, source: Source, num_bytes: int) -> AsyncIterator[str]:
+        """Copy a file for good, unless the block fails; yield its digest. Raises StorageUnavailable."""
+        self.require_disk(num_bytes)
+        try:
+            with storing():
+                digest = await asyncio.to_thread(copy_to, path, source)
+            yield digest
+        except BaseException:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+            raise
+
     async def remove_orphans(self) -> None:
         """Remove files whose rows were never written, or are gone."""
         for folder, name in ((self.recordings, "jobs"), (self.uploads, "files")):
@@ -306,3 +345,20 @@ def _set_pragmas(connection: Any, _: object) -> None:
 def _reason(error: Exception) -> str:
     """Return the database's own words, without the statement."""
     return str(getattr(error, "orig", None) or error)
+
+
+def copy_to(path: Path, source: Source) -> str:
+    """Copy a file to the disk for good. Return the digest of its bytes."""
+    digest = hashlib.sha256()
+    with open_source(source) as reader, open(path, "xb") as writer:
+        while data := reader.read(MIB):
+            digest.update(data)
+            writer.write(data)
+        writer.flush()
+        os.fsync(writer.fileno())
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return digest.hexdigest()

@@ -104,3 +104,17 @@ def test_recordings_that_a_killed_server_had_end_once_with_the_text_that_they_wo
 ) -> None:
     recordings = [wav(digits(seed, 60)) for seed in range(8)]
     survive(tmp_path, recordings, 4, *OPTIONS)
+
+
+@pytest.mark.slow
+def test_jobs_that_a_stop_finds_under_way_go_on_at_the_next_start(tmp_path: Path) -> None:
+    folder = ("--jobs-dir", str(tmp_path / "jobs"))
+    recordings = [wav(digits(seed, 200)) for seed in range(4)]
+    with run_server(*OPTIONS, *folder) as server:
+        ids = [send(server, recording, background="true").json()["id"] for recording in recordings]
+        wait_until(lambda: job(server, ids[0])["seconds_done"] > 0)
+    assert server.process.returncode == 0
+    with run_server(*OPTIONS, *folder) as server:
+        wait_until(lambda: all(job(server, id)["completed_at"] for id in ids), pause_s=0.2)
+        for id, recording in zip(ids, recordings, strict=True):
+            assert server.get(f"{URL}/{id}/content").content == send(server, recording).content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sqlite3
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from openai import AsyncOpenAI
 
 from asr_server.annexes.jobs import runner, service
 from asr_server.annexes.jobs.live import JobEvent, events_after
+from asr_server.annexes.jobs.store import Store
 from asr_server.api.schemas import TextDelta
 from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult
@@ -23,6 +25,7 @@ from asr_server.errors import ChunkFailed
 from tests.support.until import until
 from tests.unit.api.named_keys import SHOP, WEB, entry, write
 from tests.unit.api.running_app import SECOND, THREE_CHUNKS, error_of, number_of_the_chunk, run_app
+from tests.unit.cli.test_options import problems
 from tests.unit.jobs.jobs_app import URL, content, finished, jobs_of, post, run_with_jobs
 
 FIELDS: dict[str, Any] = {
@@ -36,6 +39,7 @@ FIELDS: dict[str, Any] = {
     "repetition_penalty": "1.2",
     "max_completion_tokens": "40",
 }
+SECRET = "whsec_" + "c2VjcmV0" * 4
 OTHER = {"x-request-id", "date"}  # headers of a reply that are its own
 
 
@@ -330,3 +334,43 @@ async def test_a_chunk_that_is_known_is_not_sent_again_and_an_endless_crash_ends
     database.close()
     async with run_with_jobs(tmp_path) as app:
         assert (await finished(app, id))["error"]["code"] == "server_ended"
+
+
+async def test_a_full_disk_refuses_new_jobs_and_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "MIN_PAUSE_S", 0.01)
+    async with run_with_jobs(tmp_path) as app:
+        store = jobs_of(app).store
+        app.replica.holding = True
+        id = (await post(app, THREE_CHUNKS)).json()["id"]
+        await until(lambda: len(app.replica.held) == 3)
+
+        async def limit_pages(most: int) -> None:
+            await store.run(lambda connection: connection.exec_driver_sql(f"PRAGMA max_page_count={most}"))
+
+        await limit_pages(1)  # SQLite takes as many as there are: it says that the disk is full
+        app.replica.holding = False
+        for submit in app.replica.held:
+            app.replica.release(submit)
+        refused = [await post(app, seed=str(seed), prompt="nine " * 10_000) for seed in range(3)]
+        assert refused[-1].status_code == 503
+        assert error_of(refused[-1])["code"] == "storage_unavailable"
+        await limit_pages(10**6)
+        assert (await finished(app, id))["status"] == "completed"
+        disk = shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: disk._replace(free=disk.total // 20))
+        assert "full" in str(error_of(await post(app, seed="9"))["message"])
+
+
+def test_a_broken_database_or_a_folder_in_use_ends_the_start_with_a_reason(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.open()
+    assert "another server uses it" in problems(jobs_dir=str(tmp_path))[0]
+    store.close()
+    (tmp_path / "jobs.sqlite").write_bytes(b"no database" * 1000)
+    (line,) = problems(jobs_dir=str(tmp_path))
+    assert line.startswith("--jobs-dir")
+    assert "not a database" in line
+    assert "callback_secret" in str(problems(callback_hosts="*")).lower()
+    assert SECRET not in str(problems(callback_secret=SECRET[:-1] + "\n"))

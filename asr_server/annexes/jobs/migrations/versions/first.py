@@ -19,11 +19,10 @@ def upgrade() -> None:
         Column("input_file_id", Text, nullable=False),
         Column("completion_window", Text, nullable=False),
         Column("metadata", Text, nullable=False),  # JSON
-        Column("errors", Text),  # JSON, of an input that cannot be read
+        Column("errors", Text, nullable=False),  # JSON: why its lines cannot be read
         Column("created_at", Float, nullable=False),  # Unix seconds, as all
         Column("cancelled_at", Float),
-        Column("finished_at", Float),
-        Column("age_s", Float, nullable=False, server_default="0"),
+        Column("age_s", Float, nullable=False, server_default="0"),  # since none of its jobs is left
         sqlite_autoincrement=True,
     )
     op.create_table(

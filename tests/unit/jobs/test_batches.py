@@ -1,0 +1,184 @@
+"""Files and batches in OpenAI's shape, by its own client in strict mode."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
+from openai.types import Batch
+
+from asr_server.annexes.jobs import service
+from tests.support.until import until
+from tests.unit.api.running_app import SECOND, THREE_CHUNKS, RunningApp
+from tests.unit.jobs.jobs_app import run_with_jobs
+
+ENDPOINT = "/v1/audio/transcriptions"
+
+
+@asynccontextmanager
+async def strict(app: RunningApp) -> AsyncIterator[AsyncOpenAI]:
+    url = f"http://{app.host}:{app.port}/v1"
+    async with AsyncOpenAI(
+        base_url=url, api_key="none", max_retries=0, _strict_response_validation=True
+    ) as client:
+        yield client
+
+
+def line(custom_id: str, file_id: str, **fields: Any) -> dict[str, Any]:
+    body = {"model": "whisper-1", "language": "en", "file_id": file_id} | fields
+    return {"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": body}
+
+
+async def start(client: AsyncOpenAI, lines: list[dict[str, Any]]) -> Batch:
+    text = "\n".join(map(json.dumps, lines))
+    file = await client.files.create(file=("lines.jsonl", text.encode()), purpose="batch")
+    return await client.batches.create(
+        input_file_id=file.id,
+        endpoint=ENDPOINT,  # type: ignore[arg-type]  # theirs has no recordings
+        completion_window="24h",
+        metadata={"case": "7"},
+    )
+
+
+async def ended(client: AsyncOpenAI, batch: Batch) -> Batch:
+    while batch.status == "in_progress":
+        await asyncio.sleep(0.01)
+        batch = await client.batches.retrieve(batch.id)
+    return batch
+
+
+async def results(client: AsyncOpenAI, id: str | None) -> list[dict[str, Any]]:
+    assert id is not None
+    described = await client.files.retrieve(id)
+    assert (described.id, described.purpose) == (id, "batch_output")
+    return [json.loads(each) for each in (await client.files.content(id)).text.splitlines()]
+
+
+async def test_files_are_kept_listed_read_and_deleted(tmp_path: Path) -> None:
+    async with run_with_jobs(tmp_path) as app, strict(app) as client:
+        files = [await client.files.create(file=(f"{n}.wav", SECOND), purpose="user_data") for n in range(3)]
+        assert [(file.filename, file.bytes) for file in files] == [
+            (f"{n}.wav", len(SECOND)) for n in range(3)
+        ]
+        assert (await client.files.retrieve(files[0].id)) == files[0]
+        assert [file.id async for file in client.files.list(limit=2, order="asc")] == [f.id for f in files]
+        assert (await client.files.content(files[0].id)).content == SECOND
+        assert (await client.files.delete(files[0].id)).deleted
+        with pytest.raises(NotFoundError):
+            await client.files.content(files[0].id)
+        assert len(list((tmp_path / "files").iterdir())) == 2
+
+
+async def test_a_line_is_a_request_and_its_answer_the_endpoints(tmp_path: Path) -> None:
+    async with run_with_jobs(tmp_path) as app, strict(app) as client:
+        short, long = [
+            (await client.files.create(file=("a.wav", file), purpose="user_data")).id
+            for file in (SECOND, THREE_CHUNKS)
+        ]
+        words = {"response_format": "verbose_json", "timestamp_granularities": ["word"], "temperature": 0.2}
+        lines = [line("a", short), line("b", long, response_format="srt"), line("c", long, **words)]
+        batch = await start(client, [*lines, line("d", short, track="2")])
+        await client.files.delete(long)  # the lines have it
+        batch = await ended(client, batch)
+        assert batch.request_counts is not None
+        assert (batch.status, batch.metadata) == ("completed", {"case": "7"})
+        answers = await results(client, batch.output_file_id)
+        assert [each["custom_id"] for each in answers] == ["a", "b", "c"]
+        direct = [
+            await app.post(SECOND, language="en"),
+            await app.post(THREE_CHUNKS, language="en", response_format="srt"),
+            await app.post(
+                THREE_CHUNKS,
+                language="en",
+                **{
+                    "response_format": "verbose_json",
+                    "timestamp_granularities[]": "word",
+                    "temperature": "0.2",
+                },
+            ),
+        ]
+        bodies = [each["response"]["body"] for each in answers]
+        assert bodies == [direct[0].json(), direct[1].text, direct[2].json()]
+        (failed,) = await results(client, batch.error_file_id)
+        assert (failed["custom_id"], failed["response"]["status_code"]) == ("d", 400)
+        counts = batch.request_counts
+        assert (counts.total, counts.completed, counts.failed) == (4, 3, 1)
+        assert [each.id async for each in client.batches.list(limit=1)] == [batch.id]
+
+
+async def test_a_batch_with_a_line_that_cannot_be_read_makes_no_job(tmp_path: Path) -> None:
+    async with run_with_jobs(tmp_path) as app, strict(app) as client:
+        file = (await client.files.create(file=("a.wav", SECOND), purpose="user_data")).id
+        wrong = [
+            line("a", file) | {"url": "/v1/chat/completions"},
+            line("b", "file-of-nobody"),
+            line("c", file, temperature=2),
+            line("c", file),
+            {"custom_id": "d"},
+            line("e", file, model="none"),
+        ]
+        batch = await start(client, [line("good", file), *wrong])
+        assert batch.status == "failed"
+        assert batch.errors is not None
+        listed = [(each.line, each.param) for each in batch.errors.data or []]
+        assert listed == [
+            (2, "url"),
+            (3, None),
+            (4, "temperature"),
+            (5, "custom_id"),
+            (6, None),
+            (7, "model"),
+        ]
+        assert (await app.client.get(ENDPOINT)).json()["data"] == []
+        with pytest.raises(BadRequestError):
+            await client.batches.create(
+                input_file_id=file, endpoint="/v1/embeddings", completion_window="24h"
+            )
+
+
+async def test_a_cancelled_batch_keeps_what_was_done(tmp_path: Path) -> None:
+    async with run_with_jobs(tmp_path) as app, strict(app) as client:
+        file = (await client.files.create(file=("a.wav", SECOND), purpose="user_data")).id
+        app.replica.holding = True
+        batch = await start(client, [line("a", file), line("b", file)])
+        await until(lambda: len(app.replica.held) == 2)
+        app.replica.release(app.replica.held[0])
+        while (await client.batches.retrieve(batch.id)).request_counts.completed == 0:  # type: ignore[union-attr]
+            await asyncio.sleep(0.005)
+        batch = await client.batches.cancel(batch.id)
+        assert batch.status == "cancelled"
+        assert len(await results(client, batch.output_file_id)) == 1
+        (lost,) = await results(client, batch.error_file_id)
+        assert lost["error"]["code"] == "batch_cancelled"
+        assert list((tmp_path / "recordings").iterdir()) == []
+
+
+async def test_a_batch_goes_on_after_the_end_of_the_server_and_is_kept_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_with_jobs(tmp_path) as app, strict(app) as client:
+        file = (await client.files.create(file=("a.wav", SECOND), purpose="user_data")).id
+        app.replica.holding = True
+        batch = await start(client, [line("a", file), line("b", file)])
+        await until(lambda: len(app.replica.held) == 2)
+        app.replica.release(app.replica.held[0])
+        while (await client.batches.retrieve(batch.id)).request_counts.completed == 0:  # type: ignore[union-attr]
+            await asyncio.sleep(0.005)
+    monkeypatch.setattr(service, "SWEEP_S", 0.005)
+    async with run_with_jobs(tmp_path, jobs_keep_s=0.01) as app, strict(app) as client:
+        app.replica.holding = True
+        while (await client.files.list()).data:  # they are old: so is what is done of the batch
+            await asyncio.sleep(0.005)
+        assert (await client.batches.retrieve(batch.id)).request_counts.completed == 1  # type: ignore[union-attr]
+    async with run_with_jobs(tmp_path) as app, strict(app) as client:
+        batch = await ended(client, batch)
+        assert [each["custom_id"] for each in await results(client, batch.output_file_id)] == ["a", "b"]
+    async with run_with_jobs(tmp_path, jobs_keep_s=0.01) as app, strict(app) as client:
+        while (await client.batches.list()).data:
+            await asyncio.sleep(0.005)
