@@ -118,10 +118,12 @@ def _parse_detection(
     query: list[tuple[str, str]], pairs: list[tuple[str, str]], models: Models
 ) -> TranscriptionRequest:
     fields = read_fields([*query, *pairs], DetectionFields)
-    start_s = fields.detect_lang_offset
-    end_s = start_s + (fields.detect_lang_length or math.inf)
-    clips = (Clip(start_s, end_s),) if start_s or end_s < math.inf else ()
+    clips = _clips(fields.detect_lang_offset, fields.detect_lang_length)
     return replace(parse_transcription_request([], models), clips=clips)
+
+
+def _clips(start_s: float, duration_s: float | None) -> tuple[Clip, ...]:
+    return (Clip(start_s, start_s + (duration_s or math.inf)),) if start_s or duration_s else ()
 
 
 class _Asr:
@@ -237,11 +239,8 @@ class _Inference:
             others += [("timestamp_granularities", "segment"), ("timestamp_granularities", "word")]
         parse = parse_translation_request if fields.translate else parse_transcription_request
         request = parse(others, models)
-        return replace(request, clips=self._clips(), ignored_fields=request.ignored_fields + ignored)
-
-    def _clips(self) -> tuple[Clip, ...]:
-        start_s, duration_s = self._fields.offset_t / 1000, self._fields.duration / 1000
-        return (Clip(start_s, start_s + (duration_s or math.inf)),) if start_s or duration_s else ()
+        clips = _clips(fields.offset_t / 1000, fields.duration / 1000)
+        return replace(request, clips=clips, ignored_fields=request.ignored_fields + ignored)
 
     def reply(self, transcript: Transcript, request: TranscriptionRequest) -> Response:
         if request.fields.response_format != "verbose_json":
@@ -266,30 +265,25 @@ class _Inference:
 
 
 @azure.post("/deployments/{deployment}/audio/transcriptions", response_model=None)
-async def transcribe(deployment: str, request: Request) -> Response:
-    parse = partial(_parse_for, deployment, parse_transcription_request)
-    return TranscriptionResponse(get_state(request), parse)
+@azure.post("/v1/audio/transcriptions", response_model=None)
+async def transcribe(request: Request) -> Response:
+    return _response(request, parse_transcription_request)
 
 
 @azure.post("/deployments/{deployment}/audio/translations", response_model=None)
-async def translate(deployment: str, request: Request) -> Response:
-    return TranscriptionResponse(
-        get_state(request), partial(_parse_for, deployment, parse_translation_request)
-    )
-
-
-@azure.post("/v1/audio/transcriptions", response_model=None)
-async def transcribe_by_model(request: Request) -> Response:
-    return TranscriptionResponse(get_state(request), parse_transcription_request)
-
-
 @azure.post("/v1/audio/translations", response_model=None)
-async def translate_by_model(request: Request) -> Response:
-    return TranscriptionResponse(get_state(request), parse_translation_request)
+async def translate(request: Request) -> Response:
+    return _response(request, parse_translation_request)
+
+
+def _response(request: Request, parse: RequestParser) -> Response:
+    if deployment := request.path_params.get("deployment"):
+        parse = partial(_parse_for, deployment, parse)
+    return TranscriptionResponse(get_state(request), parse)
 
 
 def _parse_for(
-    deployment: str, parse_request: RequestParser, pairs: list[tuple[str, str]], models: Models
+    deployment: str, parse: RequestParser, pairs: list[tuple[str, str]], models: Models
 ) -> TranscriptionRequest:
     others = [(name, value) for name, value in pairs if name != "model"]
-    return parse_request([("model", deployment), *others], models)
+    return parse([("model", deployment), *others], models)

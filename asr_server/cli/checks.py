@@ -109,13 +109,13 @@ def wyoming(settings: ServerSettings) -> Iterator[str]:
         reason = "needs the package wyoming, an extra: pip install '.[wyoming]' in the checkout"
         yield problem("wyoming_port", settings.wyoming_port, reason)
     else:
-        yield from _why_no_port_of_its_own(settings, "host", "wyoming_port", ("port",))
+        yield from _why_not_on(settings, "host", "wyoming_port", ("port",))
 
 
 def metrics(settings: ServerSettings) -> Iterator[str]:
     if settings.has_metrics_port:
         host_setting = "metrics_host" if settings.metrics_host else "host"
-        yield from _why_no_port_of_its_own(settings, host_setting, "metrics_port", ("port", "wyoming_port"))
+        yield from _why_not_on(settings, host_setting, "metrics_port", ("port", "wyoming_port"))
 
 
 def jobs(settings: ServerSettings) -> Iterator[str]:
@@ -138,19 +138,13 @@ def jobs(settings: ServerSettings) -> Iterator[str]:
         yield problem("jobs_dir", settings.jobs_dir, error.message)
 
 
-def _why_no_port_of_its_own(
-    settings: ServerSettings, host_setting: str, port_setting: str, others: tuple[str, ...]
+def _why_not_on(
+    settings: ServerSettings, host_setting: str, port_setting: str, others: tuple[str, ...] = ()
 ) -> Iterator[str]:
-    port = getattr(settings, port_setting)
-    taken_by = [other for other in others if port == getattr(settings, other) != 0]
-    if taken_by:
-        yield problem(port_setting, port, f"must differ from {naming(taken_by[0])}")
-    else:
-        yield from _why_not_on(settings, host_setting, port_setting)
-
-
-def _why_not_on(settings: ServerSettings, host_setting: str, port_setting: str) -> Iterator[str]:
     host, port = getattr(settings, host_setting), getattr(settings, port_setting)
+    if taken_by := [other for other in others if port == getattr(settings, other) != 0]:
+        yield problem(port_setting, port, f"must differ from {naming(taken_by[0])}")
+        return
     is_shared = settings.reuse_port and port_setting != "metrics_port"
     try:
         for listener in bound_sockets(host, port, is_shared):

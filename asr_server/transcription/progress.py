@@ -186,13 +186,11 @@ class StallWatch:
             return ""
         self._still_s += tick_s
         if handle.num_in_flight:
-            num_steps = handle.steps_in_flight()
-            is_over = num_steps > MAX_STEPS_IN_FLIGHT
-            return f"a replica has taken {num_steps} steps without finishing its chunk" if is_over else ""
-        if self._num_in_pool:
-            is_over = self._still_s >= self._limits.pool_s
-            return (
-                f"the threads that decode have finished nothing for {self._still_s:.0f} s" if is_over else ""
-            )
-        is_over = self._still_s >= self._limits.request_s
-        return f"nothing of it has moved for {self._still_s:.0f} s" if is_over else ""
+            if (num_steps := handle.steps_in_flight()) > MAX_STEPS_IN_FLIGHT:
+                return f"a replica has taken {num_steps} steps without finishing its chunk"
+        elif self._num_in_pool:
+            if self._still_s >= self._limits.pool_s:
+                return f"the threads that decode have finished nothing for {self._still_s:.0f} s"
+        elif self._still_s >= self._limits.request_s:
+            return f"nothing of it has moved for {self._still_s:.0f} s"
+        return ""
