@@ -46,7 +46,7 @@ BROKEN: Final = 1006  # and for a connection that ended without a close
 MAX_STANDARD_CODE: Final = 1015  # clients may choose larger ones
 SWITCHED: Final = 101  # HTTP's status of a handshake that opened a session
 LAST_MESSAGES_S: Final = 1.0
-MAX_REMEMBERED: Final = 4096  # requests
+MAX_ANSWERS: Final = 4096  # requests
 _FIRST_OF_A_REPLY: Final = frozenset(
     {"http.response.start", "websocket.accept", "websocket.http.response.start"}
 )
@@ -73,7 +73,7 @@ class History:
 
     def __init__(self, tracer: Tracer | None = None) -> None:
         self.began_at = time.monotonic()
-        self.recent = deque[Ended](maxlen=MAX_REMEMBERED)
+        self.recent = deque[Ended](maxlen=MAX_ANSWERS)
         self.tracer = tracer
 
     def add(self, what: str, stats: metrics.RequestStats, figures: Mapping[str, Any]) -> None:

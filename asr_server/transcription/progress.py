@@ -169,7 +169,7 @@ class StallWatch:
             self._num_in_pool -= 1
 
     async def run(self, tasks: Collection[asyncio.Task[Any]]) -> None:
-        """Watch until cancelled or all `tasks` are done. Raises RequestStalled."""
+        """Watch until cancelled. Behind the last of `tasks`, only the client waits. Raises RequestStalled."""
         tick_s = min(TICK_S, self._limits.request_s / 4)
         while True:
             await asyncio.sleep(tick_s)
