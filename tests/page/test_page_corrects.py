@@ -106,6 +106,9 @@ def test_choices_are_there_after_a_reload(open_any: OpenAny) -> None:
 def test_one_of_several_models_is_chosen(open_any: OpenAny) -> None:
     tab = open_any()
     tab.wait_for_text("#model", "whisper-digits")
+    assert tab.evaluate(
+        "document.querySelector('#model-field').hidden"
+    )  # its other names are not other models
     found = tab.evaluate(
         """import("/web/serving.js").then(async ({ Serving }) => {
             const { chosenOptions, offerModels } = await import("/web/options.js");

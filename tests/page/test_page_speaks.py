@@ -110,3 +110,24 @@ def test_a_tab_that_is_killed_leaves_sound_and_text(open_any: OpenAny) -> None:
     other.click(".fold")
     other.wait("document.querySelector('.word') && document.querySelector('.player')?.checkVisibility()")
     assert downloaded_seconds(other) >= 5
+
+
+def test_the_text_of_one_who_speaks_is_large_followed_and_alone_on_the_page(open_any: OpenAny) -> None:
+    tab = open_any()
+    speak(tab)
+    for selector in (".lead", "#options", "label.button"):
+        assert not tab.evaluate(f"document.querySelector({json.dumps(selector)}).checkVisibility()")
+    size = "parseFloat(getComputedStyle(document.querySelector('#live-text')).fontSize)"
+    before = tab.evaluate(size)
+    tab.click("#larger")
+    assert tab.evaluate(size) > before
+    tab.evaluate("(document.querySelector('#live-text').style.maxHeight = '3rem', 0)")
+    box = "document.querySelector('#live-text')"
+    tab.wait(f"{box}.scrollHeight > 2 * {box}.clientHeight && {box}.scrollTop > 0")
+    tab.evaluate(f"{box}.dispatchEvent(new WheelEvent('wheel', {{ bubbles: true }}))")
+    tab.evaluate(f"{box}.scrollTop = 0")
+    tab.wait("document.querySelector('#live .back').checkVisibility()")
+    tab.evaluate("document.querySelector('#live .back').click()")
+    tab.wait(f"{box}.scrollTop > 0")
+    tab.click("#record")
+    tab.wait("document.querySelector('.fold:enabled')")

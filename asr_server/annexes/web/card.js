@@ -30,8 +30,8 @@ export class Card {
     this.owner.listen(recording, "work", onceAFrame(() => this.owner.isClosed || this.#drawWork()));
     this.owner.listen(recording, "state", () => this.#draw());
     this.owner.listen(recording, "text", () => this.#drawText());
-    this.owner.listen(recording, "kept", () => this.#onKept());
-    this.owner.listen(recording, "unkept", () => this.#drawText());
+    this.owner.listen(recording, "kept", () => this.isFolded && recording.release());
+    for (const type of ["kept", "unkept"]) this.owner.listen(recording, type, () => this.#drawText());
     this.#draw();
   }
 
@@ -154,11 +154,6 @@ export class Card {
     this.doubts.hidden = !numDoubtful;
     this.doubts.textContent = count(numDoubtful, "doubtful word");
     this.#mark();
-  }
-
-  #onKept() {
-    if (this.isFolded) this.recording.release();
-    this.#drawText(); // it may be kept by now, or not any more
   }
 
   #places() {

@@ -69,11 +69,6 @@ export class Cards {
     for (const { recording } of this.#finished()) await this.#keepSound(recording);
   }
 
-  #onKept(recording) {
-    this.#showKept();
-    return this.#keepSound(recording);
-  }
-
   async #keepSound({ id, file, isKept, isSpoken, name }) {
     try {
       if (file && isKept && !isSpoken) await this.store.sounds.keep(id, file);
@@ -117,7 +112,8 @@ export class Cards {
       mayOpen: (card) => this.#mayOpen(card),
     });
     card.owner.listen(recording, "state", () => this.#search());
-    card.owner.listen(recording, "kept", () => this.#onKept(recording));
+    card.owner.listen(recording, "kept", () => this.#showKept());
+    card.owner.listen(recording, "kept", () => this.#keepSound(recording));
     card.owner.listen(recording, "unkept", () => this.#onUnkept(recording));
     card.owner.listen(recording, "gone", () => this.#onGone([recording.id]));
     const at = this.cards.findIndex((other) => other.recording.order < recording.order);

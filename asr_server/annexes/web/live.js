@@ -7,10 +7,12 @@ import { chosenOptions } from "./options.js";
 import { Owner } from "./owner.js";
 import { Tape } from "./tape.js";
 
+const [LEAST_REM, MOST_REM] = [1, 6];
 const LISTENING = "Listening …";
 
 export class Live {
   levels = [];
+  size = 1.5; // of the text, in rem
   microphone = null;
   tape = null;
 
@@ -22,6 +24,10 @@ export class Live {
     Object.assign(this, { store, nextName, on });
     this.follow = new Follow($("live-text"), "Back to the last words", new Owner(), { block: "end" });
     $("live-text").after(this.follow.back);
+    $("smaller").onclick = () => this.#resize(0.8);
+    $("larger").onclick = () => this.#resize(1.25);
+    $("full").onclick = () => (document.fullscreenElement ? document.exitFullscreen() : $("live").requestFullscreen());
+    $("full").hidden = !document.fullscreenEnabled;
     $("record").onclick = () => (this.microphone ? this.microphone.stop() : this.#start());
   }
 
@@ -70,7 +76,15 @@ export class Live {
     if ($("live-status").textContent !== text) $("live-status").textContent = text;
   }
 
+  /** For those who read it from far away. */
+  #resize(factor) {
+    this.size = Math.min(MOST_REM, Math.max(LEAST_REM, this.size * factor));
+    $("live-text").style.fontSize = `${this.size}rem`;
+  }
+
   #setRecording(isOn) {
+    if (isOn) this.awake = navigator.wakeLock?.request("screen").catch(() => null); // the screen stays on
+    else this.awake?.then((lock) => lock?.release());
     $("record").classList.toggle("is-recording", isOn);
     $("record").setAttribute("aria-pressed", isOn);
     $("record-label").textContent = isOn ? "Stop" : "Speak";

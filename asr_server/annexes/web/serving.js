@@ -14,7 +14,8 @@ export class Serving extends EventTarget {
   /** Whether the server can be asked. */
   async refresh(key) {
     try {
-      const served = await models(key);
+      const named = await models(key);
+      const served = [...Map.groupBy(named, ({ id, root }) => root ?? id).values()].map(([own]) => own); // without other names
       if (key) keepApiKey(key);
       this.#become("served", "", served);
     } catch (error) {
