@@ -14,7 +14,7 @@ from tests.support.speech import say
 
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 200
-SPOKEN = say("314159", gap_s=[0.2, 0.2, 1.2, 0.2, 0.2, 0.5])
+SPOKEN = say("31415", gap_s=[0.2, 0.2, 1.2, 0.2, 0.5])
 
 pytestmark = pytest.mark.trial
 
@@ -108,8 +108,25 @@ def test_livekit_speech_to_text_whole_and_live(server: Server, tmp_path: Path) -
     assert lines_of("livekit", "examples/livekit_stt.py", recording, f"{server.url}/v1") == [
         f"whole: {SPOKEN.text}",
         "live: three one four",
-        "live: one five nine",
+        "live: one five",
     ]
+
+
+def test_livekits_deepgram_whole_and_live(server: Server, tmp_path: Path) -> None:
+    recording = write_wav(tmp_path / "speech.wav", SPOKEN, 24_000)
+    script = "tests/contract/clients/livekit_deepgram.py"
+    assert lines_of("livekit", script, recording, f"{server.url}/v1") == [
+        f"whole: {SPOKEN.text}",
+        "live: three one four 3",
+        "live: one five 2",
+    ]
+
+
+def test_pipecats_deepgram_live(server: Server, tmp_path: Path) -> None:
+    one_turn = say("314", gap_s=[0.2, 0.2, 0.5])
+    recording = write_wav(tmp_path / "speech.wav", one_turn)
+    script = "tests/contract/clients/pipecat_deepgram.py"
+    assert lines_of("pipecat", script, recording, server.url) == [f"live: {one_turn.text}"]
 
 
 def test_pipecat_speech_to_text_whole_and_live(server: Server, tmp_path: Path) -> None:
