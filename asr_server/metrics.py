@@ -1,4 +1,7 @@
-"""Define every metric that is counted as things happen: name, meaning, labels. Imports no torch."""
+"""Define the counters and histograms, and what is noted of one request (`RequestStats`). Imports no torch.
+
+Gauges, read when somebody asks, are in `annexes/monitoring/metrics.py`.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ current_request_id: Final = ContextVar("current_request_id", default="")
 logger = logging.getLogger(__name__)
 
 FIGURES: Final = "figures"  # the attribute of a record whose values become values of its line as JSON
-_SEPARATOR: Final = "#"  # never in a request's id, see `api.request_id`
+_SEPARATOR: Final = "#"  # never in a request's id, see `api.middleware.request_id_of`
 _count = itertools.count(1)
 
 

@@ -1,4 +1,7 @@
-"""The one table of the headers that answers carry: documented, and shown to pages of other origins."""
+"""The headers that answers carry: documented, and shown to pages of other origins.
+
+`api.transcribe.answer_headers` and `recording_headers` set those of a transcript, `api.errors` an error's.
+"""
 
 from __future__ import annotations
 
