@@ -114,7 +114,7 @@ def test_livekit_speech_to_text_whole_and_live(server: Server, tmp_path: Path) -
 
 def test_livekits_deepgram_whole_and_live(server: Server, tmp_path: Path) -> None:
     recording = write_wav(tmp_path / "speech.wav", SPOKEN, 24_000)
-    script = "tests/contract/clients/livekit_deepgram.py"
+    script = "tests/contract/clients/livekit_deepgram_client.py"
     assert lines_of("livekit", script, recording, f"{server.url}/v1") == [
         f"whole: {SPOKEN.text}",
         "live: three one four 3",
@@ -125,7 +125,7 @@ def test_livekits_deepgram_whole_and_live(server: Server, tmp_path: Path) -> Non
 def test_pipecats_deepgram_live(server: Server, tmp_path: Path) -> None:
     one_turn = say("314", gap_s=[0.2, 0.2, 0.5])
     recording = write_wav(tmp_path / "speech.wav", one_turn)
-    script = "tests/contract/clients/pipecat_deepgram.py"
+    script = "tests/contract/clients/pipecat_deepgram_client.py"
     assert lines_of("pipecat", script, recording, server.url) == [f"live: {one_turn.text}"]
 
 

@@ -1,6 +1,6 @@
 """LiveKit's Deepgram speech-to-text on this server: a whole recording, and live.
 
-python livekit_deepgram.py RECORDING BASE_URL
+python livekit_deepgram_client.py RECORDING BASE_URL
 """
 
 import asyncio

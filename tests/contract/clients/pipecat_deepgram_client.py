@@ -1,6 +1,6 @@
 """pipecat's Deepgram speech-to-text service on this server, live.
 
-python pipecat_deepgram.py RECORDING BASE_URL
+python pipecat_deepgram_client.py RECORDING BASE_URL
 """
 
 import asyncio
