@@ -119,11 +119,7 @@ class Tokenizer:
     def __init__(
         self, text: tokenizers.Tokenizer, added: Mapping[str, int], generation: Mapping[str, Any]
     ) -> None:
-        """Args:
-        text: encodes plain text; knows no added tokens.
-        added: special and timestamp tokens, by text.
-        generation: generation_config.json, or empty.
-        """
+        """`text` knows no `added` tokens (special ones and times); generation_config.json may be empty."""
         self.specials = SpecialTokens.from_files(added, generation)
         self.time_precision_s = 1 / POSITIONS_PER_S  # of one timestamp token
         self._text = text

@@ -83,21 +83,13 @@ Candidates = Sequence[NextTokens]  # of each hypothesis
 class BeamSearch:
     def __init__(
         self,
-        width: int,
+        width: int,  # most hypotheses a step, and ended ones after which the search stops
         max_tokens: int,
         end_of_text: int,
-        margin: float = PRUNING_MARGIN,
-        audio_end: float = math.inf,
+        margin: float = PRUNING_MARGIN,  # infinite: openai-whisper's search
+        audio_end: float = math.inf,  # timestamp from which no segment may begin
         boost: KeywordBoost | None = None,
     ) -> None:
-        """Args:
-        width: most hypotheses a step, and ended ones after which the search stops.
-        max_tokens: greatest length.
-        margin: drop hypotheses further below the likeliest. Infinite gives openai-whisper's search: no
-            recombination, and texts are compared by their mean.
-        audio_end: timestamp from which no segment may begin.
-        boost: of keywords.
-        """
         self.width = width
         self.running = [Hypothesis()]
         self.ended: list[Hypothesis] = []
@@ -121,11 +113,9 @@ class BeamSearch:
         return len(self.running) == 1 and not self.running[0].is_tentative
 
     def append_if_sure(self, token: int, logprob: float, lead: float, others: NextTokens = ()) -> bool:
-        """Append the token if `advance` would keep it alone.
+        """Append the token, of which `leads` knows the rest, if `advance` would keep it alone.
 
-        Args:
-            logprob, lead: of `leads`.
-            others: with keywords, the tokens that could follow instead.
+        With keywords `others` are the tokens that could follow instead.
         """
         if not lead > self._margin or not self.agrees or self.ended or token == self._end_of_text:
             return False
@@ -144,13 +134,9 @@ class BeamSearch:
         return True
 
     def advance(self, candidates: Candidates, named: Candidates = ()) -> list[int]:
-        """Continue with the likeliest candidates.
+        """Continue with the likeliest candidates of each hypothesis, and with others that keywords name.
 
-        Args:
-            candidates: each hypothesis's likeliest next tokens.
-            named: of each hypothesis, other next tokens that keywords name.
-        Returns:
-            the index of each new hypothesis's parent.
+        Returns the index of each new hypothesis's parent.
         """
         branches = [each for each in self._branches(candidates, named) if each.logprob > -math.inf]
         own = [each for each in branches if not each.is_tentative]
@@ -305,8 +291,7 @@ def leads(
 ) -> tuple[list[float], list[float]]:
     """Return each row's likeliest log-probability, and how far it leads the next, all times being one.
 
-    Args:
-        tokens, logprobs: [rows, candidates], the likeliest first.
+    Candidates are [rows, candidates], the likeliest first.
     """
     is_time = tokens > end_of_text
     with np.errstate(invalid="ignore", divide="ignore"):  # a row of which no token is possible leads by NaN

@@ -68,15 +68,10 @@ class KeywordBoost:
 
     def __init__(
         self,
-        spaced: Iterable[Sequence[int]],
-        unspaced: Iterable[Sequence[int]],
-        opens_word: Callable[[int], bool],
+        spaced: Iterable[Sequence[int]],  # tokens of keywords that may follow any token
+        unspaced: Iterable[Sequence[int]],  # of keywords that need a word start without a space
+        opens_word: Callable[[int], bool],  # whether a word may begin without a space behind this token
     ) -> None:
-        """Args:
-        spaced: tokens of keywords that may follow any token.
-        unspaced: tokens of keywords that need a word start without a space.
-        opens_word: whether a word may begin without a space behind this token.
-        """
         self._states = [_State(), _State()]
         self._opens_word = opens_word
         spaced = list(spaced)

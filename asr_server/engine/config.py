@@ -87,10 +87,6 @@ class EngineConfig:
     def num_texts(self) -> int:
         return self.num_slots + self.num_searches * (self.beam_size - 1)
 
-    @property
-    def audio_dtype(self) -> torch.dtype | None:
-        return torch.uint8 if self.int8_audio else None
-
     def resolved(
         self, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype, int8: bool = False
     ) -> EngineConfig:
@@ -103,11 +99,11 @@ class EngineConfig:
         # it may take short ones one after another, whose prompts are then fed together.
         chunks_of_worker = 1 if short_audio == "exact" else _SHORT_AT_ONCE
         int8_audio = int8 if self.int8_audio is None else self.int8_audio
-        name = "int8" if int8 else str(dtype).removeprefix("torch.")
-        chosen = replace(self, dtype=name, int8_audio=int8_audio)
         return replace(
-            chosen,
+            self,
             device=device.type,
+            dtype="int8" if int8 else str(dtype).removeprefix("torch."),
+            int8_audio=int8_audio,
             num_slots=self.num_slots
             or choose_num_slots(
                 sizes,
@@ -115,7 +111,7 @@ class EngineConfig:
                 dtype,
                 free_bytes(device, self.num_on_device),
                 self.num_ranks,
-                chosen.audio_dtype,
+                int8_audio,
                 num_texts=1 if on_cpu else 1 + (self.beam_size - 1) / _CHUNKS_PER_SEARCH,
             ),
             encode_batch=self.encode_batch
@@ -180,14 +176,14 @@ def choose_num_slots(
     dtype: torch.dtype,
     num_free_bytes: int,
     num_ranks: int = 1,
-    audio_dtype: torch.dtype | None = None,
+    int8_audio: bool = False,
     num_texts: float = 1,
 ) -> int:
     """Return the slots that a share of free memory holds, up to the number that speeds up a step."""
     share = SLOT_MEMORY_SHARE[device.type] * num_free_bytes
     # On CPU all parts of a slot lie in one memory.
     ranks_elsewhere = num_ranks if device.type == "cuda" else 1
-    chunk_bytes = DecoderCache.bytes_per_chunk(sizes, dtype, audio_dtype, num_texts) // ranks_elsewhere
+    chunk_bytes = DecoderCache.bytes_per_chunk(sizes, dtype, int8_audio, num_texts) // ranks_elsewhere
     return max(1, min(MAX_SLOTS[device.type], int(share) // chunk_bytes))
 
 

@@ -58,22 +58,6 @@ _ENCODE_BUDGET_S = 1.5  # longest that encoding may hold up chunks that are bein
 _MOST_ALIGNING = 32  # texts without slots whose token times are on the way
 
 
-class StepTimer:
-    """A histogram of steps. One thread writes, others may read."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(STEP_TIME_BOUNDS_S) + 1)  # the last one: longer than every bound
-        self._sum_s = 0.0
-
-    def add(self, step_s: float) -> None:
-        self._counts[bisect_left(STEP_TIME_BOUNDS_S, step_s)] += 1
-        self._sum_s += step_s
-
-    @property
-    def times(self) -> StepTimes:
-        return StepTimes(tuple(self._counts), self._sum_s)
-
-
 class Engine:
     """One replica's engine. Not thread-safe."""
 
@@ -92,7 +76,8 @@ class Engine:
         self.num_slots = config.num_slots
         self.num_steps = 0
         self.draining = False
-        self.step_timer = StepTimer()
+        self._step_counts = [0] * (len(STEP_TIME_BOUNDS_S) + 1)  # the last one: longer than every bound
+        self._steps_s = 0.0
         tell = None if broadcast is None else lead(broadcast, config)
         token_rules = TokenRules(rules, tokenizer.specials, model.sizes.vocabulary, model.device)
         kernels, self.kernels_report = choose(config.kernels, model, token_rules)
@@ -162,7 +147,7 @@ class Engine:
             slots_in_use=self.slots_in_use,
             num_decode_steps=self._loop.num_steps,
             num_decoded_tokens=self._loop.num_tokens,
-            step_times=self.step_timer.times,
+            step_times=StepTimes(tuple(self._step_counts), self._steps_s),
             num_layers=self.model.encoder.progress[0] + self.model.decoder.progress[0],
             search_steps=self._loop.search_steps,
         )
@@ -198,7 +183,9 @@ class Engine:
             self._decode()
             self._align()
         if has_work:
-            self.step_timer.add(time.monotonic() - started_at)
+            step_s = time.monotonic() - started_at
+            self._step_counts[bisect_left(STEP_TIME_BOUNDS_S, step_s)] += 1
+            self._steps_s += step_s
         events, self._events = self._events, []
         return events
 

@@ -279,12 +279,9 @@ class DecodeLoop:
     def _branch(
         self, chunk: ActiveChunk, beam: BeamSearch, parents: list[int], chosen: Sequence[int]
     ) -> list[tuple[int, SlotStart]]:
-        """Give each hypothesis a slot, its parent's if possible.
+        """Give each hypothesis a slot, its parent's if possible; return those to set, with their parents'.
 
-        Args:
-            chosen: the token that the device has appended to each slot.
-        Returns:
-            the slots to set, each with its parent's slot.
+        `chosen` are the tokens that the device has appended to the slots.
         """
         slots_before = list(chunk.slots)
         order = _in_place(parents)

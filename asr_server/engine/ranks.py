@@ -58,9 +58,7 @@ def check_ranks(config: EngineConfig) -> None:
 def join(config: EngineConfig, rank: int, store: str, links: Sequence[socket.socket]) -> Shard:
     """Connect the ranks; wait for all.
 
-    Args:
-        store: an empty file that all ranks can open.
-        links: from rank 0 to the others, or from a rank to rank 0.
+    `store` is an empty file that all can open; links go from rank 0 to the others, or from a rank to rank 0.
     """
     if choose_device(config.device).type == "cpu":
         add_up = SocketSum(rank, links)

@@ -104,7 +104,7 @@ class Runner:
         num_texts, device, specials = config.num_texts, model.device, tokenizer.specials
         self.model = model
         self._rules = TokenRules(rules, specials, model.sizes.vocabulary, device)
-        self.cache = model.new_cache(config.num_slots, kernels, config.audio_dtype, num_texts)
+        self.cache = model.new_cache(config.num_slots, kernels, bool(config.int8_audio), num_texts)
         self.state = SlotState.empty(num_texts, model.sizes.text_positions, device)
         self._specials = specials
         self._language_tokens = torch.tensor(
@@ -166,11 +166,7 @@ class Runner:
     @on_all_ranks
     @torch.inference_mode()
     def prefill(self, slots: Sequence[int], prompts: list[list[int]], sot_index: int) -> None:
-        """Feed prompts of equal length.
-
-        Args:
-            sot_index: of <|startoftranscript|>; its scores give the probability of silence.
-        """
+        """Feed prompts of equal length; scores at <|startoftranscript|> give the probability of silence."""
         block = self._block(slots)
         self.cache.begin_text(slots, block, len(prompts[0]))
         hidden = self._feed(block, prompts)

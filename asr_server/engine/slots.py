@@ -37,13 +37,9 @@ _NUM_INTEGERS, _NUM_FRACTIONS = 8, 2 + len(_FROM_OPTIONS)
 
 
 class SlotState:
-    """Columns over slots, the rows of two matrices; a slice shares their memory."""
+    """Columns over slots: rows of int64 [8 + positions, slots] and float32 [7, slots]; slices share them."""
 
     def __init__(self, integers: Tensor, fractions: Tensor) -> None:
-        """Args:
-        integers: int64 [8 + positions, slots].
-        fractions: float32 [7, slots].
-        """
         self.integers, self.fractions = integers, fractions
         (  # the kernels know this order
             self.active,  # 1: begun, and not yet at the end of the text; kernels pass over the others
@@ -180,11 +176,7 @@ class SlotTable:
         chunk.slots.clear()
 
     def compact(self, movable: Iterable[ActiveChunk]) -> list[tuple[int, int]]:
-        """Move chunks from the last slots into free ones, if a step then computes fewer rows.
-
-        Returns:
-            old and new slots.
-        """
+        """Move chunks from the last slots into free ones if that saves rows; return old and new slots."""
         gaps = deque(slot for slot, holder in enumerate(self._holders) if holder is None)
         held = sorted(((slot, chunk) for chunk in movable for slot in chunk.slots), key=itemgetter(0))
         if not held:

@@ -186,10 +186,8 @@ def penalise(scores: Tensor, state: SlotState, end_of_text: int) -> Tensor:
 def draw(scores: Tensor, state: SlotState, restricted: bool = True) -> Tensor:
     """Draw one token a row, by the largest sum of score and noise (Gumbel 1954).
 
-    Noise belongs to a token, so scores that differ in the last digit seldom change the draw.
-
-    Args:
-        restricted: some row has top-k, top-p or min-p, which need sorting.
+    Noise belongs to a token, so scores that differ in the last digit seldom change the draw. Only rows that
+    are restricted, by top-k, top-p or min-p, need sorting.
     """
     scores = scores / state.temperature[:, None]
     if restricted:
@@ -258,13 +256,9 @@ def choose_boosted(tokens: Tensor, logprobs: Tensor, named: Named) -> tuple[Tens
 
 
 def likeliest_named(named: Named, likeliest: Tensor, count: int) -> Tensor:
-    """Return named tokens beside the likeliest ones: [2 * count, B], tokens, then log-probabilities.
+    """Return named tokens beside the likeliest ones [B, candidates]: [2 * count, B], tokens, then numbers.
 
-    Places without a token have the log-probability -inf.
-
-    Args:
-        likeliest: [B, candidates].
-        count: at most the columns of `named`.
+    Places without a token have the log-probability -inf. `named` has `count` columns or more.
     """
     is_likeliest = (named.tokens[:, :, None] == likeliest[:, None]).any(-1)
     boosted = (named.logprobs + named.bonuses).masked_fill(is_likeliest, _NEVER)

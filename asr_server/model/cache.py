@@ -69,20 +69,14 @@ class DecoderCache:
     def __init__(
         self,
         sizes: WhisperSizes,
-        num_slots: int,
+        num_slots: int,  # of audio
         device: torch.device,
         dtype: torch.dtype,
-        num_ranks: int = 1,
+        num_ranks: int = 1,  # that share the heads
         kernels: Kernels = TORCH,
-        audio_dtype: torch.dtype | None = None,
-        num_texts: int | None = None,
+        int8_audio: bool = False,  # in packed rows
+        num_texts: int | None = None,  # slots; None: `num_slots`
     ) -> None:
-        """Args:
-        num_slots: audio slots.
-        num_ranks: ranks that share the heads.
-        audio_dtype: uint8 for packed rows; None: `dtype`.
-        num_texts: slots; None: `num_slots`.
-        """
         self.kernels = kernels
         num_texts = num_texts or num_slots
         heads, depth = sizes.decoder_heads // num_ranks, sizes.width // sizes.decoder_heads
@@ -95,19 +89,17 @@ class DecoderCache:
         self._texts = _zeros((2, *text), device, dtype)
         self.keys, self.values = self._texts.unbind()
         self.text_ends = TextEnds(num_texts, sizes.text_positions)
-        audio_dtype = audio_dtype or dtype
-        self._packed = audio_dtype == torch.uint8
+        self._packed = int8_audio
         self._block = key_block(sizes.audio_positions)
         if self._packed:
             in_blocks = (*audio_keys[:3], sizes.audio_positions // self._block, depth, self._block)
             self.cross_keys, self.cross_values = (
-                _zeros((layers, slots + 1, *shape, packed_row_bytes(length)), device, audio_dtype)
+                _zeros((layers, slots + 1, *shape, packed_row_bytes(length)), device, torch.uint8)
                 for layers, slots, *shape, length in (in_blocks, audio_values)
             )
         else:
-            padded_keys = _zeros(audio_keys, device, audio_dtype)
-            self.cross_keys = padded_keys[..., : sizes.audio_positions]
-            self.cross_values = _zeros(audio_values, device, audio_dtype)
+            self.cross_keys = _zeros(audio_keys, device, dtype)[..., : sizes.audio_positions]
+            self.cross_values = _zeros(audio_values, device, dtype)
         # The audio slot of each slot: one of the same number, until `attend_to` gives another.
         self.audio_of = torch.arange(num_texts, device=device) % num_slots
         # On the CPU, positions stored in each audio slot; silence follows them. A slot that was never written
@@ -121,12 +113,12 @@ class DecoderCache:
 
     @staticmethod
     def bytes_per_chunk(
-        sizes: WhisperSizes, dtype: torch.dtype, audio_dtype: torch.dtype | None = None, num_texts: float = 1
+        sizes: WhisperSizes, dtype: torch.dtype, int8_audio: bool = False, num_texts: float = 1
     ) -> int:
         text_bytes = round(num_texts * sizes.text_positions) * dtype.itemsize
-        audio_bytes = sizes.audio_positions * (audio_dtype or dtype).itemsize
+        audio_bytes = sizes.audio_positions * (1 if int8_audio else dtype.itemsize)
         whole = 2 * sizes.decoder_layers * sizes.width * (text_bytes + audio_bytes)
-        if audio_dtype == torch.uint8:
+        if int8_audio:
             num_blocks = sizes.audio_positions // key_block(sizes.audio_positions)
             num_rows = sizes.width * num_blocks + sizes.decoder_heads * sizes.audio_positions
             whole += sizes.decoder_layers * num_rows * packed_row_bytes(0)
@@ -170,10 +162,9 @@ class DecoderCache:
         self._own_blocks = None
 
     def store_audio(self, slots: Tensor, keys_values: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Do as `write_audio` for B audio slots, whole windows; a graph may record it.
+        """Do as `write_audio` for slots [B], whole windows; one that comes again gets the same audio.
 
-        Args:
-            slots: [B]. One that comes again gets the same audio again.
+        A graph may record it.
         """
         store, heads = self.kernels.store_audio or _store, self.cross_keys.shape[2]
         for layer, (keys, values) in enumerate(keys_values):

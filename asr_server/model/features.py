@@ -51,9 +51,7 @@ def mel_filters(num_mels: int) -> npt.NDArray[np.float32]:
 class LogMel(nn.Module):
     """Turn samples into [B, num_mels, num_frames], padded to the window by default.
 
-    Args:
-        pads_with_zeros: pad the spectrogram with zeros, as openai-whisper does, instead of the samples, as
-            transformers does.
+    Silence follows the samples, as in transformers, or zeros the spectrogram, as in openai-whisper.
     """
 
     filters: Tensor
@@ -80,11 +78,7 @@ class LogMel(nn.Module):
     def gather(
         self, chunks: Sequence[Samples], num_samples: int, apply: Callable[..., Iterable[None]] = map
     ) -> Tensor:
-        """Return [B, num_samples] on the host, in pinned memory for a GPU.
-
-        Args:
-            apply: `map`, or an executor's, to copy chunks side by side.
-        """
+        """Return [B, num_samples] on the host, pinned for a GPU. An executor's `map` copies side by side."""
         samples = torch.empty(len(chunks), num_samples, pin_memory=self.window.is_cuda)
         # Through numpy: torch itself warns where a chunk's memory is read-only, as memory shared with the API
         # process is.

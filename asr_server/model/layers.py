@@ -103,14 +103,7 @@ class Behind(NamedTuple):
 
 
 def attend_audio(qkv: Tensor, num_heads: int, behind: Behind | None = None) -> Tensor:
-    """Attend between all audio positions, and to those behind them.
-
-    Args:
-        qkv: [B, F, 3 D], queries scaled.
-        behind: M more positions.
-    Returns:
-        [B, F, D].
-    """
+    """Attend between all audio positions and to those behind: [B, F, 3 D], queries scaled, to [B, F, D]."""
     if qkv.is_cuda or (HAS_AMX and qkv.dtype == torch.bfloat16):
         query, key, value = split_heads(qkv, 3 * num_heads).transpose(1, 2).chunk(3, dim=1)  # [B, H, F, d]
         mask = None
@@ -173,18 +166,13 @@ def _attend_in_onednn(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor 
 
 
 def attend_cached(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, value_rows: Tensor | None = None
+    query: Tensor,  # [B, T, H, d], scaled
+    keys: Tensor,  # [B, H, N, d]
+    values: Tensor,  # the same, or rows of d
+    mask: Tensor,  # [B, 1, T, N], added to the scores
+    value_rows: Tensor | None = None,  # int32 [B H, N], a single query's rows
 ) -> Tensor:
-    """Attend from a few queries to cached text.
-
-    Args:
-        query: [B, T, H, d], scaled.
-        keys, values: [B, H, N, d]; with `value_rows`, `values` are rows of d.
-        mask: [B, 1, T, N], added to the scores.
-        value_rows: int32 [B H, N], a single query's rows.
-    Returns:
-        [B, T, D].
-    """
+    """Attend from a few queries to cached text, to [B, T, D]."""
     dtype = query.dtype
     if dtype == torch.bfloat16 and not query.is_cuda:
         if HAS_AMX:
@@ -202,15 +190,9 @@ def attend_cached(
 
 
 def attend_cached_audio(query: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor:
-    """Attend from a few queries to all cached audio.
+    """Attend from a few scaled queries [B, T, H, d] to all cached audio, to [B, T, D].
 
-    Args:
-        query: [B, T, H, d], scaled.
-        keys: [B, H, d, F].
-        values: [B, H, F, d].
-        rows: 0, 1, 2 ... up to B H F.
-    Returns:
-        [B, T, D].
+    Keys are [B, H, d, F], values [B, H, F, d], rows 0, 1, 2 ... up to B H F.
     """
     if query.shape[1] > 1 or query.is_cuda or not WEIGHTED_ROWS:
         return _weighted_sums(_scores(query, keys), values)  # scores [B, H, T, F]

@@ -234,13 +234,8 @@ def unpack_rows(packed: Tensor, dtype: torch.dtype) -> Tensor:
 def sum_weighted_packed_rows(weights: Tensor, packed: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
     """Do the work of `layers.sum_weighted_rows` in half of bfloat16's time.
 
-    Args:
-        weights: [N].
-        packed: rows of m numbers.
-        rows: int32 [N], the row of each weight.
-        starts: int32 [G], start of each sum in `rows`.
-    Returns:
-        float32 [G, m].
+    `rows` (int32 [N]) are those of the weights [N] in packed rows of m numbers. `starts` (int32 [G]) are the
+    beginnings of sums in `rows`. Returns float32 [G, m].
     """
     sums: Tensor = torch.ops.quantized.embedding_bag_byte_rowwise_offsets(
         packed, rows, starts, per_sample_weights=weights.float()

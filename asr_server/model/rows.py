@@ -115,15 +115,12 @@ def row_lengths(
 
 
 def rows_of(
-    cache: DecoderCache, slots: Slots, positions: Tensor, context: int, active: Tensor | None = None
+    cache: DecoderCache,
+    slots: Slots,
+    positions: Tensor,  # [B, T]
+    context: int,  # text positions to read; more than any of `positions`
+    active: Tensor | None = None,  # [B], 0 for rows that nobody reads, else 1; None: all are active
 ) -> CacheRows:
-    """Return the slots for one call.
-
-    Args:
-        positions: [B, T].
-        context: text positions to read; more than any of `positions`.
-        active: [B], 0 for rows that nobody reads, else 1; None: all are active.
-    """
     kernels = cache.kernels
     if kernels.flash_decode is None or positions.shape[1] > MAX_QUERIES:
         return TorchRows(cache, slots, positions, context)

@@ -81,22 +81,15 @@ class OwnBlocks(NamedTuple):
     @classmethod
     def of(
         cls,
-        slots: Tensor,
-        lengths: Tensor,
+        slots: Tensor,  # [R], of each query
+        lengths: Tensor,  # [R], audio positions, multiples of `block`
         num_heads: int,
         depth: int,
-        num_positions: int,
+        num_positions: int,  # of the window
         block: int,
-        is_packed: bool,
-        silent_slot: int | None,
+        is_packed: bool,  # a block's keys are contiguous
+        silent_slot: int | None,  # with the blocks that follow each slot's own
     ) -> OwnBlocks:
-        """Args:
-        slots: [R], of each query.
-        lengths: [R], audio positions, multiples of `block`.
-        num_positions: of the window.
-        is_packed: a block's keys are contiguous.
-        silent_slot: slot with the blocks that follow each slot's own.
-        """
         num_blocks = num_positions // block
         heads = torch.arange(num_heads)[:, None]
         slot_heads = (slots * num_heads + heads).flatten()  # [H R]
@@ -125,18 +118,13 @@ class OwnBlocks(NamedTuple):
         )
 
     def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, silence: tuple[Tensor, Tensor] | None
+        self,
+        query: Tensor,  # [B, T, H, d], scaled; R = B T
+        keys: Tensor,  # [slots, H, d, F], or packed [slots, H, blocks, d, bytes]
+        values: Tensor,  # [slots, H, F, d], or [slots, H, F, bytes]
+        silence: tuple[Tensor, Tensor] | None,  # keys [H, d, F] and values [H, F, d]; None: whole windows
     ) -> Tensor:
-        """Attend to each slot's audio and the silence after it.
-
-        Args:
-            query: [B, T, H, d], scaled; R = B T.
-            keys: [slots, H, d, F], or packed [slots, H, blocks, d, bytes].
-            values: [slots, H, F, d], or [slots, H, F, bytes].
-            silence: keys [H, d, F] and values [H, F, d]; None for whole windows.
-        Returns:
-            [B, T, D].
-        """
+        """Attend to each slot's audio and the silence after it, to [B, T, D]."""
         queries = query.flatten(0, 1).transpose(0, 1)  # [H, R, d]
         num_heads, num_rows, _ = queries.shape
         block = len(self.values) // len(self.owners)

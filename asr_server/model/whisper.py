@@ -362,11 +362,11 @@ class Whisper(nn.Module):
         self,
         num_slots: int,
         kernels: Kernels = TORCH,
-        audio_dtype: torch.dtype | None = None,
+        int8_audio: bool = False,
         num_texts: int | None = None,
     ) -> DecoderCache:
         ranks, device, dtype = self.shard.count, self.device, self.dtype
-        return DecoderCache(self.sizes, num_slots, device, dtype, ranks, kernels, audio_dtype, num_texts)
+        return DecoderCache(self.sizes, num_slots, device, dtype, ranks, kernels, int8_audio, num_texts)
 
     @torch.inference_mode()
     def encode_silence(self, kernels: Kernels = TORCH) -> Silence:

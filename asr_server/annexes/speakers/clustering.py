@@ -107,24 +107,15 @@ class _Voices:
 
 
 def cluster(
-    embeddings: Floats,
-    clean_s: npt.NDArray[np.float64],
-    windows: Ints,
+    embeddings: Floats,  # [num_voices, 192], of length 1
+    clean_s: npt.NDArray[np.float64],  # [num_voices], seconds of each alone
+    windows: Ints,  # [num_voices]; voices of one window differ
     count: SpeakerCount,
-    alike: Sequence[float] = (),
-    narrow: Flags | None = None,
-    references: Sequence[Floats] = (),
+    alike: Sequence[float] = (),  # cosines within stretches of one person
+    narrow: Flags | None = None,  # [num_voices], telephone band
+    references: Sequence[Floats] = (),  # embeddings of known people
 ) -> Clusters:
-    """Find the people.
-
-    Args:
-        embeddings: [num_voices, 192], of length 1.
-        clean_s: [num_voices], seconds of each alone.
-        windows: [num_voices]; voices of one window differ.
-        alike: cosines within stretches of one person.
-        narrow: [num_voices], telephone band.
-        references: embeddings of known people.
-    """
+    """Find the people."""
     is_narrow = np.zeros(len(embeddings), np.bool_) if narrow is None else narrow
     moved = _moved(embeddings, clean_s, windows, alike)
     voices = _Voices(embeddings, clean_s, windows, is_narrow, np.minimum(clean_s, 3.5), moved)

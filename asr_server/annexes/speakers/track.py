@@ -71,12 +71,7 @@ class Spoken(NamedTuple):
 
 
 class SpeakerTrack:
-    """The speakers of one recording.
-
-    Args:
-        names: labels of the `references`; others are A, B, C ...
-        references: embeddings of known people.
-    """
+    """The speakers of one recording: known people by the names of their references, others A, B, C ..."""
 
     def __init__(
         self,
@@ -189,12 +184,9 @@ class SpeakerTrack:
 
 
 def _by_stretch(voice: Voice, start: int, own: int, means: Floats) -> Iterator[tuple[int, Activity]]:
-    """Yield the voice's activity by label; a stretch goes to whom it sounds like.
+    """Yield the voice's activity by label; a stretch goes to whom it sounds like of `means`.
 
-    Args:
-        start: first sample of its window.
-        own: its label.
-        means: [num_labels, 192].
+    `start` is the first sample of its window, `own` its label.
     """
     rest = voice.activity
     for number, stretch in enumerate(voice.stretches):

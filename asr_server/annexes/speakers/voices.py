@@ -84,12 +84,9 @@ class Heard(NamedTuple):
 def hear(
     samples: Samples, log_probabilities: Floats, start: int = 0, before: Sequence[Stretch] = ()
 ) -> Heard:
-    """Return the voices of at most one window.
+    """Return the voices of at most one window, which begins at the sample `start`.
 
-    Args:
-        log_probabilities: [num_frames, 7], by `segment`.
-        start: first sample in the recording.
-        before: stretches of the window before.
+    `segment` gives its log-probabilities, [num_frames, 7]; `before` are the stretches of the window before.
     """
     heard = Heard([], [], [])
     num_frames = max(0, (len(samples) - FIRST_FRAME) // FRAME + 1)

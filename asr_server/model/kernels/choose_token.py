@@ -18,25 +18,20 @@ _ACTIVE, _TOKEN, _PREVIOUS, _POSITION, _NUM_GENERATED, _LAST_TIME, _GENERATED = 
 
 
 def choose_token(
-    scores: Tensor,
-    suppressed: Tensor,
-    integers: Tensor,
+    scores: Tensor,  # float32 [B, vocabulary]; rows may be padded. Aligned to 16, loads are wide
+    suppressed: Tensor,  # int8 [vocabulary or more]: 1 always, 2 as the first token
+    integers: Tensor,  # [any, B], of `SlotState`
     end_of_text: int,
     first_time: int,
     last_initial_time: int,
     tokens: Tensor,
     logprobs: Tensor,
-    candidates: Tensor,
+    candidates: Tensor,  # float32 [2 * count, B], or empty
 ) -> None:
     """Write each row's likeliest token and log-probability, [B]. A graph may record it.
 
-    Args:
-        scores: float32 [B, vocabulary]; rows may be padded. Aligned to 16, loads are wide.
-        suppressed: int8 [vocabulary or more]: 1 always, 2 as the first token.
-        integers: [any, B], of `SlotState`. Rows that are not active are neither read nor written.
-        end_of_text, first_time, last_initial_time: tokens.
-        candidates: float32 [2 * count, B], or empty: a line for each likely token, the first of equals first,
-            then a line for each log-probability.
+    Candidates get a line for each likely token, the first of equals first, then one for each log-probability.
+    Rows that are not active are neither read nor written.
     """
     assert scores.stride(1) == 1
     assert not len(candidates) or candidates.stride(1) == 1
@@ -168,23 +163,16 @@ _ROWS = 64  # of a program
 
 
 def advance(
-    tokens: Tensor,
+    tokens: Tensor,  # [B]
     logprobs: Tensor,
     no_speech: Tensor,
-    integers: Tensor,
-    candidates: Tensor,
+    integers: Tensor,  # [rows, B], of `SlotState`
+    candidates: Tensor,  # [lines, B]
     first_time: int,
     end_of_text: int,
-    report: Tensor,
+    report: Tensor,  # float64 [3 + lines, B]
 ) -> None:
-    """Append a token to every row, as `SlotState.advance` does, and write the step's report.
-
-    Args:
-        tokens, logprobs, no_speech: [B].
-        integers: [rows, B], of `SlotState`.
-        candidates: [lines, B].
-        report: float64 [3 + lines, B].
-    """
+    """Append a token to every row, as `SlotState.advance` does, and write the step's report."""
     assert report.is_contiguous()
     last_position = len(integers) - _GENERATED.value - 1
     _advance[triton.cdiv(len(tokens), _ROWS),](

@@ -20,28 +20,18 @@ _WARPS_OF_MANY = {2: 1, 4: 2}
 
 
 def flash_decode(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    lengths: Tensor,
-    most: int,
-    new_keys: Tensor | None = None,
+    query: Tensor,  # [R, H, d], scaled; d is a power of two
+    keys: Tensor,  # [slots, H, n, d]; if n is innermost, rows are aligned to 16 elements
+    values: Tensor,  # [slots, H, n, d], d innermost
+    slots: Tensor,  # [R]
+    lengths: Tensor,  # [R], positions to read; 0 gives zero
+    most: int,  # upper bound of the lengths
+    new_keys: Tensor | None = None,  # [R, H, d], to be stored at each row's last position
     new_values: Tensor | None = None,
 ) -> Tensor:
-    """Attend from each row to its slot's first positions. A graph may record it.
+    """Attend from each row to its slot's first positions, to [R, H, d]. A graph may record it.
 
-    Args:
-        query: [R, H, d], scaled; d is a power of two.
-        keys: [slots, H, n, d]; if n is innermost, rows are aligned to 16 elements.
-        values: [slots, H, n, d], d innermost.
-        slots: [R].
-        lengths: [R], positions to read; 0 gives zero.
-        most: upper bound of the lengths.
-        new_keys, new_values: [R, H, d], stored at each row's last position. Slots must differ; n is not
-            innermost, and keys are not split.
-    Returns:
-        [R, H, d], of the query's type.
+    With new keys slots must differ, n is not innermost, and keys are not split.
     """
     assert slots.is_contiguous()
     assert lengths.is_contiguous()
@@ -88,12 +78,7 @@ def row_lengths(
 ) -> tuple[Tensor, ...]:
     """Return the rows of a step in one launch, as `model/rows.py` does.
 
-    Args:
-        slots: side by side.
-        positions: int64 [B, 1].
-        active: [B], of any integers or bool.
-        audio_of: int64, of the cache's slots.
-        num_audio: audio positions of a window.
+    Positions are int64 [B, 1], `active` is [B] of any integers, `audio_of` int64 of the cache's slots.
     """
     num_rows = len(positions)
     assert positions.stride(0) == active.stride(0) == 1

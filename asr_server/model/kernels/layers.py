@@ -105,23 +105,17 @@ _ENOUGH_PROGRAMS = 320  # more than two on each multiprocessor of an H100
 
 
 def norm_product(
-    x: Tensor,
+    x: Tensor,  # [..., D], contiguous; a row for each program, so best a single one
     change: Tensor,
     norm_weight: Tensor,
     norm_bias: Tensor,
     eps: float,
-    limit: float | None,
-    weight: Tensor,
-    bias: Tensor,
+    limit: float | None,  # greatest number of the sum; None: no limit
+    weight: Tensor,  # [N, D]
+    bias: Tensor,  # [N]
     gelu: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return x + change, and the product of its layer norm with `weight`.
-
-    Args:
-        x, change: [..., D], contiguous; a row for each program, so best a single one.
-        limit: greatest number of the sum; None: no limit.
-        weight, bias: [N, D] and [N].
-    """
+    """Return x + change, and the product of its layer norm with `weight`."""
     assert x.is_contiguous()
     assert change.is_contiguous()
     total, result = torch.empty_like(x), x.new_empty(*x.shape[:-1], len(weight))

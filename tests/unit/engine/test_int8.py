@@ -77,7 +77,7 @@ def test_any_slots_attend_to_packed_rows_nearly_as_to_whole_numbers(
 ) -> None:
     model = load_whisper(EMBEDDED_MODEL, "cpu", dtype)
     audio = model.encoder(model.log_mel([say(digits, "f3").samples for digits in ("427", "9081", "31")]))
-    plain, packed = (model.new_cache(4, audio_dtype=each) for each in (None, torch.uint8))
+    plain, packed = (model.new_cache(4, int8_audio=each) for each in (False, True))
     for cache in (plain, packed):
         for slot, own in zip((3, 0, 1), audio[:, None], strict=True):
             cache.write_audio(slot, model.decoder.cross_keys_values(own))
@@ -104,7 +104,7 @@ def test_silence_is_read_from_a_slot_of_its_own_for_few_rows_and_little_silence_
     dtype: torch.dtype, embedded: Checkpoint
 ) -> None:
     model = load_whisper(EMBEDDED_MODEL, "cpu", dtype)
-    cache = model.new_cache(3, audio_dtype=torch.uint8, num_texts=12)
+    cache = model.new_cache(3, int8_audio=True, num_texts=12)
     silence = model.encode_silence()
     cache.write_silence(model.decoder.cross_keys_values(silence.audio), is_shared=True)
     for slot, (digits, num_frames) in enumerate((("427", 200), ("9081", 400))):
@@ -169,7 +169,7 @@ def test_published_weights_hear_people_as_well() -> None:
 def test_a_slot_that_was_never_written_may_lie_between_others(embedded: Checkpoint) -> None:
     """As where encoding into it has failed."""
     model = embedded.model
-    cache = model.new_cache(3, audio_dtype=torch.uint8)
+    cache = model.new_cache(3, int8_audio=True)
     audio = model.encoder(model.log_mel([say("427", "f3").samples]))
     cache.write_audio(2, model.decoder.cross_keys_values(audio))
     heads, depth = cache.keys.shape[2], cache.keys.shape[-1]
