@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from asr_server.annexes.keys.keys_file import read_keys_file
+from asr_server.annexes.keys.accounts import read_keys_file
 from asr_server.checkpoint.files import read_json
 from asr_server.config import NO_PORT, naming
 from asr_server.errors import StorageUnavailable

@@ -26,8 +26,7 @@ from asr_server.annexes.model_loading import router as model_loading_router
 from asr_server.annexes.model_loading import unload_idle_models
 from asr_server.annexes.monitoring import MonitoringSettings, activity, metrics
 from asr_server.annexes.monitoring.activity import MAX_SAMPLES, Sample
-from asr_server.annexes.monitoring.metrics import STATM, resident_bytes
-from asr_server.annexes.monitoring.metrics_port import metrics_port
+from asr_server.annexes.monitoring.metrics import STATM, metrics_port, resident_bytes
 from asr_server.annexes.realtime import route as realtime
 from asr_server.annexes.speakers.references import follow_speakers
 from asr_server.api import errors, middleware, openapi, routes, transcribe

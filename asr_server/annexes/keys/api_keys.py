@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from asr_server.annexes.keys import KeysSettings
-from asr_server.annexes.keys.accounts import Account
-from asr_server.annexes.keys.keys_file import Key, read_keys_file
+from asr_server.annexes.keys.accounts import Account, Key, read_keys_file
 from asr_server.api.state import NOBODY, Caller
 from asr_server.config import naming
 from asr_server.errors import AdminRequired, InvalidApiKey

@@ -1,15 +1,18 @@
-"""`/metrics`: the server's state, its processes by /proc, and the counters of `asr_server/metrics.py`."""
+"""`/metrics`, on a port of its own if asked: the state, its processes by /proc, and the core's counters."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import uvicorn
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -21,14 +24,20 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from asr_server import metrics as counted
+from asr_server.annexes.monitoring import MonitoringSettings
 from asr_server.api.models import ServedModel
 from asr_server.api.openapi import metrics_responses
 from asr_server.api.state import AppState, get_state
 from asr_server.audio.ffmpeg_client import decode_processes
 from asr_server.channel.messages import STEP_TIME_BOUNDS_S, StepTimes
 from asr_server.checkpoint.cache import revision_of
+from asr_server.config import Settings
+from asr_server.machine import in_url, sockets_for
+from asr_server.protocols.tls import server_config
+from asr_server.telemetry import announce
 
 router = APIRouter(tags=["operations"])
 
@@ -263,3 +272,31 @@ def _children(pid: int) -> Iterator[list[str]]:
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             with contextlib.suppress(OSError):
                 yield _stat(int(child))
+
+
+@asynccontextmanager
+async def metrics_port(
+    settings: MonitoringSettings, create_app: Callable[[Settings], ASGIApp]
+) -> AsyncIterator[None]:
+    """Serve while the block runs, if there is such a port."""
+    if not settings.has_metrics_port:
+        yield
+        return
+    host, port = settings.metrics_host or settings.host, settings.metrics_port
+    own = replace(
+        settings, host=host, port=port, ssl_certfile="", ssl_keyfile="", cors_origins="", root_path=""
+    )
+    server = uvicorn.Server(server_config(create_app(own), own, ws="none", lifespan="off"))
+    server.config.load()
+    server.lifespan = server.config.lifespan_class(server.config)
+    sockets = sockets_for(host, port)
+    await server.startup(sockets)
+    running = asyncio.create_task(server.main_loop(), name="metrics port")
+    host, port = server.servers[0].sockets[0].getsockname()[:2]
+    announce(f"metrics on http://{in_url(host)}:{port}/metrics")
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await running
+        await server.shutdown(sockets)

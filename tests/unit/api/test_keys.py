@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.annexes.keys.keys_file import MAX_KEYS, Key, read_keys_file
+from asr_server.annexes.keys.accounts import MAX_KEYS, Key, read_keys_file
 from tests.contract.test_documentation import ROOT, blocks_of
 from tests.unit.api.named_keys import NEW, SHOP, WEB, entry, hash_of, text_of, write
 from tests.unit.cli.test_options import problems

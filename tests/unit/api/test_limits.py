@@ -10,8 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from asr_server.annexes.keys.accounts import Account, format_duration
-from asr_server.annexes.keys.keys_file import Key
+from asr_server.annexes.keys.accounts import Account, Key, format_duration
 from asr_server.api.headers import LIMIT_HEADERS
 from asr_server.errors import RateLimited
 from tests.contract.official_client import transcribe

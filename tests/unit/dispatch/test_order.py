@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asr_server.annexes.keys.accounts import Account
-from asr_server.annexes.keys.keys_file import Key
+from asr_server.annexes.keys.accounts import Account, Key
 from asr_server.channel.messages import Credit, Submit
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.core import ChunkId, ChunkResult
