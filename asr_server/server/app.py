@@ -60,10 +60,8 @@ async def release_memory_when_idle(is_idle: Callable[[], bool]) -> None:
         least_bytes = min(least_bytes, resident_bytes())
 
 
+# Of anyio's default limiter, which reads static files: the 40 that it allows would all stay after a burst.
 FILE_THREADS: Final = 4
-"""Threads of anyio's default limiter, in which Starlette reads static files. The 40 that it allows by itself
-would all stay after a burst.
-"""
 
 
 def create_app(
@@ -96,17 +94,11 @@ def create_app(
         started_at=int(time.time()),
     )
     errors.install(app)
-    app.include_router(transcribe.router)  # routes are tried in this order
-    app.include_router(routes.probes)
-    app.include_router(model_loading_router)
-    app.include_router(routes.models)
-    app.include_router(activity.router)
-    if not settings.has_metrics_port:
-        app.include_router(metrics.router)
-    app.include_router(realtime.router)
-    app.include_router(deepgram.router)
-    app.include_router(compat.azure)
-    app.include_router(compat.whisper)
+    own_routers = (transcribe.router, routes.probes, model_loading_router, routes.models, activity.router)
+    others_routers = (realtime.router, deepgram.router, compat.azure, compat.whisper)
+    metrics_routers = () if settings.has_metrics_port else (metrics.router,)
+    for router in (*own_routers, *metrics_routers, *others_routers):  # routes are tried in this order
+        app.include_router(router)
     _add_jobs(app, settings)
     page.install(app)
     app.router.default = middleware.refusing_unknown_websockets(app.router.default)

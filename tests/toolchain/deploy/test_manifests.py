@@ -16,7 +16,7 @@ import yaml
 
 from asr_server import __version__
 from asr_server.cli import main
-from asr_server.cli.model_list import read_models
+from asr_server.cli.serve import read_models
 from asr_server.config import Settings
 from tests.contract.test_documentation import unknown_flags
 from tests.toolchain.deploy.tools import DEPLOY, ROOT, path_of, run_tool

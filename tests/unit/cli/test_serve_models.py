@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from asr_server.cli import main
-from asr_server.cli.model_list import read_models
+from asr_server.cli.serve import read_models
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.server.settings import ServerSettings
 
