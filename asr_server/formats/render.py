@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -281,20 +281,12 @@ def verbose_body(transcript: Transcript, options: RenderOptions = DEFAULTS) -> V
     )
 
 
+_SAME_NAMED = VerboseSegment.model_fields.keys() & {*Segment.__struct_fields__}
+
+
 def _segment(segment: Segment) -> VerboseSegment:
-    return VerboseSegment(
-        id=segment.id,
-        seek=segment.seek,
-        start=_seconds(segment.start_s),
-        end=_seconds(segment.end_s),
-        text=segment.text,
-        tokens=list(segment.tokens),
-        temperature=segment.temperature,
-        avg_logprob=segment.avg_logprob,
-        compression_ratio=segment.compression_ratio,
-        no_speech_prob=segment.no_speech_prob,
-        speaker=segment.speaker,
-    )
+    same_named: dict[str, Any] = {name: getattr(segment, name) for name in _SAME_NAMED}
+    return VerboseSegment(start=_seconds(segment.start_s), end=_seconds(segment.end_s), **same_named)
 
 
 def _words(transcript: Transcript) -> Iterator[VerboseWord]:
