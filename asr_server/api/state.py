@@ -156,16 +156,12 @@ class AdmissionLimiter:
     def _require_room(self, key: str) -> None:
         if self._places.are_taken(key) and self._line.are_taken(key):
             self.num_rejected += 1
-            raise self._refusal()
-
-    def _refusal(self) -> Overloaded:
-        subject = "This key's share of the" if self._places.num_free or self._line.num_free else "All"
-        line_lasts_s = self._mean_held_s * (1 + self.num_waiting / self.num_places)
-        return Overloaded(
-            f"{subject} {self.num_places} places for requests and as many in line are taken: "
-            f"{naming('max_concurrent_requests')}.",
-            line_lasts_s,
-        )
+            subject = "This key's share of the" if self._places.num_free or self._line.num_free else "All"
+            raise Overloaded(
+                f"{subject} {self.num_places} places for requests and as many in line are taken: "
+                f"{naming('max_concurrent_requests')}.",
+                self._mean_held_s * (1 + self.num_waiting / self.num_places),
+            )
 
 
 EndSession = Callable[[int, str], None]  # with a code and a reason

@@ -34,18 +34,15 @@ class Outputs(ABC):
     def prepare(self, index: int) -> Failure | None:
         return None
 
-    def begin(self, indices: Sequence[int]) -> None:  # noqa: B027  (nothing to do is the usual case)
-        ...
+    def begin(self, indices: Sequence[int]) -> None: ...  # noqa: B027
 
     @abstractmethod
     async def write(self, index: int, transcript: Transcript) -> str:
         """Write the result; return its files. Raises OSError for this one, OutputError for all."""
 
-    async def leave_out(self, index: int) -> None:  # noqa: B027
-        ...
+    async def leave_out(self, index: int) -> None: ...  # noqa: B027
 
-    def close(self) -> None:  # noqa: B027
-        ...
+    def close(self) -> None: ...  # noqa: B027
 
 
 def rendered(transcript: Transcript, response_format: FileFormat, options: RenderOptions = DEFAULTS) -> bytes:
