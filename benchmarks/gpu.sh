@@ -168,7 +168,7 @@ first() {
     # Whether it is right: side by side, as nothing is timed.
     tests cuda-tests 90 4 tests/unit/engine/test_cuda.py &
     local right=($!)
-    tests kernel-tests 90 4 tests/toolchain/kernels tests/unit/engine/test_tokens_likeliest.py &
+    tests kernel-tests 90 4 tests/toolchain/kernels &
     right+=($!)
     on_device parity 75 parity --shape "$turbo" &
     right+=($!)

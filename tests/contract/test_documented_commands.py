@@ -141,7 +141,7 @@ RUN_ELSEWHERE = {
     "asr-server transcribe examples": "tests/contract/test_documentation.py",
     "asr-server transcribe talk.m4a --model ggml-small.bin": "tests/unit/checkpoint/test_adopt.py",
     "asr-server models": "tests/system/cli/test_default_model.py",
-    "asr-server transcribe --manifest /shared/files.jsonl": "tests/system/offline/test_manifest_ray.py",
+    "asr-server transcribe --manifest /shared/files.jsonl": "tests/cluster/test_manifest_ray.py",
     "asr-server transcribe meeting.m4a --speakers auto": "tests/unit/speakers/test_track.py",
     ".venv/bin/pip install": "the extras are looked up in tests/contract/test_documented_names.py",
     "OTEL_EXPORTER_OTLP_ENDPOINT=": "tests/system/api/test_traces.py",

@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from asr_server.annexes.ray.cluster import LocalCluster
 from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.ffmpeg_client import decode_processes
 from asr_server.audio.recording import Recording
@@ -152,10 +151,3 @@ def test_a_rank_imports_nothing_from_the_working_directory() -> None:
         rank.operations.close()
         rank.link.close()
         os.close(store_fd)
-
-
-@pytest.mark.usefixtures("trap")
-def test_a_ray_cluster_imports_nothing_from_the_working_directory() -> None:
-    pytest.importorskip("ray")
-    cluster = LocalCluster()
-    cluster.stop()

@@ -19,11 +19,11 @@ import pytest
 
 from asr_server.api.models import ENGINE_LOST
 from asr_server.config import EMBEDDED_MODEL
+from tests.cluster.ray_cluster import ray_cluster
 from tests.conftest import Server, run_server
 from tests.support.speech import VOICES, say
 from tests.support.until import until, wait_until
 from tests.unit.api.sample_files import sound_file
-from tests.unit.dispatch.ray_cluster import ray_cluster
 
 MODEL = {"model": "whisper-1"}
 PATH = "/v1/audio/transcriptions"

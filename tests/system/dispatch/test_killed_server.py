@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.cluster.ray_cluster import RayCluster, ray_cluster
 from tests.conftest import Server, run_server
 from tests.support.until import wait_until
-from tests.unit.dispatch.ray_cluster import RayCluster, ray_cluster
 
 LIMIT_S = 3.0  # of a trial on a machine that does nothing else
 SHARED_MEMORY = Path("/dev/shm")

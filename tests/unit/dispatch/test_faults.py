@@ -23,9 +23,9 @@ from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.processes import MultiprocessExecutor, ProcessReplica
 from asr_server.dispatch.supervisor import ReplicaGone, ReplicaLimits
 from asr_server.errors import ReplicasEnded
+from tests.support.dispatchers import IN_MODULE, OPTIONS, chunk, heard, until_ready
 from tests.support.embedded import embedded
 from tests.support.speech import say
-from tests.system.dispatch.test_executors import IN_MODULE, OPTIONS, chunk, heard, until_ready
 from tests.unit.dispatch.faulty_replica import DIES, HANGS, IS_SLOW, FaultyExecutor, marked
 from tests.unit.dispatch.scripted import WITHOUT_PAUSE
 

@@ -15,9 +15,9 @@ import pytest_asyncio
 
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.processes import MultiprocessExecutor, ProcessReplica
+from tests.support.dispatchers import IN_MODULE, OPTIONS, chunk, heard, running, until_ready
 from tests.support.embedded import embedded
 from tests.support.speech import say
-from tests.system.dispatch.test_executors import IN_MODULE, OPTIONS, chunk, heard, running, until_ready
 
 NICENESS = 3
 

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from asr_server.annexes.ray.actor import ReplicaActor
+from asr_server.annexes.ray.cluster import LocalCluster
 from asr_server.annexes.ray.executor import RayExecutor
 from asr_server.checkpoint.cache import name_elsewhere
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.dispatch.dispatcher import Dispatcher
 from tests.support.embedded import embedded
 from tests.support.until import until
+from tests.unit.test_children import trap  # noqa: F401
 
 
 def test_a_checkpoint_is_named_so_that_another_host_finds_it(tmp_path: Path) -> None:
@@ -62,14 +64,21 @@ def test_without_ray_a_server_says_what_to_install_and_ends() -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.usefixtures("trap")
+def test_a_ray_cluster_imports_nothing_from_the_working_directory() -> None:
+    pytest.importorskip("ray")
+    cluster = LocalCluster()
+    cluster.stop()
+
+
 @pytest.mark.trial
 def test_a_cluster_that_is_gone_is_named_as_the_reason_of_a_failed_start() -> None:
     """In a process of its own, which Ray ends a minute after its head node."""
     pytest.importorskip("ray")
     code = """if True:
         import asyncio, os, psutil
-        from tests.unit.dispatch.ray_cluster import ray_cluster
-        from tests.system.dispatch.test_executors import named_replicas, running
+        from tests.cluster.ray_cluster import ray_cluster
+        from tests.support.dispatchers import named_replicas, running
 
         async def lose(cluster):
             async with running("ray", 2, cluster.address) as dispatcher, asyncio.timeout(60):

@@ -10,8 +10,8 @@ import torch
 from asr_server.channel.messages import Event
 from asr_server.engine import Engine
 from harness.engine_helpers import Checkpoint, results, run, submit, transcribe
+from tests.toolchain.device.test_device_stand_ins import WORDS
 from tests.unit.engine.stream_stand_ins import StandInStream, imitate_streams, watching
-from tests.unit.engine.test_device_stand_ins import WORDS
 from tests.unit.engine.test_engine import CLIPS, MIXED
 
 pytestmark = pytest.mark.slow

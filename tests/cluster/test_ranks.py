@@ -18,14 +18,14 @@ from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.processes import ProcessReplica
 from asr_server.model.sizes import Shard, WhisperSizes
+from tests.cluster.ray_cluster import ray_cluster
 from tests.conftest import run_server
 from tests.support.checkpoints import large_directory, narrow_large_directory
+from tests.support.dispatchers import chunk, until_ready
 from tests.support.embedded import embedded
 from tests.support.speech import digits_of, say
 from tests.support.until import until
-from tests.system.dispatch.test_executors import chunk, until_ready
 from tests.unit.api.sample_files import sound_file
-from tests.unit.dispatch.ray_cluster import ray_cluster
 
 SAID = [say(digits) for digits in ("407", "12", "98653", "5550", "1234567", "8", "31415", "926")]
 PLAIN = DecodingOptions(language="en")

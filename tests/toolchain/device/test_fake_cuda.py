@@ -16,8 +16,8 @@ from asr_server.model.kernels import TORCH, Kernels
 from harness.clips import make_clip
 from harness.engine_helpers import answer_languages, results, run, submit
 from tests.support.checkpoints import pocket_directory
+from tests.toolchain.device.test_device_stand_ins import WORDS
 from tests.unit.engine.fake_cuda import KERNELS, FakeGraph, Launched, MadeUp, fake_cuda, fake_engine
-from tests.unit.engine.test_device_stand_ins import WORDS
 from tests.unit.engine.test_engine import CLIPS, MIXED
 
 pytestmark = pytest.mark.slow
