@@ -60,7 +60,7 @@ def test_the_node_client(server: Server, recording: Path, tmp_path: Path) -> Non
     assert [line.split()[-1] for line in words] == SPOKEN.text.split()
 
 
-@pytest.mark.parametrize("rate", [16_000, 24_000])
+@pytest.mark.parametrize("rate", [16_000, pytest.param(24_000, marks=pytest.mark.trial)])
 def test_the_microphone_client_on_a_recording(server: Server, tmp_path: Path, rate: int) -> None:
     recording = write_wav(tmp_path / "speech.wav", SPOKEN, rate)
     command = (sys.executable, EXAMPLES / "microphone.py", "--file", recording, "--url", f"{server.url}/v1")

@@ -65,17 +65,9 @@ def with_zeros(checkpoint: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("padding", "num_clips"),
-    [
-        ("silence", 2),
-        pytest.param("silence", 10, marks=pytest.mark.trial),
-        pytest.param("zeros", 10, marks=pytest.mark.trial),
-    ],
-)
-def test_one_window_is_read_as_openai_whisper_reads_it_in_ten_languages(
-    padding: str, num_clips: int, tmp_path: Path
-) -> None:
+@pytest.mark.trial
+@pytest.mark.parametrize("padding", ["silence", "zeros"])
+def test_one_window_is_read_as_openai_whisper_reads_it_in_ten_languages(padding: str, tmp_path: Path) -> None:
     """Token for token, at temperature 0, in float32.
 
     The one listed departure that can change a window's tokens is what it is filled up with: the spectrogram
@@ -93,7 +85,7 @@ def test_one_window_is_read_as_openai_whisper_reads_it_in_ten_languages(
     engine, theirs = checkpoint.engine(), openai_whisper_base()
     clips = one_window_a_language()
     assert len({clip.language for clip in clips}) >= 8
-    for clip in clips[-num_clips:]:
+    for clip in clips:
         samples = clip.samples()
         if padding == "zeros":
             mel = transcribed_features(samples, theirs.dims.n_mels, 3000)

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import Server, run_server
+from tests.conftest import WITHOUT_ENGINE, Server, run_server
 from tests.support.speech import say
 from tests.unit.api.sample_files import sound_file
 
@@ -170,15 +170,17 @@ def test_what_the_client_does_not_sample_and_what_only_asks_is_not_traced(
 
 def test_the_last_spans_are_sent_before_a_server_ends_and_its_service_has_the_name_given() -> None:
     with collecting() as collector:
-        with run_server(OTEL_EXPORTER_OTLP_ENDPOINT=collector.url, OTEL_SERVICE_NAME="ears") as server:
-            ask(server, "last")
+        environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_SERVICE_NAME": "ears"}
+        with run_server(*WITHOUT_ENGINE, **environment) as server:
+            ask(server, "last", b"no audio")
         assert server.process.returncode == 0
         collector.trace_of("last")
         assert collector.services == {"ears"}
 
 
 def test_a_collector_that_is_away_delays_no_request_and_no_stop() -> None:
-    with run_server(OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9", OTEL_BSP_SCHEDULE_DELAY="50") as server:
-        assert ask(server, "alone").status_code == 200
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_BSP_SCHEDULE_DELAY": "50"}
+    with run_server(*WITHOUT_ENGINE, **environment) as server:
+        assert ask(server, "alone", b"no audio").status_code == 400
         assert "Traceback" not in server.written()
     assert server.process.returncode == 0

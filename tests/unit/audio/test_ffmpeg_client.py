@@ -39,9 +39,9 @@ pytestmark = pytest.mark.slow
 ENOUGH_S = 60.0
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return make(tmp_path, "a.m4a", voice(24_000, 1, 65.0), 24_000)
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("files"), "a.m4a", voice(24_000, 1, 65.0), 24_000)
 
 
 OTHERS: set[psutil.Process] = set()  # children of this process before the test: a server for all tests, say
@@ -224,7 +224,7 @@ def test_a_file_whose_process_the_system_ends_twice_is_no_fault_of_its_sender(pa
     assert pieces_of(path)[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGPROF])
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGPROF])
 def test_a_codec_that_crashes_or_never_ends_is_the_file_s_fault(path: Path, number: signal.Signals) -> None:
     recording, _, process = begun(path)
     process.send_signal(number)
@@ -282,7 +282,7 @@ def test_shutdown_leaves_nothing_behind(path: Path) -> None:
     assert pieces_of(path)[0]  # and it starts again when it is needed
 
 
-@pytest.mark.parametrize("frozen", ["none", "decode process", "all"])
+@pytest.mark.parametrize("frozen", ["none", "all"])
 def test_nothing_outlives_a_server_that_is_killed(path: Path, frozen: str) -> None:
     script = (
         "import sys, pathlib\n"
@@ -297,7 +297,7 @@ def test_nothing_outlives_a_server_that_is_killed(path: Path, frozen: str) -> No
         assert server.stdout
         assert server.stdout.readline() == b"ready\n"
         forkserver, process = psutil.Process(server.pid).children(recursive=True)
-        for one in {"none": [], "decode process": [process], "all": [forkserver, process]}[frozen]:
+        for one in {"none": [], "all": [forkserver, process]}[frozen]:
             one.suspend()
         server.kill()
     until(lambda: not alive(forkserver) and not alive(process))

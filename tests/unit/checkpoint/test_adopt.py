@@ -170,7 +170,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     assert len(weights_of(resolve_checkpoint(str(folders["int8"])))) > 50
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.trial), torch.float16])
 def test_a_file_of_openai_whisper_is_the_same_model(tmp_path: Path, dtype: torch.dtype) -> None:
     real_checkpoint("base")  # whose tokenizer it needs
     reference = random_reference().to(dtype).float()
@@ -192,7 +192,7 @@ def test_a_file_of_whisper_cpp_is_the_same_model(tmp_path: Path, kind: int) -> N
 
 
 def test_what_such_a_file_lacks_is_the_published_models(tmp_path: Path) -> None:
-    directory = resolve_checkpoint(str(write_openai(random_reference(), tmp_path / "mine.pt")))
+    directory = resolve_checkpoint(str(write_ggml(random_reference(), tmp_path / "ggml-mine.bin")))
     published = hugging_face_checkpoint("base")
     for name in ("suppress_tokens", "begin_suppress_tokens", "lang_to_id", "max_initial_timestamp_index"):
         ours, theirs = (
@@ -252,7 +252,7 @@ def test_a_vocabulary_with_cantonese_is_made_of_base_s(tmp_path: Path) -> None:
 
     real_checkpoint("base")
     sizes = SIZES.__class__(**{**SIZES.__dict__, "n_vocab": 51866, "n_mels": 128})
-    directory = resolve_checkpoint(str(write_openai(random_reference(sizes), tmp_path / "v3.pt")))
+    directory = resolve_checkpoint(str(write_ggml(random_reference(sizes), tmp_path / "ggml-v3.bin")))
     specials = Tokenizer.from_directory(directory).specials
     theirs = get_tokenizer(True, num_languages=100)
     assert specials.languages == {code: theirs.to_language_token(code) for code in theirs.all_language_codes}
@@ -309,7 +309,7 @@ def test_a_ctranslate2_model_of_another_kind_is_refused(folders: Folders, tmp_pa
 
 def test_a_vocabulary_of_one_s_own_needs_a_tokenizer_by_name(tmp_path: Path) -> None:
     sizes = SIZES.__class__(**{**SIZES.__dict__, "n_vocab": 40_000})
-    path = write_openai(random_reference(sizes), tmp_path / "mine.pt")
+    path = write_ggml(random_reference(sizes), tmp_path / "ggml-mine.bin")
     with pytest.raises(CheckpointError, match=rf"asr-server convert {path} DIRECTORY --tokenizer CHECKPOINT"):
         resolve_checkpoint(str(path))
 
@@ -334,7 +334,7 @@ def test_offline_a_file_without_its_tokenizer_says_how_to_bring_one(
 ) -> None:
     """`--model base` would be no answer to whoever has a model of their own."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    path = write_openai(random_reference(SIZES), tmp_path / "base.pt")
+    path = write_ggml(random_reference(SIZES), tmp_path / "ggml-base.bin")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
     with pytest.raises(CheckpointError) as caught:
         resolve_checkpoint(str(path))

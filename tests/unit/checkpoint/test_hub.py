@@ -90,7 +90,7 @@ def test_a_download_that_breaks_off_is_tried_again(fake: FakeHub) -> None:
     assert contents(resolve_checkpoint(NAME)) == contents(EMBEDDED_MODEL)
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, "tokenizer.json"])
+@pytest.mark.parametrize("name", [WEIGHTS, pytest.param("tokenizer.json", marks=pytest.mark.trial)])
 def test_a_file_with_another_sum_is_not_used_nor_kept(fake: FakeHub, name: str) -> None:
     fake.damaged = {name}
     assert f"{name} of {NAME} on the hub is not the file that was published" in refusal()

@@ -89,7 +89,7 @@ def test_a_full_text_is_aligned_only_where_its_times_are_shown(embedded: Checkpo
     assert full.token_times_s == (() if text_only else short.token_times_s)
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_a_text_that_fills_every_position_has_times_for_all_of_it(pocket: Checkpoint) -> None:
     """The text is fed behind one token more than it was decoded behind."""
     times = range(pocket.tokenizer.specials.timestamp_begin + 1, pocket.model.sizes.vocabulary)

@@ -21,7 +21,6 @@ from asr_server.engine.config import EngineConfig
 from harness.clips import make_clip
 from harness.engine_helpers import Checkpoint, results, run, submit, transcribe
 from tests.support.speech import say
-from tests.unit.engine.device_stand_ins import imitate_late_device
 from tests.unit.engine.test_engine import CLIPS, MIXED, run_mixed
 
 END = 9
@@ -74,7 +73,7 @@ def test_unlikely_hypotheses_are_dropped_but_for_the_greedy_one() -> None:
 def test_a_sure_search_appends_what_comparing_all_candidates_would_keep(audio_end: float) -> None:
     """On random searches, sure and in doubt by turns, with timestamps (after `END`) and impossible tokens."""
     num_sure = 0
-    for seed in range(400):
+    for seed in range(100):
         chance = random.Random(seed)
         fast, plain = (BeamSearch(WIDTH, 12, END, audio_end=audio_end) for _ in range(2))
         while not plain.is_over:
@@ -86,7 +85,7 @@ def test_a_sure_search_appends_what_comparing_all_candidates_would_keep(audio_en
             assert parents == plain.advance(lists)
             assert found(fast) == found(plain)
             num_sure += is_sure
-    assert num_sure > 600
+    assert num_sure > 150
 
 
 def found(beam: BeamSearch) -> list[Any]:
@@ -184,10 +183,9 @@ def alone(pocket: Checkpoint) -> list[ChunkResult]:
     ("num_slots", "lookahead"),
     [
         (3, True),
-        (8, False),
         *(
             pytest.param(*each, marks=pytest.mark.trial)
-            for each in ((1, False), (1, True), (3, False), (8, True))
+            for each in ((1, False), (1, True), (3, False), (8, False), (8, True))
         ),
     ],
 )
@@ -228,16 +226,6 @@ def test_most_tokens_of_clear_speech_are_appended_as_sure_and_change_no_text(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.trial)])
-def test_a_beam_is_the_same_on_a_device_that_is_late(
-    pocket: Checkpoint, alone: list[ChunkResult], seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    imitate_late_device(monkeypatch, seed)
-    found = results_of_mixed(pocket.engine(num_slots=4, beam_size=WIDTH))
-    assert [result.tokens for result in found] == [result.tokens for result in alone]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [pytest.param(False, marks=pytest.mark.trial), True])
 def test_few_searches_at_once_wait_for_each_other_and_change_nothing(
     pocket: Checkpoint, alone: list[ChunkResult], lookahead: bool, monkeypatch: pytest.MonkeyPatch
@@ -248,7 +236,7 @@ def test_few_searches_at_once_wait_for_each_other_and_change_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lookahead", [False, True])
+@pytest.mark.parametrize("lookahead", [pytest.param(False, marks=pytest.mark.trial), True])
 def test_a_cancelled_search_frees_all_its_slots_and_those_that_wait_go_on(
     pocket: Checkpoint, lookahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,5 +271,5 @@ def test_a_clients_own_temperature_or_penalty_and_translations_know_no_beam(
     pocket: Checkpoint, own: dict[str, Any]
 ) -> None:
     options = msgspec.structs.replace(ASKED, **own)
-    found, plain = (transcribe(pocket.engine(beam_size=width), HEARD[:2], options) for width in (WIDTH, 1))
+    found, plain = (transcribe(pocket.engine(beam_size=width), HEARD[1:2], options) for width in (WIDTH, 1))
     assert [each.tokens for each in found] == [each.tokens for each in plain]

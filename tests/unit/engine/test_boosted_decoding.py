@@ -11,7 +11,6 @@ from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.engine import boost
 from harness.engine_helpers import Checkpoint, transcribe
 from tests.support.real_weights import hugging_face_checkpoint
-from tests.unit.engine.device_stand_ins import imitate_late_device
 from tests.unit.engine.test_beam import WIDTH, results_of_mixed
 from tests.unit.engine.test_engine import CLIPS, MIXED
 
@@ -45,9 +44,9 @@ def tokens_of(found: list[ChunkResult]) -> list[tuple[int, ...]]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("strong")
-@pytest.mark.parametrize("beam_size", [1, WIDTH])
+@pytest.mark.parametrize(("beam_size", "lookahead"), [(1, True), (WIDTH, False)])
 def test_keywords_change_their_own_text_alone_and_the_same_in_any_company(
-    pocket: Checkpoint, beam_size: int
+    pocket: Checkpoint, beam_size: int, lookahead: bool
 ) -> None:
     engines = [pocket.engine(num_slots=1, beam_size=beam_size) for _ in CLIPS]
     alone = [transcribe(*each)[0] for each in zip(engines, [[c] for c in CLIPS], BOOSTED, strict=True)]
@@ -55,24 +54,10 @@ def test_keywords_change_their_own_text_alone_and_the_same_in_any_company(
     assert tokens_of(alone)[::2] == tokens_of(plain)[::2]
     assert tokens_of(alone)[1::2] != tokens_of(plain)[1::2]
     assert all(logprob <= 0 for result in alone for logprob in result.logprobs)
-    for lookahead in (False, True):
-        found = results_of_mixed(
-            pocket.engine(num_slots=3, beam_size=beam_size, lookahead=lookahead), BOOSTED
-        )
-        assert tokens_of(found) == tokens_of(alone), lookahead
-        averages = [result.avg_logprob for result in alone]
-        assert [result.avg_logprob for result in found] == pytest.approx(averages, abs=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("strong")
-def test_keywords_are_the_same_on_a_device_that_is_late(
-    pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = results_of_mixed(pocket.engine(beam_size=WIDTH), BOOSTED)
-    imitate_late_device(monkeypatch, 0)
-    found = results_of_mixed(pocket.engine(num_slots=4, beam_size=WIDTH), BOOSTED)
-    assert tokens_of(found) == tokens_of(expected)
+    found = results_of_mixed(pocket.engine(num_slots=3, beam_size=beam_size, lookahead=lookahead), BOOSTED)
+    assert tokens_of(found) == tokens_of(alone)
+    averages = [result.avg_logprob for result in alone]
+    assert [result.avg_logprob for result in found] == pytest.approx(averages, abs=1e-4)
 
 
 def test_a_retry_at_a_temperature_has_no_bonus(pocket: Checkpoint) -> None:

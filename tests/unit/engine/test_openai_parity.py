@@ -61,6 +61,7 @@ def test_one_window_is_read_as_openai_whisper_reads_it(
             assert ours.avg_logprob == pytest.approx(other.avg_logprob, abs=1e-3)
 
 
+@pytest.mark.trial
 def test_a_loop_is_cut_and_read_again_as_openai_whisper_does(pocket: Checkpoint, theirs: Any) -> None:
     """Left to itself, the checkpoint comes to say one token again and again, for as long as it may."""
     import whisper

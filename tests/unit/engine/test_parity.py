@@ -38,14 +38,15 @@ def tiny_reference() -> Reference:
     return Reference(tiny_directory())
 
 
-@pytest.mark.parametrize("language", ["de", pytest.param(None, marks=pytest.mark.trial)])
+@pytest.mark.trial
+@pytest.mark.parametrize("language", ["de", None])
 def test_whisper_tinys_layout_gives_transformers_tokens_batched_and_alone(
     tiny: Checkpoint, tiny_reference: Reference, language: str | None
 ) -> None:
     asked = options(language)
-    some = clips(3 if language else 16)  # sixteen in the trials
+    some = clips(16)
     expected = tiny_reference.transcribe(some, language, MAX_TOKENS)
-    assert len(set(expected)) >= min(6, len(some)), "the audio must matter"
+    assert len(set(expected)) >= 6, "the audio must matter"
     together = transcribe(tiny.engine(), some, asked)
     assert [result.tokens for result in together] == expected
     alone = [transcribe(tiny.engine(num_slots=1), [clip], asked)[0] for clip in some[:2]]
@@ -85,9 +86,9 @@ def test_a_window_of_eight_seconds_gives_transformers_tokens(last_timestamp_s: i
 
 
 def test_an_english_only_checkpoint_gives_transformers_tokens() -> None:
-    expected = Reference(english_only_directory()).transcribe(clips(6), None, MAX_TOKENS)
+    expected = Reference(english_only_directory()).transcribe(clips(4), None, MAX_TOKENS)
     checkpoint = Checkpoint.load(english_only_directory())
-    found = transcribe(checkpoint.engine(), clips(6), options(None))
+    found = transcribe(checkpoint.engine(), clips(4), options(None))
     assert [result.tokens for result in found] == expected
     assert {result.language for result in found} == {None}
 

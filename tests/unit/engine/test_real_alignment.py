@@ -27,17 +27,14 @@ def spoken() -> list[Clip]:
     return [by_language[language] for language in sorted(by_language)]
 
 
-@pytest.mark.parametrize("share_frames", [pytest.param(True, marks=pytest.mark.trial), False])
+@pytest.mark.trial
+@pytest.mark.parametrize("share_frames", [True, False])
 def test_token_times_of_real_speech_are_those_of_openai_whisper(
     share_frames: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A position of its own for each token moves it by one position, seldom by more.
-
-    Seven languages are left to `make trial`.
-    """
+    """A position of its own for each token moves it by one position, seldom by more."""
     monkeypatch.setattr(alignment, "first_frames", partial(first_frames, share_frames=share_frames))
-    some = spoken() if share_frames else spoken()[:2]
-    clips = {clip.language: clip.samples() for clip in some}
+    clips = {clip.language: clip.samples() for clip in spoken()}
     checkpoint, reference = loaded_base(), openai_whisper_base().float()
     engine = checkpoint.engine()
     for language, samples in clips.items():

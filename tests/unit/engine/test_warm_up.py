@@ -53,7 +53,7 @@ def test_an_engine_on_a_gpu_has_computed_every_part_of_a_request_when_it_is_load
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("beam_size", [1, 5])
+@pytest.mark.parametrize("beam_size", [pytest.param(1, marks=pytest.mark.trial), 5])
 def test_texts_are_the_same_after_it(pocket: Checkpoint, beam_size: int) -> None:
     options = DecodingOptions(language="de", max_new_tokens=16, word_timestamps=True)
     cold, warm = (pocket.engine(beam_size=beam_size) for _ in range(2))

@@ -76,7 +76,7 @@ async def test_files_are_finished_in_order_with_most_of_the_machine_for_the_olde
     """Side by side, all of them would be nearly done when the first one is."""
     files = [tmp_path / f"{index}.wav" for index in range(4)]
     for path in files:
-        soundfile.write(path, np.tile(say("31415", gap_s=0.3).samples, 24), SAMPLE_RATE)
+        soundfile.write(path, np.tile(say("31415", gap_s=0.3).samples, 12), SAMPLE_RATE)
     done_s = dict.fromkeys(files, 0.0)
     finished: list[Path] = []
     most_of_others_s: list[float] = []  # when each one finished

@@ -51,7 +51,7 @@ def voted(candidates: tuple[str, ...]) -> tuple[str, float]:
     return codes[int(shares.argmax())], float(shares.max())
 
 
-@pytest.mark.parametrize("candidates", [(), ("de", "fr", "ja", "ru")])
+@pytest.mark.parametrize("candidates", [pytest.param((), marks=pytest.mark.trial), ("de", "fr", "ja", "ru")])
 def test_the_chunks_of_a_file_vote(candidates: tuple[str, ...]) -> None:
     options = DecodingOptions(candidate_languages=candidates, max_new_tokens=6)
     transcript = asyncio.run(transcribe(short_window_directory(), SOUND, options))
