@@ -14,7 +14,7 @@ from asr_server.cli import main
 from asr_server.cli.transcribe import transcribe as command
 from asr_server.core import SAMPLE_RATE, Clip
 from tests.support.speech import digits_of, errors_in, say
-from tests.system.cli.test_transcribe import transcribe
+from tests.system.cli.test_transcribe import transcribe_here
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_clip_is_transcribed_with_the_times_of_the_file(tmp_path: Path) -> Non
     said = say("31415926")
     soundfile.write(tmp_path / "a.wav", said.samples, SAMPLE_RATE)
     start_s = said.times[4][0] - 0.1
-    done = transcribe(
+    done = transcribe_here(
         tmp_path / "a.wav", "--clip", f"{start_s:.2f}-", "--format", "verbose_json", "--word-timestamps"
     )
     assert done.returncode == 0, done.stderr

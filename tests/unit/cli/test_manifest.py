@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.system.cli.test_transcribe import heard, record, said, transcribe
+from tests.system.cli.test_transcribe import heard, record, said, transcribe_here
 
 
 def write_manifest(path: Path, *lines: dict[str, Any] | str) -> Path:
@@ -41,7 +41,7 @@ def test_what_cannot_be_transcribed_is_a_line_in_the_error_file_and_the_rest_is_
         {"audio": "other.wav", "id": "first"},
     )
     out = tmp_path / "out"
-    done = transcribe("--manifest", manifest, "--output", out)
+    done = transcribe_here("--manifest", manifest, "--output", out)
     assert done.returncode == 1
     assert done.stdout == b""
     assert sorted(results(out)) == ["first.txt", "last.txt"]
@@ -56,7 +56,7 @@ def test_what_cannot_be_transcribed_is_a_line_in_the_error_file_and_the_rest_is_
     assert said(done)[-1].startswith("2 transcribed, 6 failed, ")
 
     write_manifest(manifest, {"audio": "missing.wav", "id": "first"}, {"audio": "a.wav", "id": "new"})
-    again = transcribe("--manifest", manifest, "--output", out)
+    again = transcribe_here("--manifest", manifest, "--output", out)
     assert again.returncode == 0
     assert said(again)[-1].startswith("1 transcribed, 1 skipped, ")
     assert errors(out) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ import pytest
 import pytest_asyncio
 import uvloop
 
-from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import Chunk, ChunkResult
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.processes import MultiprocessExecutor, ProcessReplica
@@ -26,6 +24,7 @@ from asr_server.errors import ReplicasEnded
 from tests.support.dispatchers import IN_MODULE, OPTIONS, chunk, heard, until_ready
 from tests.support.embedded import embedded
 from tests.support.speech import say
+from tests.support.until import until
 from tests.unit.dispatch.faulty_replica import DIES, HANGS, IS_SLOW, FaultyExecutor, marked
 from tests.unit.dispatch.scripted import WITHOUT_PAUSE
 
@@ -108,28 +107,24 @@ async def test_a_start_that_stalls_is_ended_and_tried_again(tmp_path: Path) -> N
     await dispatcher.stop()
 
 
-async def test_a_replica_comes_back_when_its_weights_and_the_folder_for_sockets_are_back(
+async def test_a_replica_comes_back_when_the_folder_for_sockets_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, sockets = tmp_path / "model", tmp_path / "sockets"
-    shutil.copytree(EMBEDDED_MODEL, model)
+    """`test_replica_death.py` takes its weights away."""
+    sockets = tmp_path / "sockets"
     sockets.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(sockets))
-    dispatcher = Dispatcher(embedded(model=str(model)), limits=ReplicaLimits(pause_s=0.1))
+    dispatcher = Dispatcher(SETTINGS, limits=PATIENT)
     await dispatcher.start()
     try:
         await until_ready(dispatcher)
-        for part in (model, sockets):
-            away = part.rename(tmp_path / "away")
-            (state,) = dispatcher.supervisor.replica_states
-            assert isinstance(state.replica, ProcessReplica)
-            os.kill(state.replica.pid, signal.SIGKILL)
-            failures = set[str]()
-            while not any(str(part) in failure for failure in failures):
-                failures.add(dispatcher.supervisor.last_failure)
-                await asyncio.sleep(0.02)
-            away.rename(part)
-            await until_ready(dispatcher)
+        away = sockets.rename(tmp_path / "away")
+        (state,) = dispatcher.supervisor.replica_states
+        assert isinstance(state.replica, ProcessReplica)
+        os.kill(state.replica.pid, signal.SIGKILL)
+        await until(lambda: str(sockets) in dispatcher.supervisor.last_failure)
+        away.rename(sockets)
+        await until_ready(dispatcher)
         assert heard(await dispatcher.open("a").submit(chunk(say("2718")), OPTIONS)) == "2718"
     finally:
         await dispatcher.stop()

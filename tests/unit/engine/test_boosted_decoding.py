@@ -44,7 +44,9 @@ def tokens_of(found: list[ChunkResult]) -> list[tuple[int, ...]]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("strong")
-@pytest.mark.parametrize(("beam_size", "lookahead"), [(1, True), (WIDTH, False)])
+@pytest.mark.parametrize(
+    ("beam_size", "lookahead"), [pytest.param(1, True, marks=pytest.mark.trial), (WIDTH, False)]
+)
 def test_keywords_change_their_own_text_alone_and_the_same_in_any_company(
     pocket: Checkpoint, beam_size: int, lookahead: bool
 ) -> None:

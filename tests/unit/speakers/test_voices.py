@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
 from asr_server.annexes.speakers.segmentation import (
     FRAME,
@@ -109,6 +108,8 @@ FEATURE = 160  # samples between two features
 
 def kaldi(samples: Samples) -> Floats:
     """Kaldi's features, as transformers computes them for SeamlessM4T."""
+    from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
+
     mel = mel_filter_bank(
         257, 80, 20.0, 8000.0, SAMPLE_RATE, mel_scale="kaldi", triangularize_in_mel_space=True
     )
