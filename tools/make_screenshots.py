@@ -149,12 +149,10 @@ def speak(browser: Browser, url: str) -> None:
     page.get_by_role("button", name="Speak").click()
     page.locator("#live-text span").first.wait_for()
     page.wait_for_timeout(6_000)
-    page.locator("#live-text").evaluate("text => text.scrollIntoView({ block: 'end' })")
     save(page, "page-phone-live")
     page.close()
     page = new_page(browser, **phone)
     transcribe_interview(page, url).locator(".word").nth(5).click()
-    page.locator("#cards").evaluate("cards => cards.scrollIntoView()")
     save(page, "page-phone")
 
 

@@ -200,6 +200,9 @@ def test_a_video_is_as_long_as_its_pictures_and_keeps_its_captions_off(
     write_late_video(tmp_path / "talk.webm")
     drop_video(tab, tmp_path / "talk.webm")
     tab.wait_for_text("#cards .clock", "/ 0:05")
+    tab.wait(
+        "document.querySelector('video').checkVisibility() && document.querySelector('video').readyState > 1"
+    )
     tab.evaluate(
         "document.querySelector('.wave').dispatchEvent(new KeyboardEvent('keydown', { key: 'End' }))"
     )

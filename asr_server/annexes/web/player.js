@@ -125,11 +125,12 @@ export class Player {
   #caption(answer) {
     this.#load();
     URL.revokeObjectURL(this.track?.src);
-    const isShown = this.track?.track.mode !== "disabled"; // one may have switched them off
+    const mode = this.track?.track.mode ?? "showing"; // one may have switched them off
     this.track?.remove();
     const src = URL.createObjectURL(new Blob([FORMATS.vtt.render(answer)], { type: "text/vtt" }));
-    this.track = h("track", { kind: "captions", label: "Transcript", default: isShown, src });
+    this.track = h("track", { kind: "captions", label: "Transcript", src });
     this.audio.append(this.track);
+    this.track.track.mode = mode;
   }
 
   seek(time) {
