@@ -54,7 +54,7 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
 
 @click.command(
     cls=WhisperSpelledCommand,
-    sections={"Server": ("url", "api_key"), **SECTIONS},
+    sections={"Server": ("url", "api_key", "background"), **SECTIONS},
     short_help="Transcribes recordings, without a server or on one elsewhere.",
 )
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
@@ -161,6 +161,11 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
 @click.option(
     "--api-key", default="", envvar=environment_names("api_key"), show_envvar=True, help="key of that server"
 )
+@click.option(
+    "--background",
+    is_flag=True,
+    help="with --url: as jobs of that server, which go on without this command; the same command goes on",
+)
 @settings_options(leave_out=FIELDS.keys() - SETTINGS)
 def transcribe(
     inputs: tuple[str, ...], skip_existing: bool, overwrite: bool, prompt: str, **options: Any
@@ -214,6 +219,7 @@ def _check_inputs(job: dict[str, Any], inputs: tuple[str, ...]) -> None:
 _JOB_OPTIONS: Final = (
     *("formats", "output_dir", "manifest", "language", "task", "temperature", "recursive", "quiet"),
     *("word_timestamps", "condition_on_previous_text", "multilingual", "track", "hotwords", "clips"),
+    "background",
 )
 
 
@@ -264,6 +270,8 @@ def _run(options: dict[str, Any], job: dict[str, Any]) -> int:
     from asr_server.errors import CheckpointError, InvalidValue
 
     url, api_key = options.pop("url"), options.pop("api_key")
+    if job["background"] and not url:
+        raise click.UsageError("--background needs --url: jobs are a server's.")
     try:
         return _transcribe_on(url, api_key, options, job) if url else _transcribe_here(options, job)
     except (CheckpointError, InvalidValue, OutputError) as error:

@@ -44,6 +44,7 @@ async def _events(runner: Runner, job: Job, last_id: int, with_progress: bool) -
             last_id = each.end
             yield b"id: %d\n" % each.end + each.data
         if job.is_finished:
+            await runner.store.mark_read(job)
             return
         if with_progress:
             yield b"event: progress\n" + event(make_body(job, runner.live.get(job.id)), exclude_none=False)

@@ -68,8 +68,7 @@ async def get_content(request: Request, id: Id) -> Response:
     jobs = jobs_of(request)
     job = await jobs.store.find(owner_of(request), id)
     content = await jobs.store.content_of(job)
-    if job.read_age_s is None:
-        await jobs.store.update(job.number, read_age_s=0.0)
+    await jobs.store.mark_read(job)
     return Response(content.body, content.status_code, json.loads(content.headers))
 
 

@@ -22,6 +22,7 @@ from asr_server.annexes.jobs.bodies import JobBody, make_body
 from asr_server.annexes.jobs.callbacks import Callbacks
 from asr_server.annexes.jobs.events import events_response
 from asr_server.annexes.jobs.live import Changes
+from asr_server.annexes.jobs.measures import measure
 from asr_server.annexes.jobs.runner import Runner
 from asr_server.annexes.jobs.store import UNFINISHED, Job, Store
 from asr_server.api.request import TranscriptionRequest
@@ -30,7 +31,7 @@ from asr_server.api.transcribe import recording_for
 from asr_server.api.upload import Form
 from asr_server.audio.recording import Source
 from asr_server.config import naming
-from asr_server.errors import InvalidValue, Overloaded
+from asr_server.errors import InvalidValue, Overloaded, StorageUnavailable
 
 RETRY_S: Final = 600.0  # within which the same request of the same key is the same job
 SWEEP_S: Final = 10.0
@@ -199,11 +200,12 @@ class Jobs:
         """Count the age of finished jobs by this server's clock, which does not jump, and delete old ones."""
         counted_at = time.monotonic()
         while True:
-            await asyncio.sleep(SWEEP_S)
             now = time.monotonic()
-            with contextlib.suppress(Exception):  # logged; the next sweep counts on
+            with contextlib.suppress(StorageUnavailable):  # the next sweep counts on
                 await self._delete_old(now - counted_at)
                 counted_at = now
+                await measure(self.store)
+            await asyncio.sleep(SWEEP_S)
 
     async def _delete_old(self, elapsed_s: float) -> None:
         """A batch's lines are kept until all are finished, and a batch as long as its lines."""

@@ -32,6 +32,7 @@ from asr_server.config import MIB
 from asr_server.errors import NotFound, StorageUnavailable
 
 UNFINISHED: Final = ("queued", "in_progress")
+STATUSES: Final = (*UNFINISHED, "completed", "failed", "cancelled", "incomplete")
 FREE_SHARE: Final = 20  # a twentieth of the disk is left free
 _PRAGMAS: Final = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON")
 
@@ -222,6 +223,10 @@ class Store:
     async def update(self, number: int, **values: Any) -> None:
         jobs = self.table("jobs")
         await self.run(lambda each: each.execute(jobs.update().where(jobs.c.number == number).values(values)))
+
+    async def mark_read(self, job: Job) -> None:
+        if job.read_age_s is None:
+            await self.update(job.number, read_age_s=0.0)
 
     async def requeue(self) -> None:
         """Queue again what ran when the last server ended."""

@@ -50,6 +50,7 @@ class TranscribeJob:
     clips: tuple[Clip, ...] = ()  # in order; empty: all of each recording
     voices: SpeakerCount | None = None  # tell so many apart; None: no voices are told apart
     manifest: Path | None = None  # instead of arguments: JSON lines, each of which names a recording
+    background: bool = False  # on a server elsewhere, as jobs that go on without this process
 
     @property
     def needs_words(self) -> bool:

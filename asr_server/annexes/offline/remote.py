@@ -6,6 +6,7 @@ The answer is a stream, for progress and for proxies that end silent connections
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import math
 import os
@@ -14,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -25,7 +27,7 @@ from pydantic import ValidationError
 from asr_server import errors
 from asr_server.annexes.offline.local import OnProgress, TranscribeJob
 from asr_server.annexes.offline.progress import say
-from asr_server.audio.recording import Source
+from asr_server.audio.recording import Source, open_source
 from asr_server.config import in_mebibytes
 from asr_server.core import POSITIONS_PER_S, Segment, Task, Transcript, Word
 from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidValue
@@ -210,7 +212,7 @@ class RemoteServer:
 
 class RemoteTranscriber:
     def __init__(self, server: RemoteServer, job: TranscribeJob) -> None:
-        self._task, self._quiet = job.task, job.quiet
+        self._task, self._quiet, self._background = job.task, job.quiet, job.background
         self._path = "audio/translations" if job.task == "translate" else "audio/transcriptions"
         self._fields = _form_fields(job)
         self.model = server.model
@@ -277,14 +279,25 @@ class RemoteTranscriber:
                 "--max-upload-bytes). A compressed format, such as mp3 or opus, is smaller."
             )
         async with self._turns.turn(num_bytes):
-            return await with_retries(lambda: self._transcribe_once(source, on_progress), self._report_wait)
+            headers = await self._job_headers(source) if self._background else {}
+            attempt = partial(self._transcribe_once, source, on_progress, headers)
+            return await with_retries(attempt, self._report_wait)
 
-    async def _transcribe_once(self, source: Source, on_progress: OnProgress) -> Transcript:
+    async def _job_headers(self, source: Source) -> dict[str, str]:
+        """Return the same for the same recording and options: the server has one job for them."""
+        with source.open("rb") if isinstance(source, Path) else open_source(source) as file:
+            digest = await asyncio.to_thread(hashlib.file_digest, file, "sha256")
+        digest.update(json.dumps([self._path, self.model, self._fields]).encode())
+        return {"idempotency-key": digest.hexdigest()}
+
+    async def _transcribe_once(
+        self, source: Source, on_progress: OnProgress, headers: Mapping[str, str]
+    ) -> Transcript:
         with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
             fields = self._fields | {"model": self.model}
             try:
                 async with self._client.stream(
-                    "POST", self._path, data=fields, files={"file": ("recording", file)}
+                    "POST", self._path, data=fields, files={"file": ("recording", file)}, headers=headers
                 ) as response:
                     return transcript_from(await _last_event(response, on_progress), self._task)
             except (httpx2.SSEError, ValueError, LookupError, TypeError) as error:
@@ -319,6 +332,7 @@ def _form_fields(job: TranscribeJob) -> dict[str, Any]:
         "stream": "true",
         "stream_include_segments": "true",
         "stream_continuous_usage_stats": "true",  # they tell how far the server is
+        "background": "true" if job.background else None,
         "language": job.language,
         "prompt": job.prompt,
         "hotwords": ",".join(job.hotwords),

@@ -118,3 +118,24 @@ def test_jobs_that_a_stop_finds_under_way_go_on_at_the_next_start(tmp_path: Path
         wait_until(lambda: all(job(server, id)["completed_at"] for id in ids), pause_s=0.2)
         for id, recording in zip(ids, recordings, strict=True):
             assert server.get(f"{URL}/{id}/content").content == send(server, recording).content
+
+
+@pytest.mark.slow
+def test_the_command_leaves_its_recording_to_the_server_and_comes_back_for_it(tmp_path: Path) -> None:
+    recording, results = tmp_path / "talk.wav", tmp_path / "results"
+    recording.write_bytes(wav(digits(0, 200)))
+    folder = ("--jobs-dir", str(tmp_path / "jobs"))
+    with run_server(*OPTIONS, *folder) as server:
+        flags = ["--url", server.url, "--background", "--format", "srt", "--output", str(results)]
+        command = [sys.executable, "-m", "asr_server", "transcribe", str(recording), *flags]
+        first = subprocess.Popen(command, stderr=subprocess.PIPE)
+        wait_until(lambda: server.get(URL).json()["data"], pause_s=0.05)
+        first.send_signal(signal.SIGINT)
+        first.communicate()
+        again = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert again.returncode == 0, again.stderr
+        (kept,) = server.get(URL).json()["data"]
+        assert kept["status"] == "completed"
+        assert (results / "talk.srt").read_text() == send(
+            server, recording.read_bytes(), response_format="srt"
+        ).text

@@ -374,3 +374,24 @@ def test_a_broken_database_or_a_folder_in_use_ends_the_start_with_a_reason(tmp_p
     assert "not a database" in line
     assert "callback_secret" in str(problems(callback_hosts="*")).lower()
     assert SECRET not in str(problems(callback_secret=SECRET[:-1] + "\n"))
+
+
+async def test_the_metrics_say_what_waits_and_for_how_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "SWEEP_S", 0.01)
+    monkeypatch.setattr(runner, "AT_ONCE", 1)
+    async with run_with_jobs(tmp_path) as app:
+        app.replica.holding = True
+        for seed in range(3):
+            await post(app, THREE_CHUNKS, seed=str(seed))
+
+        async def metrics() -> str:
+            return (await app.client.get("/metrics")).text
+
+        while 'asr_jobs{status="queued"} 2.0' not in await metrics():
+            await asyncio.sleep(0.01)
+        text = await metrics()
+        assert 'asr_jobs{status="in_progress"} 1.0' in text
+        assert "asr_jobs_queued_audio_seconds 150.0" in text
+        assert "asr_jobs_oldest_queued_seconds 0.0\n" not in text
