@@ -8,7 +8,6 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -52,14 +51,11 @@ def child_environment(computes: bool = True) -> dict[str, str]:
         is_known = _OF_THE_SYSTEM.fullmatch(name) or (computes and _OF_THE_ENGINE.fullmatch(name))
         if is_known and not _SECRET.search(name):
             inherited[name] = value
-    return inherited | {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(_import_folders())}
-
-
-def _import_folders() -> Iterator[str]:
-    """Yield the folder of a checkout; an installed package needs none."""
-    if _PACKAGE_PARENT.name not in ("site-packages", "dist-packages"):
-        yield str(_PACKAGE_PARENT)
-    yield from filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if _PACKAGE_PARENT.name not in ("site-packages", "dist-packages"):  # a checkout
+        folders.insert(0, str(_PACKAGE_PARENT))
+    path = os.pathsep.join(filter(None, folders))
+    return inherited | {"PYTHONSAFEPATH": "1", "PYTHONPATH": path}
 
 
 def share_one_arena() -> None:
@@ -105,7 +101,9 @@ def confine() -> None:
     """Forbid other processes, TCP and files that are not open, by Landlock; needs `gain_no_privileges`."""
     if sys.platform != "linux":
         return
-    _drop_capabilities()
+    # With root's rights, a process reads any environment.
+    of_this_thread = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
+    ctypes.CDLL(None).capset(of_this_thread, (ctypes.c_uint32 * 6)())
     system_call = ctypes.CDLL(None, use_errno=True).syscall
     version = system_call(_CREATE_RULESET, None, 0, _VERSION)
     if version < 1:
@@ -120,12 +118,6 @@ def confine() -> None:
     os.close(ruleset)
     if failed:  # a process that is not confined must not meet a codec
         raise OSError(ctypes.get_errno(), "Landlock refuses to confine this process")
-
-
-def _drop_capabilities() -> None:
-    """Drop root's rights: with them, a process reads any environment."""
-    of_this_thread = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
-    ctypes.CDLL(None).capset(of_this_thread, (ctypes.c_uint32 * 6)())
 
 
 def hide_keys() -> None:

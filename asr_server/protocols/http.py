@@ -334,15 +334,12 @@ class ParserIgnoringUpgrades:
             if not self.ignores_upgrade:
                 raise
             rest = data[upgrade.args[0] :]
-            head = self._head_without_upgrade()
+            version = self.get_http_version().encode()
+            head = [b"%s %s HTTP/%s" % (self.get_method(), self._protocol.url, version)]
+            head += [name + b": " + value for name, value in self._protocol.headers if name != b"upgrade"]
             self._parser = httptools.HttpRequestParser(self._protocol)
-            self._parser.feed_data(head)
+            self._parser.feed_data(b"\r\n".join([*head, b"", b""]))
             self.feed_data(rest)
-
-    def _head_without_upgrade(self) -> bytes:
-        lines = [b"%s %s HTTP/%s" % (self.get_method(), self._protocol.url, self.get_http_version().encode())]
-        lines += [name + b": " + value for name, value in self._protocol.headers if name != b"upgrade"]
-        return b"\r\n".join([*lines, b"", b""])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._parser, name)
