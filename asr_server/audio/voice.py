@@ -41,7 +41,7 @@ LIKELY: Final = 0.9
 SPELLED: Final = 0.5  # of one letter, as people spell a name: coughs and barks have 0.47 at most
 MIN_SPEECH_FRAMES: Final = 4  # 128 ms
 PHASES: Final = (0, FRAME // 3, 2 * FRAME // 3)
-# Where somebody certainly speaks (`certain_speech_s`), and begins to behind a pause (`first_missed_s`).
+# Where somebody certainly speaks, and begins to behind a pause (`first_missed_s`).
 POSSIBLE: Final = 0.4  # of every frame
 CERTAIN: Final = 0.9
 MIN_CERTAIN_FRAMES: Final = 5  # 160 ms
@@ -134,10 +134,6 @@ def holds_speech(samples: Samples, likely: float = LIKELY) -> bool:
 
 def _sustained_probability(samples: Samples, phase: int) -> float:
     return float(np.sort(_score_isolated(samples, phase))[-MIN_SPEECH_FRAMES])
-
-
-def certain_speech_s(samples: Samples) -> list[Stretch]:
-    return possible_and_certain_speech_s(samples)[1]
 
 
 def possible_and_certain_speech_s(samples: Samples) -> tuple[list[Stretch], list[Stretch]]:

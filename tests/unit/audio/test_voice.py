@@ -23,7 +23,6 @@ from asr_server.audio.voice import (
     STATE_SHAPE,
     VoiceDetector,
     _without_hum,
-    certain_speech_s,
     first_missed_s,
     holds_speech,
     is_speech,
@@ -32,8 +31,13 @@ from asr_server.audio.voice import (
     speech_probabilities,
 )
 from asr_server.core import SAMPLE_RATE, Samples
+from asr_server.levels import Stretch
 from tests.support.noises import KINDS, make_noise, thump
 from tests.support.speech import VOICES, say
+
+
+def certain_speech_s(samples: Samples) -> list[Stretch]:
+    return possible_and_certain_speech_s(samples)[1]
 
 
 @pytest.mark.parametrize("voice", VOICES)

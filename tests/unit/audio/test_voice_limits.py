@@ -12,9 +12,9 @@ from asr_server.audio.voice import (
     VoiceDetector,
     _evened,
     _without_bursts,
-    certain_speech_s,
     holds_speech,
     load_onnx,
+    possible_and_certain_speech_s,
 )
 from asr_server.core import Samples
 from asr_server.machine import VNNI_FLAGS
@@ -81,7 +81,7 @@ def test_samples_get_a_peak_of_three_tenths_but_for_clicks_and_silence() -> None
 def test_no_samples_are_no_speech() -> None:
     nothing = np.empty(0, np.float32)
     assert not holds_speech(nothing)
-    assert certain_speech_s(nothing) == []
+    assert possible_and_certain_speech_s(nothing) == ([], [])
 
 
 @pytest.mark.parametrize(("num_samples", "num_pushed"), [(0, 0), (1, 0), (511, 0), (512, 1), (513, 1)])
