@@ -36,10 +36,14 @@ def reading(path: Path, *damaged: type[Exception]) -> Iterator[None]:
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file. A pipe or device, which could be endless, raises CheckpointError."""
-    with reading(path), open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+    with reading(path), open(path, "rb", opener=_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise CheckpointError(f"{path} is no regular file")
         yield file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def begins_with(path: Path, *beginnings: bytes) -> bool:
