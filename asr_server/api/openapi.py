@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache, partial
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -16,9 +16,17 @@ from asr_server.api import headers
 from asr_server.api.headers import HEADERS, LIMIT_HEADERS
 from asr_server.api.models import Models
 from asr_server.api.schemas import AudioFields, ErrorBody, TextDelta, TranscriptionFields, TranslationFields
-from asr_server.audio.decoder import FORMATS
+from asr_server.audio.decoder import RECORDING_FORMATS
 from asr_server.errors import ReportedError
-from asr_server.formats.render import DiarizedJson, DiarizedSegment, Json, TextDone, VerboseJson
+from asr_server.formats.render import (
+    FORMATS,
+    DiarizedJson,
+    DiarizedSegment,
+    Json,
+    ResponseFormat,
+    TextDone,
+    VerboseJson,
+)
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -69,9 +77,13 @@ def described_headers(*names: str) -> dict[str, Any]:
     return {name: {"description": HEADERS[name], "schema": {"type": "string"}} for name in names}
 
 
+def _meaning(media_type: str) -> str:
+    names = [name for name in get_args(ResponseFormat) if FORMATS[name].media_type == media_type]
+    return f"`response_format` {' or '.join(names)}."
+
+
 _MEDIA_TYPES: Final = {
-    "text/plain": "`response_format` text or srt.",
-    "text/vtt": "`response_format` vtt.",
+    **{media_type: _meaning(media_type) for media_type in ("text/plain", "text/vtt")},
     "text/event-stream": "`stream` true: each `data:` is a TextDelta{segments}, then a TextDone, "
     "then `[DONE]`. An error after the first event is an ErrorBody.",
 }
@@ -109,7 +121,7 @@ _DESCRIPTION: Final = (
 _FILE: Final = {
     "type": "string",
     "format": "binary",
-    "description": f"The recording: {FORMATS}. No name is needed.",
+    "description": f"The recording: {RECORDING_FORMATS}. No name is needed.",
 }
 
 

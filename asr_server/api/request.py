@@ -18,7 +18,7 @@ from asr_server.api.upload import VOICE_FIELD
 from asr_server.audio.decoder import TrackChoice, parse_choice
 from asr_server.core import Clip, DecodingOptions, SpeakerCount
 from asr_server.errors import InvalidValue
-from asr_server.formats.render import RenderOptions
+from asr_server.formats.render import FORMATS, RenderOptions
 from asr_server.formats.subtitles import SubtitleLayout
 from asr_server.language_codes import ENGLISH, is_given
 
@@ -128,7 +128,7 @@ _NAMES, _VOICES, _TIMES = "known_speaker_names[]", f"{VOICE_FIELD}[]", "timestam
 
 def _conflicts(fields: AudioFields) -> Iterator[tuple[str, str]]:
     names, is_split = fields.known_speaker_names, fields.channels == "split"
-    if fields.stream and fields.response_format in ("srt", "vtt"):
+    if fields.stream and FORMATS[fields.response_format].has_cues:
         yield "stream", "requires response_format json, text or diarized_json"
     for name in schemas.STREAM_FIELDS:
         if getattr(fields, name) and not fields.stream:

@@ -32,7 +32,7 @@ from asr_server.audio.recording import Recording, Source
 from asr_server.config import naming
 from asr_server.core import Transcript
 from asr_server.errors import InvalidValue, Overloaded, ShuttingDown
-from asr_server.formats.render import DiarizedJson, Json, VerboseJson, render
+from asr_server.formats.render import FORMATS, JSON, DiarizedJson, Json, VerboseJson, render
 from asr_server.transcription.request import Labeller, OpenRequest, TranscriptionSession, task_group
 
 STREAM_END: Final = b"data: [DONE]\n\n"
@@ -41,15 +41,6 @@ STREAM_END: Final = b"data: [DONE]\n\n"
 Made = TypeVar("Made")
 RequestParser = Callable[[list[tuple[str, str]], Models], TranscriptionRequest]
 ReplyMaker = Callable[[Transcript, TranscriptionRequest], Response]
-
-_MEDIA_TYPES: Final = {
-    "json": "application/json",
-    "verbose_json": "application/json",
-    "diarized_json": "application/json",
-    "text": "text/plain",
-    "srt": "text/plain",  # as OpenAI sends it
-    "vtt": "text/vtt",
-}
 
 RETRY_CONNECTION_S: Final = 5.0
 
@@ -196,8 +187,8 @@ async def _labeller(state: AppState, request: TranscriptionRequest) -> Labeller 
 def body_response(transcript: Transcript, request: TranscriptionRequest) -> Response:
     response_format = request.fields.response_format
     body = render(transcript, response_format, request.render_options)
-    media_type = _MEDIA_TYPES[response_format]
-    charset = "" if media_type == "application/json" else "; charset=utf-8"
+    media_type = FORMATS[response_format].media_type
+    charset = "" if media_type == JSON else "; charset=utf-8"
     return Response(body.encode(), headers={"content-type": media_type + charset})
 
 

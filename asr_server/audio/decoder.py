@@ -23,7 +23,7 @@ from asr_server.errors import (
 )
 from asr_server.language_codes import whisper_code
 
-FORMATS = "flac, mp3, mp4, mpeg, mpga, m4a, ogg, oga, opus, wav, webm, aac, aiff, mkv, mov, avi"
+RECORDING_FORMATS = "flac, mp3, mp4, mpeg, mpga, m4a, ogg, oga, opus, wav, webm, aac, aiff, mkv, mov, avi"
 MIN_SAMPLE_RATE = 1000  # a header of 1 Hz would turn one byte into 16,000 samples
 MIN_AUDIO_S = 0.1
 TOO_MANY_FILES = (
@@ -32,7 +32,7 @@ TOO_MANY_FILES = (
 
 
 def invalid_audio(reason: str) -> InvalidAudio:
-    return InvalidAudio(f"{reason} Supported formats: {FORMATS}.")
+    return InvalidAudio(f"{reason} Supported formats: {RECORDING_FORMATS}.")
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from asr_server.formats.subtitles import SubtitleLayout
 
 INTERRUPTED: Final = 130
+# The names of `formats.render.FORMATS`, which is loaded for work alone.
 FORMATS: Final = ("text", "json", "verbose_json", "diarized_json", "srt", "vtt", "tsv")
 FORMATS_AS_IN_WHISPER: Final = {"txt": ("text",), "all": ("text", "srt", "vtt", "tsv", "verbose_json")}
 WITH_SPEAKERS: Final = "srt, vtt, verbose_json or diarized_json"

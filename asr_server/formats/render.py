@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -224,7 +224,7 @@ class RenderOptions:
     layout: SubtitleLayout = READABLE_LAYOUT
 
     def needs_words(self, formats: Iterable[FileFormat]) -> bool:
-        has_cues = not {"srt", "vtt"}.isdisjoint(formats)
+        has_cues = any(FORMATS[each].has_cues for each in formats)
         return self.with_words or (has_cues and self.layout.needs_words)
 
 
@@ -232,21 +232,7 @@ DEFAULTS = RenderOptions()
 
 
 def render(transcript: Transcript, response_format: FileFormat, options: RenderOptions = DEFAULTS) -> str:
-    match response_format:
-        case "json":
-            return _dump(json_body(transcript, options.with_logprobs))
-        case "verbose_json":
-            return _dump(verbose_body(transcript, options))
-        case "diarized_json":
-            return _dump(diarized_body(transcript))
-        case "text":
-            return transcript.text
-        case "srt":
-            return srt(transcript.segments, options.layout, transcript.duration_s)
-        case "vtt":
-            return vtt(transcript.segments, options.layout, transcript.duration_s)
-        case "tsv":
-            return tsv(transcript.segments)
+    return FORMATS[response_format].write(transcript, options)
 
 
 def _dump(body: BaseModel) -> str:
@@ -355,3 +341,26 @@ def dropped_body(transcript: Transcript) -> list[DroppedSegment] | None:
 
 def logprobs_body(entries: Iterable[TokenLogprob]) -> list[Logprob]:
     return [Logprob(token=e.token, logprob=e.logprob, bytes=list(e.bytes)) for e in entries]
+
+
+JSON: Final = "application/json"
+
+
+class Format(NamedTuple):
+    write: Callable[[Transcript, RenderOptions], str]
+    media_type: str
+    ending: str  # of a file's name
+    has_cues: bool = False  # subtitles
+
+
+# All of them, the page of docs/formats.md. Who needs to know one asks here.
+FORMATS: Final[dict[FileFormat, Format]] = {
+    "text": Format(lambda transcript, _: transcript.text, "text/plain", ".txt"),
+    "json": Format(lambda transcript, o: _dump(json_body(transcript, o.with_logprobs)), JSON, ".json"),
+    "verbose_json": Format(lambda transcript, o: _dump(verbose_body(transcript, o)), JSON, ".verbose.json"),
+    "diarized_json": Format(lambda transcript, _: _dump(diarized_body(transcript)), JSON, ".diarized.json"),
+    # OpenAI sends srt as plain text.
+    "srt": Format(lambda t, o: srt(t.segments, o.layout, t.duration_s), "text/plain", ".srt", has_cues=True),
+    "vtt": Format(lambda t, o: vtt(t.segments, o.layout, t.duration_s), "text/vtt", ".vtt", has_cues=True),
+    "tsv": Format(lambda transcript, _: tsv(transcript.segments), "text/tab-separated-values", ".tsv"),
+}

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import BinaryIO, Final
 
-from asr_server.audio.decoder import FORMATS
+from asr_server.audio.decoder import RECORDING_FORMATS
 from asr_server.errors import ChunkFailed, RequestError
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ STANDARD_INPUT: Final = "-"
 MAX_NAME_BYTES: Final = 255  # of a file's name, on the usual file systems
 _DIGEST_BYTES: Final = 10
 # Of a folder's files those with such an ending are recordings; a file that is an argument itself needs none.
-ENDINGS: Final = frozenset(f".{name}" for name in FORMATS.split(", ")) | {
+ENDINGS: Final = frozenset(f".{name}" for name in RECORDING_FORMATS.split(", ")) | {
     *(".aif", ".aifc", ".amr", ".au", ".caf", ".m4b", ".mka", ".w64", ".wma"),
     *(".m4v", ".mpg", ".ts"),
 }

@@ -23,7 +23,6 @@ import numpy as np
 from asr_server.annexes.offline.inputs import cut_name, reason_for, reason_of, require_file
 from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
 from asr_server.annexes.offline.outputs import (
-    ENDINGS,
     OutputError,
     ending_where_all_fail,
     rendered,
@@ -32,7 +31,7 @@ from asr_server.annexes.offline.outputs import (
 from asr_server.annexes.offline.progress import ProgressBars
 from asr_server.core import Transcript
 from asr_server.errors import EngineUnavailable
-from asr_server.formats.render import FileFormat
+from asr_server.formats.render import FORMATS, FileFormat
 
 MAX_LINE_BYTES: Final = 1 << 20
 
@@ -252,4 +251,4 @@ class LineTranscriber:
                 write_whole(self._path(id, name), rendered(transcript, name, self._job.render_options))
 
     def _path(self, id: str, name: FileFormat) -> Path:
-        return self._folder / f"{result_name(id)}{ENDINGS[name]}"
+        return self._folder / f"{result_name(id)}{FORMATS[name].ending}"

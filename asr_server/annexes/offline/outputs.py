@@ -19,7 +19,7 @@ from typing import Any, Final
 from asr_server.annexes.offline.inputs import Failure, Input, reason_of, result_names, result_path
 from asr_server.annexes.offline.local import TranscribeJob
 from asr_server.core import Transcript
-from asr_server.formats.render import DEFAULTS, FileFormat, RenderOptions, render
+from asr_server.formats.render import DEFAULTS, FORMATS, JSON, FileFormat, RenderOptions, render
 from asr_server.telemetry import printable
 
 
@@ -49,15 +49,6 @@ def rendered(transcript: Transcript, response_format: FileFormat, options: Rende
     return (render(transcript, response_format, options).rstrip("\n") + "\n").encode()
 
 
-ENDINGS: Final[dict[FileFormat, str]] = {
-    "text": ".txt",
-    "json": ".json",
-    "verbose_json": ".verbose.json",
-    "diarized_json": ".diarized.json",
-    "srt": ".srt",
-    "vtt": ".vtt",
-    "tsv": ".tsv",
-}
 PARTIAL_PREFIX: Final = ".asr-server-"
 MAX_WRITE_S: Final = 3600.0  # a partial result older than this is of a run that was killed
 _FOR_EVERY_RESULT: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
@@ -68,7 +59,9 @@ class FolderOutputs(Outputs):
         self._inputs = inputs
         self._job = job
         names = result_names(inputs)
-        self._paths = [[result_path(folder, name, ENDINGS[kind]) for kind in job.formats] for name in names]
+        self._paths = [
+            [result_path(folder, name, FORMATS[kind].ending) for kind in job.formats] for name in names
+        ]
         self._conflicts = dict(self._find_conflicts())
 
     def _find_conflicts(self) -> Iterator[tuple[int, str]]:
@@ -222,7 +215,7 @@ class StandardOutput(Outputs):
         content = _escaped(rendered(transcript, self._format, self._render_options))
         if not self._labelled:
             return content
-        if self._format in ("json", "verbose_json", "diarized_json"):
+        if FORMATS[self._format].media_type == JSON:
             line = json.dumps({"file": name} | json.loads(content), ensure_ascii=False)
             return line.encode("utf-8", "backslashreplace") + b"\n"
         return f"==> {printable(name)} <==\n".encode() + content + b"\n"

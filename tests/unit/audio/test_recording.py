@@ -15,7 +15,7 @@ import av
 import numpy as np
 import pytest
 
-from asr_server.audio.decoder import FORMATS as SUPPORTED
+from asr_server.audio.decoder import RECORDING_FORMATS as SUPPORTED
 from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.recording import Cancelled, Recording, memory_file
 from asr_server.audio.split import Splitter

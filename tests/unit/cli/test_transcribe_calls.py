@@ -21,6 +21,7 @@ from asr_server.cli import main
 from asr_server.cli.transcribe import FORMATS
 from asr_server.core import Clip, SpeakerCount
 from asr_server.errors import CheckpointError, InvalidValue
+from asr_server.formats import render
 from asr_server.formats.render import ResponseFormat
 from asr_server.formats.subtitles import SubtitleLayout
 from asr_server.server.settings import ServerSettings
@@ -60,7 +61,7 @@ def test_a_wrong_call_is_told_without_a_traceback(arguments: list[str], message:
 
 
 def test_the_formats_are_those_of_the_api_and_tsv() -> None:
-    assert set(FORMATS) == {*get_args(ResponseFormat), "tsv"}
+    assert set(FORMATS) == {*render.FORMATS} == {*get_args(ResponseFormat), "tsv"}
 
 
 # -- What flags ask for --------------------------------------------------------------------------------------
