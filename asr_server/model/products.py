@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +24,6 @@ _ROWS_HINT: Final = 8  # a layout that is good for few rows, and no worse for ma
 _FEW_ROWS, _MANY_ROWS = 8, 64
 _FBGEMM_ROWS: Final = 6  # at once
 _EXPONENTS: Final = (0, 3)  # 3 undoes the queries' 1/sqrt(64), by which small weights leave float16's range
-
-
-class PackedWeight(Protocol):
-    def product(self, x: Tensor, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
-        """Multiply [..., inputs] to [..., outputs], with the exact GELU on request."""
 
 
 def pack(weight: Tensor) -> PackedWeight | None:
@@ -55,6 +50,8 @@ def _fbgemm_serves(weight: Tensor) -> bool:
 
 
 class OneDnnWeight:
+    """Its product and `HalfWeight`'s take [..., inputs] to [..., outputs], with the exact GELU on request."""
+
     def __init__(self, weight: Tensor) -> None:
         self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS_HINT)
 
@@ -102,6 +99,9 @@ class HalfWeight:
         if bias is not None:
             y.add_(bias)
         return (F.gelu(y) if gelu else y).view(*x.shape[:-1], -1)
+
+
+PackedWeight = OneDnnWeight | HalfWeight
 
 
 def in_float16(weight: Tensor) -> HalfWeight | None:

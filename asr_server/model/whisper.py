@@ -75,16 +75,31 @@ class Encoder(nn.Module):
         load_weights(self.norm, weights, "encoder.layer_norm")
 
 
-class EncoderLayer(nn.Module):
-    def __init__(self, sizes: WhisperSizes, shard: Shard, linear: type[Linear]) -> None:
+class Layer(nn.Module):
+    """What layers of encoder and decoder share: self-attention and feed-forward."""
+
+    def __init__(self, width: int, num_heads: int, hidden: int, shard: Shard, linear: type[Linear]) -> None:
         super().__init__()
-        share = sizes.width // shard.count
+        share = width // shard.count
         self.shard = shard
-        self.num_heads = sizes.encoder_heads // shard.count
-        self.norm = nn.LayerNorm(sizes.width)
-        self.qkv = linear(sizes.width, 3 * share)
-        self.out = linear(share, sizes.width)
-        self.feed_forward = FeedForward(sizes.width, sizes.encoder_hidden, shard, linear)
+        self.num_heads = num_heads // shard.count
+        self.norm = nn.LayerNorm(width)
+        self.qkv = linear(width, 3 * share)
+        self.out = linear(share, width)
+        self.feed_forward = FeedForward(width, hidden, shard, linear)
+
+    def load(self, weights: Weights, name: str) -> None:
+        attention = f"{name}.self_attn"
+        load_weights(self.norm, weights, f"{attention}_layer_norm")
+        parts, scale = [f"{attention}.{part}_proj" for part in "qkv"], query_scale(self.qkv, self.num_heads)
+        load_packed(self.qkv, weights, parts, self.shard, scale)
+        load_summed(self.out, weights, f"{attention}.out_proj", self.shard)
+        self.feed_forward.load(weights, name)
+
+
+class EncoderLayer(Layer):
+    def __init__(self, sizes: WhisperSizes, shard: Shard, linear: type[Linear]) -> None:
+        super().__init__(sizes.width, sizes.encoder_heads, sizes.encoder_hidden, shard, linear)
 
     def forward(
         self, x: Tensor, change: Tensor, kernels: Kernels, behind: Behind | None
@@ -94,10 +109,6 @@ class EncoderLayer(nn.Module):
         attended = attend_audio(self.qkv(normed, kernels), self.num_heads, behind)
         x, normed = add_norm(x, self.shard.sum(self.out(attended, kernels)), self.feed_forward.norm, kernels)
         return x, self.feed_forward.change(normed, kernels)
-
-    def load(self, weights: Weights, name: str) -> None:
-        load_self_attention(self, weights, name)
-        self.feed_forward.load(weights, name)
 
 
 def _limit(x: Tensor) -> float | None:
@@ -265,22 +276,16 @@ def padded_vocabulary(vocabulary: int, device: torch.device) -> int:
     return -(-vocabulary // alignment) * alignment
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Layer):
     def __init__(self, index: int, sizes: WhisperSizes, shard: Shard, linear: type[Linear]) -> None:
-        super().__init__()
+        super().__init__(sizes.width, sizes.decoder_heads, sizes.decoder_hidden, shard, linear)
         share = sizes.width // shard.count
         self.index = index
-        self.shard = shard
-        self.num_heads = sizes.decoder_heads // shard.count
-        self.norm = nn.LayerNorm(sizes.width)
-        self.qkv = linear(sizes.width, 3 * share)
-        self.out = linear(share, sizes.width)
         self.cross_norm = nn.LayerNorm(sizes.width)
         self.cross_query = linear(sizes.width, share)
         self.cross_key = nn.Parameter(torch.empty(share, sizes.width))
         self.cross_value = linear(sizes.width, share)
         self.cross_out = linear(share, sizes.width)
-        self.feed_forward = FeedForward(sizes.width, sizes.decoder_hidden, shard, linear)
 
     def forward(self, x: Tensor, change: Tensor, rows: CacheRows) -> tuple[Tensor, Tensor]:
         """Take x [B, T, D] and a change, as an encoder layer does. Writes the cache."""
@@ -311,8 +316,8 @@ class DecoderLayer(nn.Module):
         return torch.stack([multiply(self.cross_key, each) for each in audio])
 
     def load(self, weights: Weights, name: str) -> None:
+        super().load(weights, name)
         shard, cross = self.shard, f"{name}.encoder_attn"
-        load_self_attention(self, weights, name)
         load_weights(self.cross_norm, weights, f"{cross}_layer_norm")
         load_packed(
             self.cross_query, weights, [f"{cross}.q_proj"], shard, query_scale(self.qkv, self.num_heads)
@@ -320,15 +325,6 @@ class DecoderLayer(nn.Module):
         self.cross_key.copy_(shard.outputs(weights[f"{cross}.k_proj.weight"]))
         load_packed(self.cross_value, weights, [f"{cross}.v_proj"], shard)
         load_summed(self.cross_out, weights, f"{cross}.out_proj", shard)
-        self.feed_forward.load(weights, name)
-
-
-def load_self_attention(layer: EncoderLayer | DecoderLayer, weights: Weights, name: str) -> None:
-    attention = f"{name}.self_attn"
-    load_weights(layer.norm, weights, f"{attention}_layer_norm")
-    parts, scale = [f"{attention}.{part}_proj" for part in "qkv"], query_scale(layer.qkv, layer.num_heads)
-    load_packed(layer.qkv, weights, parts, layer.shard, scale)
-    load_summed(layer.out, weights, f"{attention}.out_proj", layer.shard)
 
 
 class Whisper(nn.Module):
