@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
@@ -12,6 +14,7 @@ _BYTES = [CHARACTER_OF_BYTE[byte] for byte in range(256)]
 _PIECES = _BYTES + [CHARACTER_OF_BYTE[ord(" ")] + word for word in WORDS]
 
 
+@cache
 def make_tokenizer(languages: tuple[str, ...] = ("en", "de", "zh")) -> Tokenizer:
     names = ["<|endoftext|>", "<|startoftranscript|>", *(f"<|{code}|>" for code in languages)]
     names += ["<|translate|>", "<|transcribe|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
@@ -31,9 +34,12 @@ def words(digits: str) -> tuple[int, ...]:
     return tuple(word(int(digit)) for digit in digits)
 
 
-def at(tokenizer: Tokenizer, time_s: float) -> int:
+TOKENIZER = make_tokenizer()
+
+
+def t(time_s: float) -> int:
     """The timestamp token of a time."""
-    return tokenizer.specials.timestamp_begin + round(time_s / tokenizer.time_precision_s)
+    return TOKENIZER.specials.timestamp_begin + round(time_s / TOKENIZER.time_precision_s)
 
 
 def spell(text: str) -> tuple[int, ...]:

@@ -83,38 +83,22 @@ async def test_a_stream_goes_on_when_its_replica_is_killed(two_replicas: Server)
     assert done == "".join(deltas) == undisturbed
 
 
-@pytest.fixture
-def two_processes() -> Iterator[Server]:
-    with run_server("--dtype", "float32", "--replicas", "2") as server:
-        yield server
+KINDS = {
+    "two processes": ("--replicas", "2"),
+    "one process": ("--replicas", "1"),
+    "two ranks": ("--device", "cpu", "--tensor-parallel-size", "2"),
+    "two actors": ("--executor", "ray", "--replicas", "2"),  # each with a raylet of its own
+}
 
 
-@pytest.fixture
-def one_process() -> Iterator[Server]:
-    with run_server("--dtype", "float32", "--replicas", "1") as server:
-        yield server
-
-
-@pytest.fixture
-def two_ranks() -> Iterator[Server]:
-    with run_server("--dtype", "float32", "--device", "cpu", "--tensor-parallel-size", "2") as server:
-        yield server
-
-
-@pytest.fixture
-def two_actors() -> Iterator[Server]:
-    """Each with a raylet of its own."""
-    ray = ("--executor", "ray", "--replicas", "2")
-    with contextlib.ExitStack() as stack:
-        address = stack.enter_context(ray_cluster()).address
-        yield stack.enter_context(run_server("--dtype", "float32", *ray, "--ray-address", address))
-
-
-@pytest.fixture(params=["two_processes", "one_process", "two_ranks", "two_actors"])
-def disturbed(request: pytest.FixtureRequest) -> Server:
+@pytest.fixture(params=KINDS)
+def disturbed(request: pytest.FixtureRequest) -> Iterator[Server]:
     """Made in the main thread, which Ray insists on."""
-    server: Server = request.getfixturevalue(request.param)
-    return server
+    options = KINDS[request.param]
+    with contextlib.ExitStack() as stack:
+        if "ray" in options:
+            options += ("--ray-address", stack.enter_context(ray_cluster()).address)
+        yield stack.enter_context(run_server("--dtype", "float32", *options))
 
 
 @pytest.mark.trial

@@ -19,18 +19,13 @@ from tests.support.fake_replica import noise, say, wav
 from tests.support.raw_client import RawClient
 from tests.support.speech import say as speak
 from tests.support.speech import silence
-from tests.support.tokens import at, make_tokenizer, words
+from tests.support.tokens import t, words
 from tests.support.until import until, wait_until
 from tests.unit.api.figures import Figures, figures_of, growth, read
 from tests.unit.api.running_app import RunningApp, run_app
 
-TOKENIZER = make_tokenizer()
 ROUTE = "/v1/audio/transcriptions"
 REQUEST_LOG = "asr_server.api.middleware"
-
-
-def t(time_s: float) -> int:
-    return at(TOKENIZER, time_s)
 
 
 def read_again(reason: str) -> str:

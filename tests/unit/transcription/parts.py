@@ -11,17 +11,16 @@ from asr_server.core import SAMPLE_RATE, ChunkResult
 from tests.support.fake_replica import say
 from tests.support.noises import make_noise
 from tests.support.speech import say as speak
-from tests.support.tokens import at, make_tokenizer
+from tests.support.tokens import t
 
 COUGHS, TALK = make_noise("coughs", -20, 4.0, 1), speak("31415926", "rms").samples
 TALK_S = len(TALK) / SAMPLE_RATE
-_TOKENIZER = make_tokenizer()
 
 
 def timed(text: Sequence[int], start_s: float, end_s: float, duration_s: float) -> ChunkResult:
     """One segment of the whole duration; its tokens share the time from `start_s` to `end_s`."""
     edges_s = np.linspace(start_s, end_s, len(text) + 1).tolist()
-    result = say(at(_TOKENIZER, 0), *text, at(_TOKENIZER, duration_s))
+    result = say(t(0), *text, t(duration_s))
     return msgspec.structs.replace(
         result,
         token_times_s=tuple(edges_s),

@@ -14,15 +14,10 @@ from asr_server.transcription.request import Transcriber
 from tests.support.embedded import embedded
 from tests.support.fake_replica import FakeReplica, noise, say, wav
 from tests.support.memory_file import MemoryFile
-from tests.support.tokens import at, make_tokenizer, words
+from tests.support.tokens import TOKENIZER, words
 
-TOKENIZER = make_tokenizer()
 ENGLISH = DecodingOptions(language="en", token_logprobs=True)
 THREE_CHUNKS = wav(noise(75))
-
-
-def t(time_s: float) -> int:
-    return at(TOKENIZER, time_s)
 
 
 def number_of_the_chunk(submit: Submit) -> ChunkResult:

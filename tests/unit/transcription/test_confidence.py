@@ -12,11 +12,10 @@ from asr_server.core import Chunk, DecodingOptions, Word
 from asr_server.transcription.confidence import FEATURES, TokensOfWord, confidences, evidence_of, model
 from asr_server.transcription.segments import decode_part, ending_at
 from tests.support.speech import silence
-from tests.support.tokens import make_tokenizer, spell
+from tests.support.tokens import TOKENIZER, spell
 from tests.unit.transcription.parts import timed
 
 OPTIONS = DecodingOptions(language="en", word_timestamps=True)
-TOKENIZER = make_tokenizer()
 SURE = TokensOfWord((-0.01, -0.02), (0.7, 0.8))
 
 

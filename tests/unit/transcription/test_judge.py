@@ -16,18 +16,13 @@ from asr_server.transcription.judge import Known, is_trusted, judge, letters_of,
 from asr_server.transcription.segments import DecodedPart, Span, decode_part
 from tests.support.fake_replica import say
 from tests.support.speech import silence
-from tests.support.tokens import at, make_tokenizer, spell, words
+from tests.support.tokens import TOKENIZER, spell, t, words
 from tests.unit.transcription.parts import timed
 
-TOKENIZER = make_tokenizer()
 SENTENCE, OTHER = words("3141"), words("2718")
 LIKELY, UNLIKELY = -0.1, -1.0
 START_S = 20.0  # of every part below, in its file
 CHUNK = Chunk(0, round(START_S * SAMPLE_RATE), silence(12.0))
-
-
-def t(time_s: float) -> int:
-    return at(TOKENIZER, time_s)
 
 
 def part_of(*segments: tuple[float, float, float], duration_s: float = 12.0) -> tuple[DecodedPart, Chunk]:

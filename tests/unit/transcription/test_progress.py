@@ -29,18 +29,13 @@ from tests.support.fake_replica import FakeReplica, noise, say, wav
 from tests.support.memory_file import MemoryFile
 from tests.support.speech import say as digits
 from tests.support.speech import silence
-from tests.support.tokens import at, make_tokenizer, words
+from tests.support.tokens import TOKENIZER, t, words
 from tests.unit.transcription.parts import timed
 
-TOKENIZER = make_tokenizer()
 STREAMED = DecodingOptions(language="en", early_results=True, streams=True)
 
 
 LENIENT = DecodingOptions(language="de", logprob_threshold=-9.0, compression_ratio_threshold=9.0)
-
-
-def t(time_s: float) -> int:
-    return at(TOKENIZER, time_s)
 
 
 # -- With a real engine --------------------------------------------------------------------------------------

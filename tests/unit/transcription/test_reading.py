@@ -17,15 +17,13 @@ from asr_server.transcription.request import Transcriber
 from tests.support.fake_replica import noise, say, wav
 from tests.support.speech import WORDS, silence
 from tests.support.speech import say as speak
-from tests.support.tokens import spell, words
+from tests.support.tokens import TOKENIZER, spell, t, words
 from tests.unit.transcription.parts import timed
 from tests.unit.transcription.running_app import (
     ENGLISH,
     THREE_CHUNKS,
-    TOKENIZER,
     RunningApp,
     number_of_the_chunk,
-    t,
     two_channels,
 )
 

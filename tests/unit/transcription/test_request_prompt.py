@@ -5,9 +5,7 @@ from asr_server.transcription.progress import PreviousText
 from asr_server.transcription.request import boosted_keywords, prompt_tokens
 from asr_server.transcription.segments import DecodedPart, Span
 from tests.support.fake_replica import say
-from tests.support.tokens import make_tokenizer, words
-
-TOKENIZER = make_tokenizer()
+from tests.support.tokens import TOKENIZER, words
 
 
 def said(tokens: tuple[int, ...]) -> str:

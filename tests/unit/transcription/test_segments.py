@@ -7,15 +7,10 @@ from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Dr
 from asr_server.transcription import segments
 from asr_server.transcription.segments import DecodedPart
 from tests.support.speech import say, silence
-from tests.support.tokens import at, make_tokenizer, spell, words
+from tests.support.tokens import TOKENIZER, spell, t, words
 from tests.unit.transcription.pipeline import running_pipeline
 
-TOKENIZER = make_tokenizer()
 PLAIN = DecodingOptions()
-
-
-def t(time_s: float) -> int:
-    return at(TOKENIZER, time_s)
 
 
 def chunk(duration_s: float = 20.0, start_s: float = 0.0, index: int = 0) -> Chunk:

@@ -10,14 +10,9 @@ from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Dr
 from asr_server.transcription import segments
 from asr_server.transcription.segments import DecodedPart, Span
 from tests.support.fake_replica import say
-from tests.support.tokens import at, make_tokenizer, words
+from tests.support.tokens import TOKENIZER, t, words
 
-TOKENIZER = make_tokenizer()
 WORDS = DecodingOptions(language="en", word_timestamps=True)
-
-
-def t(time_s: float) -> int:
-    return at(TOKENIZER, time_s)
 
 
 def chunk(duration_s: float = 8.0) -> Chunk:

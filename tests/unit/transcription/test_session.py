@@ -16,14 +16,13 @@ from asr_server.metrics import REGISTRY
 from asr_server.transcription.request import TranscriptionSession
 from tests.support.fake_replica import noise, say, wav
 from tests.support.memory_file import MemoryFile
-from tests.support.tokens import words
+from tests.support.tokens import t, words
 from tests.support.until import until
 from tests.unit.transcription.running_app import (
     ENGLISH,
     THREE_CHUNKS,
     RunningApp,
     number_of_the_chunk,
-    t,
     two_channels,
 )
 

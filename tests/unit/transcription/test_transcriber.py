@@ -15,9 +15,14 @@ from asr_server.errors import InvalidAudio
 from asr_server.transcription.request import Transcriber
 from tests.support.fake_replica import noise, say, wav
 from tests.support.memory_file import MemoryFile
-from tests.support.tokens import make_tokenizer, words
+from tests.support.tokens import TOKENIZER, make_tokenizer, words
 from tests.support.until import until
-from tests.unit.transcription.running_app import ENGLISH, THREE_CHUNKS, TOKENIZER, RunningApp, two_channels
+from tests.unit.transcription.running_app import (
+    ENGLISH,
+    THREE_CHUNKS,
+    RunningApp,
+    two_channels,
+)
 
 
 async def test_what_is_no_audio_raises_what_it_is(app: RunningApp) -> None:

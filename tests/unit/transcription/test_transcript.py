@@ -11,13 +11,12 @@ import pytest
 from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult, DecodingOptions
 from tests.support.fake_replica import noise, say, wav
-from tests.support.tokens import spell, words
+from tests.support.tokens import spell, t, words
 from tests.unit.transcription.running_app import (
     ENGLISH,
     THREE_CHUNKS,
     RunningApp,
     number_of_the_chunk,
-    t,
     two_channels,
 )
 

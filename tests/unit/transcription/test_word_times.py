@@ -16,11 +16,10 @@ from asr_server.transcription.word_times import (
     without_lead,
     words_until,
 )
-from tests.support.tokens import at, make_tokenizer, spell, words
+from tests.support.tokens import TOKENIZER, spell, t, words
 
 Times = tuple[float, float]
 
-TOKENIZER = make_tokenizer()
 WORDS = DecodingOptions(word_timestamps=True, language="en")
 
 
@@ -207,10 +206,6 @@ def sound(duration_s: float) -> Samples:
 def segments(result: ChunkResult, samples: Samples, start_s: float = 0.0) -> list[Segment]:
     part = decode_part(Chunk(0, round(start_s * SAMPLE_RATE), samples), result, WORDS, TOKENIZER)
     return segments_of(part, TOKENIZER)
-
-
-def t(time_s: float) -> int:
-    return at(TOKENIZER, time_s)
 
 
 def test_words_lie_in_their_segments_on_the_files_clock() -> None:
