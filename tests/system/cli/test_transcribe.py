@@ -116,9 +116,9 @@ def test_on_a_terminal_a_bar_knows_how_long_the_recording_is_and_the_log_has_the
 @pytest.mark.parametrize(
     ("number", "num_presses", "reason"),
     [
-        pytest.param(signal.SIGINT, 1, "interrupted", marks=pytest.mark.trial),
-        (signal.SIGINT, 1000, "interrupted"),
-        (signal.SIGTERM, 1, "terminated"),
+        (signal.SIGINT, 1, "interrupted"),
+        pytest.param(signal.SIGINT, 1000, "interrupted", marks=pytest.mark.trial),
+        pytest.param(signal.SIGTERM, 1, "terminated", marks=pytest.mark.trial),
     ],
 )
 def test_an_interruption_keeps_what_is_done_and_leaves_nothing_else(

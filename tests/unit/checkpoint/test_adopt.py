@@ -81,7 +81,9 @@ def test_floats_of_a_ctranslate2_folder_are_the_checkpoints(folders: Folders, ki
     assert all(torch.equal(found[name].float(), before[f"model.{name}"].to(dtype).float()) for name in found)
 
 
-@pytest.mark.parametrize("kind", ["int8", pytest.param("int8_float16", marks=pytest.mark.trial), "int16"])
+@pytest.mark.parametrize(
+    "kind", ["int8", *(pytest.param(kind, marks=pytest.mark.trial) for kind in ("int8_float16", "int16"))]
+)
 def test_whole_numbers_of_a_ctranslate2_folder_are_divided_by_their_scales(
     folders: Folders, kind: str
 ) -> None:

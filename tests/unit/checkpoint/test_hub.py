@@ -112,10 +112,15 @@ def test_weights_that_are_not_the_published_ones_are_refused(fake: FakeHub) -> N
     ("status", "code", "said"),
     [
         (401, "RepoNotFound", "has no model someone/pocket, or it is private: then log in"),
-        (403, "GatedRepo", "gates someone/pocket: accept its terms"),
-        (404, "RevisionNotFound", "has no such revision or file of someone/pocket"),
         (429, "", "refuses someone/pocket (429): wait, or log in"),
-        (501, "", "answers 501: try again later"),
+        *(
+            pytest.param(*each, marks=pytest.mark.trial)
+            for each in (
+                (403, "GatedRepo", "gates someone/pocket: accept its terms"),
+                (404, "RevisionNotFound", "has no such revision or file of someone/pocket"),
+                (501, "", "answers 501: try again later"),
+            )
+        ),
     ],
 )
 def test_a_refusal_of_the_hub_names_its_reason(fake: FakeHub, status: int, code: str, said: str) -> None:

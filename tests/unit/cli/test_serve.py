@@ -93,7 +93,7 @@ def test_weights_that_cannot_be_read_end_the_server_with_one_line_and_a_status(t
     assert not any("exception" in line for line in lines)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.trial)])
 def test_a_stop_of_the_whole_group_while_the_model_loads_ends_with_status_0_and_no_complaint(
     number: signal.Signals,
 ) -> None:

@@ -20,7 +20,7 @@ from harness.speech.corpora import known_clips
 from tests.support.real_weights import real_checkpoint
 from tests.unit.engine.device_stand_ins import EncoderOfCopies
 
-DURATIONS_S = (3, 14, 0.5, 4.9, 29, 9.7, 7, 19.5, 12, 24)
+DURATIONS_S = (3, 14, 0.5, 4.9, 29, 9.7)
 CLIPS = [make_clip(i, duration_s) for i, duration_s in enumerate(DURATIONS_S)]
 OPTIONS = DecodingOptions(language="de", max_new_tokens=15)
 TAIL: dict[str, Any] = {"short_audio": "tail"}
@@ -40,7 +40,7 @@ def alone(pocket: Checkpoint) -> list[ChunkResult]:
     return [transcribe(pocket.engine(num_slots=1, **TAIL), [clip], OPTIONS)[0] for clip in CLIPS]
 
 
-@pytest.mark.parametrize(("num_slots", "lookahead"), [(16, False), (3, False), (4, True)])
+@pytest.mark.parametrize(("num_slots", "lookahead"), [(16, False), (3, True)])
 def test_chunks_of_all_lengths_together_are_read_as_alone(
     pocket: Checkpoint, alone: list[ChunkResult], num_slots: int, lookahead: bool
 ) -> None:
