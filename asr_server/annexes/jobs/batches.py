@@ -113,6 +113,8 @@ class _LineReader:
             "id": f"job_{uuid.uuid4().hex}",
             "owner": self._owner,
             "task": request.options.task,
+            "model": request.fields.model,
+            "response_format": request.fields.response_format,
             "fields": json.dumps(pairs),
             "num_bytes": recording["num_bytes"],
             "custom_id": fields.custom_id,

@@ -89,14 +89,13 @@ class DeletedJob(Body):
 
 
 def make_body(job: Job, live: LiveJob | None, place: int | None = None) -> JobBody:
-    asked = dict(job.pairs)
     done_s = live.done_s if live else 0.0
     values: dict[str, Any] = {
         "id": job.id,
         "status": job.status,
         "task": job.task,
-        "model": asked["model"],
-        "response_format": asked.get("response_format") or "json",
+        "model": job.model,
+        "response_format": job.response_format,
         "created_at": int(job.created_at),
         "started_at": _seconds(job.started_at),
         "completed_at": _seconds(job.finished_at),

@@ -162,7 +162,7 @@ class Runner:
             return _content_of(response_to(error), events), {"status": "failed", "error": error_json}
 
     async def _transcribe(self, job: Job, live: LiveJob) -> tuple[Content, dict[str, object]]:
-        request = self._request_of(job)
+        request = await self._request_of(job)
         recording = recording_for(request, await asyncio.to_thread(self._recording_of, job))
         live.begin(job.duration_s)
         writer = EventWriter(request.fields, request.render_options)
@@ -187,12 +187,13 @@ class Runner:
         status = "incomplete" if transcript.is_cut_short else "completed"
         return _content_of(response, events), {"status": status, "duration_s": transcript.duration_s}
 
-    def _request_of(self, job: Job) -> TranscriptionRequest:
+    async def _request_of(self, job: Job) -> TranscriptionRequest:
         parse = parse_translation_request if job.task == "translate" else parse_transcription_request
         account = metrics.current_request_stats().account
         names = account.models if account else None
         models = self._state.models
-        return parse(job.pairs, models if names is None else models.allowed(names))
+        fields = await self.store.fields_of(job)
+        return parse(fields, models if names is None else models.allowed(names))
 
     def _recording_of(self, job: Job) -> Path:
         path = self.store.recording_of(job.id)

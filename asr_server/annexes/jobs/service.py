@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -40,6 +41,8 @@ MOST_AT_ONCE: Final = 1000  # deleted in one sweep
 IDEMPOTENCY_KEY: Final = "idempotency-key"
 REPEATED: Final = "idempotent-replayed"
 
+logger = logging.getLogger(__name__)
+
 
 def owner_of(connection: HTTPConnection) -> str:
     """Return the name of the key that jobs belong to; empty for one without a name."""
@@ -69,6 +72,8 @@ class Jobs:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            with contextlib.suppress(StorageUnavailable):
+                await self.store.requeue(is_in_order=True)
             await asyncio.to_thread(self.store.close)
 
     # -- In --
@@ -88,6 +93,8 @@ class Jobs:
                 owner=owner_of(connection),
                 id=id,
                 task=request.options.task,
+                model=request.fields.model,
+                response_format=request.fields.response_format,
                 fields=json.dumps(pairs),
                 metadata=json.dumps(request.fields.metadata),
                 idempotency_key=hashlib.sha256(key.encode()).hexdigest() if key else "",
@@ -201,10 +208,14 @@ class Jobs:
         counted_at = time.monotonic()
         while True:
             now = time.monotonic()
-            with contextlib.suppress(StorageUnavailable):  # the next sweep counts on
+            try:
                 await self._delete_old(now - counted_at)
                 counted_at = now
                 await measure(self.store)
+            except StorageUnavailable:
+                pass  # the next sweep counts on
+            except Exception:
+                logger.exception("old jobs could not be deleted")
             await asyncio.sleep(SWEEP_S)
 
     async def _delete_old(self, elapsed_s: float) -> None:

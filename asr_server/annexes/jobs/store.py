@@ -24,7 +24,18 @@ from typing import Any, Final, TypeVar
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, Engine, MetaData, RowMapping, Table, create_engine, event, func, select
+from sqlalchemy import (
+    Connection,
+    Engine,
+    MetaData,
+    RowMapping,
+    Select,
+    Table,
+    create_engine,
+    event,
+    func,
+    select,
+)
 from sqlalchemy.exc import SQLAlchemyError
 
 from asr_server.audio.recording import Source, open_source
@@ -43,13 +54,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Job:
-    """A row of `jobs`. Times are Unix seconds."""
+    """A row of `jobs` without `fields`, which may have megabytes. Times are Unix seconds."""
 
     number: int
     id: str
     owner: str
     task: str
-    fields: str
+    model: str
+    response_format: str
     metadata: str
     idempotency_key: str
     fingerprint: str
@@ -72,10 +84,6 @@ class Job:
     @property
     def is_finished(self) -> bool:
         return self.status not in UNFINISHED
-
-    @property
-    def pairs(self) -> list[tuple[str, str]]:
-        return [(name, value) for name, value in json.loads(self.fields)]
 
 
 @dataclass(frozen=True)
@@ -170,13 +178,22 @@ class Store:
 
     # -- Rows --
 
+    def _select(self, table: Table) -> Select[Any]:
+        return select(*(column for column in table.c if column.name != "fields"))
+
+    async def fields_of(self, job: Job) -> list[tuple[str, str]]:
+        jobs = self.table("jobs")
+        query = select(jobs.c.fields).where(jobs.c.number == job.number)
+        pairs = await self.run(lambda connection: connection.scalar(query))
+        return [(name, value) for name, value in json.loads(pairs or "[]")]
+
     async def row(self, name: str, owner: str, id: str) -> RowMapping:
         """Raises NotFound: it is not this key's, or deleted."""
         return await self.run(lambda connection: self._row(connection, name, owner, id))
 
     def _row(self, connection: Connection, name: str, owner: str, id: str) -> RowMapping:
         table = self.table(name)
-        query = select(table).where(table.c.id == id, table.c.owner == owner)
+        query = self._select(table).where(table.c.id == id, table.c.owner == owner)
         if (row := connection.execute(query).mappings().first()) is None:
             raise NotFound(f"There is no '{id[:80]}': it was deleted, or is another key's.")
         return row
@@ -186,7 +203,7 @@ class Store:
     ) -> tuple[list[RowMapping], bool]:
         """Return the rows behind the one that `after` names, and whether more follow. Raises NotFound."""
         table = self.table(name)
-        query = select(table).where(table.c.owner == owner).limit(limit + 1)
+        query = self._select(table).where(table.c.owner == owner).limit(limit + 1)
         query = query.order_by(table.c.number.desc() if is_descending else table.c.number)
 
         def work(connection: Connection) -> list[RowMapping]:
@@ -217,7 +234,7 @@ class Store:
     def jobs_of(self, connection: Connection, *conditions: Any, limit: int | None = None) -> list[Job]:
         """Return the oldest jobs of which all this holds."""
         jobs = self.table("jobs")
-        query = select(jobs).where(*conditions).order_by(jobs.c.number).limit(limit)
+        query = self._select(jobs).where(*conditions).order_by(jobs.c.number).limit(limit)
         return [Job(**row) for row in connection.execute(query).mappings()]
 
     async def update(self, number: int, **values: Any) -> None:
@@ -228,10 +245,11 @@ class Store:
         if job.read_age_s is None:
             await self.update(job.number, read_age_s=0.0)
 
-    async def requeue(self) -> None:
-        """Queue again what ran when the last server ended."""
+    async def requeue(self, is_in_order: bool = False) -> None:
+        """Queue again what ran when a server ended; an end in order is no fault of the job."""
         jobs = self.table("jobs")
-        change = jobs.update().where(jobs.c.status == "in_progress").values(status="queued")
+        values = {"status": "queued", "num_starts": jobs.c.num_starts - int(is_in_order)}
+        change = jobs.update().where(jobs.c.status == "in_progress").values(values)
         await self.run(lambda connection: connection.execute(change))
 
     async def start_next(self, num_running: Counter[str], now: float) -> Job | None:

@@ -19,6 +19,7 @@ from asr_server.core import Samples
 from harness.speech.digits import say
 from tests.conftest import Server, run_server
 from tests.support.fake_replica import wav
+from tests.support.real_weights import real_checkpoint
 from tests.support.until import wait_until
 
 URL = "/v1/audio/transcriptions"
@@ -56,15 +57,15 @@ def survive(tmp_path: Path, recordings: list[bytes], num_kills: int, *options: s
     with run_server(*options, *folder) as server:
         expected = [send(server, recording, **WORDS).json() for recording in recordings]
         ids = [send(server, recording, background="true", **WORDS).json()["id"] for recording in recordings]
-        kill_when_further(server, ids, chance)
+        kill_when_further(server, chance.uniform(0, 1 / num_kills))
         logs.append(server.written())
     for _ in range(num_kills - 1):
         with run_server(*options, *folder) as server:
-            kill_when_further(server, ids, chance)
+            kill_when_further(server, chance.uniform(0, 1 / num_kills))
             logs.append(server.written())
     with run_server(*options, *folder) as server:
-        wait_until(lambda: all(job(server, id)["completed_at"] for id in ids), pause_s=0.2)
-        assert [job(server, id)["status"] for id in ids] == ["completed"] * len(ids)
+        wait_until(lambda: all(each["completed_at"] for each in jobs_of(server)), pause_s=0.2)
+        assert [(each["id"], each["status"]) for each in jobs_of(server)] == [(id, "completed") for id in ids]
         contents = [server.get(f"{URL}/{id}/content").json() for id in ids]
         assert [text_and_times(each) for each in contents] == [text_and_times(each) for each in expected]
         logs.append(server.written())
@@ -78,12 +79,23 @@ def text_and_times(body: dict[str, Any]) -> dict[str, Any]:
     return body | {"segments": segments, "words": words}
 
 
-def kill_when_further(server: Server, ids: list[str], chance: random.Random) -> None:
-    def done_s() -> float:
-        return sum(float(job(server, id)["seconds_done"]) for id in ids)
+def jobs_of(server: Server) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    page: dict[str, Any] = {"has_more": True, "last_id": ""}
+    while page["has_more"]:
+        page = server.get(f"{URL}?limit=100&order=asc&after={page['last_id']}").json()
+        found += page["data"]
+    return found
 
-    more_s = done_s() + chance.uniform(0, 15)
-    wait_until(lambda: done_s() >= more_s or all(job(server, id)["completed_at"] for id in ids))
+
+def kill_when_further(server: Server, share: float) -> None:
+    """Kill the server when so much more of all audio is done."""
+
+    def seconds(which: str) -> float:
+        return sum(float(each[which] or 0) for each in jobs_of(server))
+
+    until_s = min(seconds("seconds_total") - 1e-3, seconds("seconds_done") + share * seconds("seconds_total"))
+    wait_until(lambda: seconds("seconds_done") >= until_s)
     os.killpg(server.process.pid, signal.SIGKILL)
     server.process.wait()
 
@@ -138,3 +150,14 @@ def test_the_command_leaves_its_recording_to_the_server_and_comes_back_for_it(tm
         assert kept["status"] == "completed"
         direct = send(server, recording.read_bytes(), response_format="srt").text
         assert (results / "talk.srt").read_text().rstrip() == direct.rstrip()
+
+
+@pytest.mark.trial
+def test_two_hundred_recordings_survive_twenty_kills(tmp_path: Path) -> None:
+    survive(tmp_path, [wav(digits(seed, 20)) for seed in range(200)], 20, *OPTIONS)
+
+
+@pytest.mark.trial
+def test_a_long_recording_with_published_weights_survives_five_kills(tmp_path: Path) -> None:
+    checkpoint = str(real_checkpoint("base"))
+    survive(tmp_path, [wav(digits(0, 600))], 5, checkpoint, *OPTIONS, "--short-audio", "tail")

@@ -136,6 +136,28 @@ async def test_a_key_that_was_idle_has_saved_nothing_up(app: RunningDispatcher) 
     await asyncio.gather(*tasks)
 
 
+async def test_the_background_gets_a_sixteenth_beside_others_and_all_of_it_alone(
+    app: RunningDispatcher,
+) -> None:
+    job = open_for(app, "", "job")
+    job.is_background = True
+    tasks = [app.send(job, index) for index in range(6)]
+    tasks += send_all(app, "", 32)
+    others = ["nobody"] * 16
+    assert keys_of(await served(app, 38)) == ["job", *others, "job", *others, *["job"] * 4]
+    await asyncio.gather(*tasks)
+
+
+async def test_before_a_stop_the_background_goes_last(app: RunningDispatcher) -> None:
+    job = open_for(app, "", "job")
+    job.is_background = True
+    tasks = [app.send(job, index) for index in range(3)] + send_all(app, "web", 3)
+    await until(lambda: app.dispatcher.num_chunks == 6)
+    app.dispatcher.drain()
+    assert (await served(app, 6))[1:] == ["web 0", "web 1", "web 2", "job", "job"]
+    await asyncio.gather(*tasks)
+
+
 async def test_before_a_stop_live_speech_goes_first_and_then_the_oldest_request_of_any_key(
     app: RunningDispatcher,
 ) -> None:

@@ -31,6 +31,8 @@ def upgrade() -> None:
         Column("id", Text, nullable=False, unique=True),
         Column("owner", Text, nullable=False, index=True),
         Column("task", Text, nullable=False),
+        Column("model", Text, nullable=False),  # as it was asked for
+        Column("response_format", Text, nullable=False),
         Column("fields", Text, nullable=False),  # JSON pairs, as they were sent
         Column("metadata", Text, nullable=False),  # JSON
         Column("idempotency_key", Text, nullable=False, index=True),
