@@ -16,22 +16,21 @@ export class Work {
   }
 
   draw() {
-    const { isAtWork, state, share, error } = this.recording;
+    const { isAtWork, state, error } = this.recording;
     clearInterval(this.timer);
     if (isAtWork) this.timer = setInterval(() => this.#drawDoing(), 1000);
     if (isAtWork) this.#drawDoing();
     else if (state === "failed") this.setFacts("not transcribed");
     this.progress.hidden = !isAtWork;
-    const rest = this.recording.rest(this.length());
-    if (state === "listening" && !rest) this.progress.removeAttribute("value"); // no one knows how far it is
-    else this.progress.value = rest?.share ?? (state === "uploading" ? share : 0);
     if (this.error.textContent !== plain(error?.message)) show(this.error, error?.message);
     this.retry.hidden = !this.recording.isRetriable;
   }
 
   #drawDoing() {
-    const { note, since, seconds } = this.recording;
-    const rest = this.recording.rest(this.length());
+    const { note, since, seconds, state, share } = this.recording;
+    const rest = this.recording.rest(this.length()); // of a length that may be known only by now
+    if (state === "listening" && !rest) this.progress.removeAttribute("value"); // no one knows how far it is
+    else this.progress.value = rest?.share ?? (state === "uploading" ? share : 0);
     const facts = [rest ? `listening, ${Math.ceil(rest.share * 100)} %` : note];
     if (since !== null && since !== undefined) facts.push(clock(seconds));
     if (rest?.seconds != null) facts.push(`about ${clock(Math.ceil(rest.seconds))} left`);
