@@ -742,18 +742,27 @@ COLOURS: tuple[dict[str, Any], ...] = (
 def test_axe_finds_no_fault_in_any_colours_and_nothing_scrolls_sideways(
     open_page: OpenPage, width: int, all_colours: tuple[dict[str, Any], ...]
 ) -> None:
-    page = open_page(bypass_csp=True, reduced_motion="reduce", viewport={"width": width, "height": 800})
+    viewport = {"width": width, "height": 800}
+    page = open_page(bypass_csp=True, reduced_motion="reduce", viewport=viewport, permissions=["microphone"])
     choose(page, payload("call.wav"), {"name": "letter.mp3", "mimeType": "audio/mpeg", "buffer": b"no"})
     page.locator(".word").first.wait_for()
     card(page, "letter.mp3").get_by_role("alert").wait_for()
     card(page, "call.wav").locator(".menu summary").click()
     card(page, "call.wav").locator(".menu summary").click()  # on a narrow page the menu lies over the words
+    for word in ("Choices", "Storage"):
+        page.locator("summary", has_text=word).click()
+    card(page, "call.wav").locator("summary", has_text="Details").click()
+    card(page, "call.wav").get_by_role("button", name="Find and replace").press("Enter")
     card(page, "call.wav").locator(".word").last.dblclick()
     card(page, "call.wav").locator(".menu summary").press("Enter")
     card(page, "call.wav").get_by_role("button", name="Correct words").press("Enter")
-    for view in ("transcribe", "server"):
-        page.locator(f"nav a[data-view={view}]").click()
-        if view == "server":
+    for state in ("transcribe", "speaking", "server"):
+        if state == "speaking":
+            page.get_by_role("button", name="Speak").click()
+            expect(page.locator("#live-text")).to_contain_text("two seven one")
+        else:
+            page.locator(f"nav a[data-view={state}]").click()
+        if state == "server":
             expect(page.locator("#replicas")).to_contain_text("slots in use")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         for colours in all_colours:
