@@ -69,8 +69,7 @@ def credits(events: list[Event]) -> int:
     ("num_slots", "lookahead"),
     [
         (2, True),
-        (8, False),
-        *(pytest.param(*each, marks=pytest.mark.trial) for each in ((2, False), (8, True))),
+        *(pytest.param(*each, marks=pytest.mark.trial) for each in ((2, False), (8, False), (8, True))),
     ],
 )
 def test_other_requests_change_no_tokens(

@@ -26,7 +26,9 @@ def theirs(pocket: Checkpoint) -> Any:
     return load_openai_whisper(pocket.directory)
 
 
-@pytest.mark.parametrize(("task", "prompt"), [("transcribe", PROMPT), ("translate", ())])
+@pytest.mark.parametrize(
+    ("task", "prompt"), [("transcribe", PROMPT), pytest.param("translate", (), marks=pytest.mark.trial)]
+)
 def test_one_window_is_read_as_openai_whisper_reads_it(
     pocket: Checkpoint, theirs: Any, task: Any, prompt: tuple[int, ...]
 ) -> None:

@@ -73,7 +73,7 @@ def test_large_v3s_layout_gives_transformers_tokens_for_sixteen_clips(language: 
     assert [result.tokens for result in alone] == expected
 
 
-@pytest.mark.parametrize("last_timestamp_s", [8, 30])
+@pytest.mark.parametrize("last_timestamp_s", [8, pytest.param(30, marks=pytest.mark.trial)])
 def test_a_window_of_eight_seconds_gives_transformers_tokens(last_timestamp_s: int) -> None:
     directory = short_window_directory(last_timestamp_s)
     some = [make_clip(i, duration_s) for i, duration_s in enumerate((8, 1, 7.99, 0.3, 4))]
