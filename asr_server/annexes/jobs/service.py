@@ -85,17 +85,17 @@ class Jobs:
         duration_s = await self._look_at(request, source)
         id = f"job_{uuid.uuid4().hex}"
         others = [pair for pair in form.fields if pair[0] != "model"]
-        pairs = [("model", request.fields.model), *others]
+        fields = json.dumps([("model", request.fields.model), *others])
         key = connection.headers.get(IDEMPOTENCY_KEY, "")
         async with self.store.keeping(self.store.recording_of(id), source, form.upload.num_bytes) as digest:
-            asked = json.dumps([request.options.task, pairs, digest])
+            asked = f"{request.options.task} {digest} {fields}"
             job = await self._add(
                 owner=owner_of(connection),
                 id=id,
                 task=request.options.task,
                 model=request.fields.model,
                 response_format=request.fields.response_format,
-                fields=json.dumps(pairs),
+                fields=fields,
                 metadata=json.dumps(request.fields.metadata),
                 idempotency_key=hashlib.sha256(key.encode()).hexdigest() if key else "",
                 fingerprint=hashlib.sha256(asked.encode()).hexdigest(),
