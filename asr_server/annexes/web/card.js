@@ -196,6 +196,7 @@ export class Card {
     if (!(await this.#load())) return;
     this.#givePlayer();
     this.#setFolded(false);
+    this.#drawWork(); // with its sound it can be tried again
     this.#drawText();
   }
 
