@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -24,15 +24,23 @@ class _Control(msgspec.Struct):
     type: str
 
 
+class _Item:
+    """A turn whose results are not all told."""
+
+    def __init__(self) -> None:
+        self.final: list[out.Interim] = []  # last readings that are not told yet
+        self.speakers: list[out.SpokenSegment] = []
+        self.is_finalized = False  # its client asked for the end
+        self.end: out.Completed | out.Failed | None = None
+
+
 class ListenDialect:
     def __init__(self, query: LiveQuery, model: ServedModel, request_id: str) -> None:
         self._query, self._model, self._request_id = query, model, request_id
         self._sha256 = hashlib.sha256()
-        self._final: list[out.Interim] = []  # readings of the item that are not sent yet
-        self._speakers: list[out.SpokenSegment] = []  # of the item
+        self._items: dict[str, _Item] = {}  # in the order of speech, in which they are told
         self._numbers: dict[str, int] = {}  # of the speakers, by name
         self._is_speaking = self._is_finalizing = False
-        self._finalized: set[str] = set()  # items
         self._told_to_s = 0.0
         self._last_word_end_s: float | None = None  # of the speech whose end is to be told
 
@@ -65,60 +73,73 @@ class ListenDialect:
     def write(self, event: out.ServerEvent) -> Sequence[str]:
         return [json.dumps(each, ensure_ascii=False) for each in self._messages(event)]
 
-    def _messages(self, event: out.ServerEvent) -> Iterable[Json]:
+    def _messages(self, event: out.ServerEvent) -> Iterator[Json]:
         match event:
             case out.SpeechStarted():
                 self._is_speaking = True
+                self._item(event.item_id)
                 if self._query.vad_events:
                     yield {"type": "SpeechStarted", "channel": [0], "timestamp": event.audio_start_ms / 1000}
             case out.SpeechStopped():
                 self._is_speaking = False
             case out.Committed():
-                if self._is_finalizing:
-                    self._finalized.add(event.item_id)
-                self._is_finalizing = False
+                self._item(event.item_id).is_finalized = self._is_finalizing
+                self._is_speaking = self._is_finalizing = False
             case out.Interim():
-                if not self._query.is_diarized:
-                    yield from self._take_final(is_last=False)
-                if event.is_final:
-                    self._final.append(event)
-                elif event.text and self._query.interim_results:
-                    yield self._results(event.text, event.words, is_final=False)
+                yield from self._on_reading(event)
             case out.SpokenSegment():
-                self._speakers.append(event)
-            case out.Completed():
-                yield from self._take_final(is_last=True, from_finalize=event.item_id in self._finalized)
-                self._finalized.discard(event.item_id)
-                self._speakers.clear()
-            case out.Failed():
-                self._final.clear()
-                yield _error("TranscriptionError", event.error.message)
+                self._item(event.item_id).speakers.append(event)
+            case out.Completed() | out.Failed():
+                self._item(event.item_id).end = event
+                yield from self._told_items()
             case out.Error() if self._is_finalizing:  # there is nothing to finalize
                 self._is_finalizing = False
-                yield self._results("", (), is_final=True, is_last=True, from_finalize=True)
+                yield self._results("", [], is_final=True, is_last=True, from_finalize=True)
             case out.Error():
                 yield _error("SchemaError", event.error.message)
 
-    def _take_final(self, is_last: bool, from_finalize: bool = False) -> Iterable[Json]:
-        if not self._final and not is_last:
-            return
-        text = " ".join(each.text for each in self._final)
-        words = [word for each in self._final for word in each.words]
-        self._final.clear()
+    def _item(self, item_id: str) -> _Item:
+        return self._items.setdefault(item_id, _Item())
+
+    def _on_reading(self, event: out.Interim) -> Iterator[Json]:
+        item = self._item(event.item_id)
+        is_first = item is next(iter(self._items.values()))
+        if is_first and item.final and not self._query.is_diarized:  # speakers are known at its end
+            yield self._final(item)
+        if event.is_final:
+            item.final.append(event)
+        elif is_first and event.text and self._query.interim_results:
+            yield self._results(event.text, [self._spoken(word, item) for word in event.words])
+
+    def _told_items(self) -> Iterator[Json]:
+        """Tell the items that have ended, up to the first that has not."""
+        for item_id, item in list(self._items.items()):
+            if item.end is None:
+                return
+            del self._items[item_id]
+            if item.final or isinstance(item.end, out.Completed):
+                yield self._final(item, is_last=True)
+            if isinstance(item.end, out.Failed):
+                yield _error("TranscriptionError", item.end.error.message)
+
+    def _final(self, item: _Item, is_last: bool = False) -> Json:
+        text = " ".join(each.text for each in item.final)
+        words = [self._spoken(word, item) for each in item.final for word in each.words]
+        item.final.clear()
         if words:
-            self._last_word_end_s = words[-1].end
-        yield self._results(text, words, True, is_last, from_finalize)
+            self._last_word_end_s = words[-1].end_s
+        return self._results(text, words, True, is_last, is_last and item.is_finalized)
 
     def _results(
         self,
         text: str,
-        words: Sequence[out.LiveWord],
-        is_final: bool,
+        words: Sequence[Spoken],
+        is_final: bool = False,
         is_last: bool = False,
         from_finalize: bool = False,
     ) -> Json:
-        start_s = words[0].start if words else self._told_to_s
-        end_s = words[-1].end if words else start_s
+        start_s = words[0].start_s if words else self._told_to_s
+        end_s = words[-1].end_s if words else start_s
         if is_final:
             self._told_to_s = end_s
         model_uuid, facts = model_facts(self._model)
@@ -130,19 +151,15 @@ class ListenDialect:
             "is_final": is_final,
             "speech_final": is_last,
             "from_finalize": from_finalize,
-            "channel": {"alternatives": [alternative(text, [self._spoken(word) for word in words])]},
+            "channel": {"alternatives": [alternative(text, words)]},
             "metadata": {"request_id": self._request_id, "model_info": facts, "model_uuid": model_uuid},
         }
 
-    def _spoken(self, word: out.LiveWord) -> Spoken:
-        return Spoken(word.word, word.start, word.end, word.confidence or 0.0, self._speaker(word))
-
-    def _speaker(self, word: out.LiveWord) -> int | None:
+    def _spoken(self, word: out.LiveWord, item: _Item) -> Spoken:
         middle_s = (word.start + word.end) / 2
-        for segment in self._speakers:
-            if segment.start <= middle_s <= segment.end:
-                return self._numbers.setdefault(segment.speaker, len(self._numbers))
-        return None
+        names = [each.speaker for each in item.speakers if each.start <= middle_s <= each.end]
+        speaker = self._numbers.setdefault(names[0], len(self._numbers)) if names else None
+        return Spoken(word.word, word.start, word.end, word.confidence or 0.0, speaker)
 
     def hear(self, position_s: float) -> Sequence[str]:
         """Tell the end of an utterance, once so much follows its last word without speech."""

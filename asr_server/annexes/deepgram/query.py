@@ -97,6 +97,8 @@ class LiveQuery(Query):
                 "Live audio comes as samples: 'encoding' is linear16, mulaw or alaw, with 'sample_rate'.",
                 "encoding",
             )
+        if self.encoding == "linear16" and self.sample_rate is None:
+            raise InvalidValue("'encoding=linear16' needs a 'sample_rate'.", "sample_rate")
         if self.multichannel or self.channels > 1:
             raise InvalidValue("Live audio has one channel here.", "channels")
         return FORMATS[self.encoding]

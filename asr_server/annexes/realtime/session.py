@@ -130,11 +130,13 @@ class RealtimeSession:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 helpers = [group.create_task(self._receive()), group.create_task(self._watch_the_clock())]
-                await self._write()
-                for helper in helpers:
-                    helper.cancel()
-                for reader in self._readers.values():
-                    reader.cancel()
+                try:
+                    await self._write()
+                finally:
+                    for helper in helpers:
+                        helper.cancel()
+                    for reader in self._readers.values():
+                        reader.cancel()
         except BaseExceptionGroup as errors:
             if not isinstance(
                 first_error(errors), _Gone
@@ -248,7 +250,7 @@ class RealtimeSession:
             self._audio = AudioInput(config.format, config.sample_rate)
         if config.vad != before.vad:
             await self._set_detection()
-        if self._open:
+        if self._open and self._open.model is self.model:  # else the turn is read as it began
             self._open.set_options(options)
         return True
 

@@ -98,6 +98,8 @@ def _on_voice_started(state: State, at: int) -> Step:
 
 
 def _on_detection_set(state: State, event: turns.DetectionSet) -> Step:
+    if state.is_detecting and not state.open:  # what is older is not held any more
+        state = replace(state, uncommitted_from=_held_from(state))
     state = replace(state, **msgspec.structs.asdict(event))
     if event.is_detecting or not state.open or not state.open.is_paused:
         return state, []

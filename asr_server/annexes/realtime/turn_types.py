@@ -43,7 +43,7 @@ def tokens_between(
     """Return the tokens that end within words `first` to `end`; None: to the last."""
     ends = [len(reading[:at].encode()) for at in _word_ends(reading, language)]
     lower = ends[first - 1] if 0 < first <= len(ends) else float("inf") if first else float("-inf")
-    upper = float("inf") if end is None else ends[end - 1] if end else float("-inf")
+    upper = float("inf") if end is None else max(ends[:end], default=float("-inf"))
     # The tokens begin with a space that the reading lacks.
     position = len(reading.encode()) - sum(len(token.bytes) for token in tokens)
     found = []
@@ -56,7 +56,7 @@ def tokens_between(
 
 def _word_ends(text: str, language: str | None) -> list[int]:
     if language in UNSPACED:
-        return [at + 1 for at, letter in enumerate(text) if not letter.isspace()]
+        return list(range(len(text) - len(text.lstrip()) + 1, len(text.rstrip()) + 1))
     return [match.end() for match in _WORD.finditer(text)]
 
 

@@ -303,3 +303,34 @@ def test_deltas_carry_the_tokens_of_their_words_and_all_tokens_are_sent_once() -
         [" one", " tw", "o"],
         [" three", " four"],
     ]
+
+
+def test_detection_that_ends_after_a_silence_begins_a_turn_with_what_is_still_held() -> None:
+    _, effects = run(
+        [
+            t.DetectionSet(True, padding=300 * MS),
+            t.AudioWritten(60_000 * MS),
+            t.DetectionSet(False),
+            t.AudioWritten(100 * MS),
+        ]
+    )
+    assert [each.start for each in effects if isinstance(each, t.OpenTurn)] == [59_700 * MS]
+
+
+@given(
+    st.sampled_from(["en", "zh", "ja"]),
+    st.lists(st.text("ab \u4f60\u597d.,", min_size=1, max_size=12), min_size=1, max_size=6),
+)
+def test_readings_of_any_length_have_the_log_probabilities_of_their_deltas(
+    language: str, readings: list[str]
+) -> None:
+    state, _ = run([t.DetectionSet(False), t.AudioWritten(1000 * MS)])
+    assert state.open
+    item_id = state.open.item_id
+    for text in readings:
+        tokens = tuple(TokenLogprob(letter, -0.1, tuple(letter.encode())) for letter in text)
+        state, effects = next_state(state, t.InterimRead(item_id, 0, text, language, tokens))
+        for event in sent(effects):
+            assert isinstance(event, out.Delta)
+            told = b"".join(bytes(each.bytes) for each in event.logprobs or ()).decode()
+            assert told.replace(" ", "") == event.delta.replace(" ", "")

@@ -222,10 +222,9 @@ async def test_what_cannot_be_done_is_refused_in_its_words(
     assert reply.status_code in (400, 404)
     assert {*reply.json()} == {"err_code", "err_msg", "request_id"}
     assert said in reply.json()["err_msg"]
+    live = httpx.QueryParams({"encoding": "linear16", "sample_rate": "16000"} | query)
     with pytest.raises(InvalidStatus) as refused:
-        async with connect(
-            f"{server.url.replace('http', 'ws', 1)}/v1/listen?encoding=linear16&{httpx.QueryParams(query)}"
-        ):
+        async with connect(f"{server.url.replace('http', 'ws', 1)}/v1/listen?{live}"):
             pass
     assert said in refused.value.response.body.decode()
     assert refused.value.response.headers["dg-request-id"]
@@ -246,7 +245,7 @@ async def test_keys_come_in_the_header_or_in_a_browsers_subprotocols() -> None:
             with pytest.raises(ApiError) as refused:
                 await client.listen.v1.media.transcribe_file(request=recording)
         assert refused.value.status_code == 401
-        address = f"ws://{app.host}:{app.port}/v1/listen?encoding=linear16"
+        address = f"ws://{app.host}:{app.port}/v1/listen?encoding=linear16&sample_rate=16000"
         async with connect(address, subprotocols=["token", "the-right-key-of-deepgram"]) as socket:  # type: ignore[list-item]
             assert socket.subprotocol == "token"
         with pytest.raises(InvalidStatus):

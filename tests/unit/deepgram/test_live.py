@@ -1,0 +1,73 @@
+"""The order in which Deepgram's clients are told what was read: that of speech, whatever ends first."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+from asr_server.annexes.deepgram.live import ListenDialect
+from asr_server.annexes.deepgram.query import LiveQuery
+from asr_server.annexes.realtime import server_events as out
+from asr_server.api.models import ServedModel
+
+MODEL = cast(ServedModel, SimpleNamespace(name="whisper-base"))
+
+
+def told(events: list[out.ServerEvent], **query: Any) -> list[dict[str, Any]]:
+    dialect = ListenDialect(LiveQuery(**query), MODEL, "req_1")
+    return [json.loads(message) for event in events for message in dialect.write(event)]
+
+
+def reading(item_id: str, text: str, start_s: float, is_final: bool = True) -> out.Interim:
+    word = out.LiveWord(text, start_s, start_s + 0.5, 0.9)
+    return out.Interim(item_id=item_id, text=text, tail="", words=(word,), is_final=is_final)
+
+
+def completed(item_id: str) -> out.Completed:
+    return out.Completed(item_id=item_id, transcript="", usage=out.DurationUsage(1.0))
+
+
+def transcripts(messages: list[dict[str, Any]]) -> list[str]:
+    return [
+        each["channel"]["alternatives"][0]["transcript"] for each in messages if each["type"] == "Results"
+    ]
+
+
+def committed(*item_ids: str) -> list[out.ServerEvent]:
+    return [out.Committed(item_id=item_id, previous_item_id=None) for item_id in item_ids]
+
+
+def test_a_turn_that_is_read_first_waits_for_the_one_before() -> None:
+    events = [*committed("a", "b"), reading("b", "second", 5.0), completed("b")]
+    assert told(events) == []
+    messages = told([*events, reading("a", "first", 1.0), completed("a")])
+    assert transcripts(messages) == ["first", "second"]
+    assert [each["speech_final"] for each in messages] == [True, True]
+
+
+def test_the_speakers_of_a_turn_are_those_of_its_own_words() -> None:
+    events = [
+        *committed("a", "b"),
+        reading("a", "first", 1.0),
+        reading("b", "second", 5.0),
+        out.SpokenSegment(item_id="a", id="seg_1", text="", speaker="B", start=0.0, end=2.0),
+        completed("a"),
+        out.SpokenSegment(item_id="b", id="seg_2", text="", speaker="A", start=4.0, end=6.0),
+        completed("b"),
+    ]
+    messages = told(events, diarize=True)
+    words = [word for each in messages for word in each["channel"]["alternatives"][0]["words"]]
+    assert [(word["word"], word["speaker"]) for word in words] == [("first", 0), ("second", 1)]
+
+
+def test_what_was_read_of_a_turn_that_fails_is_told_before_its_error() -> None:
+    error = out.ItemError("server_error", None, "broken", None)
+    messages = told([*committed("a"), reading("a", "first", 1.0), out.Failed(item_id="a", error=error)])
+    assert transcripts(messages) == ["first"]
+    assert messages[-1] == {
+        "type": "Error",
+        "variant": "TranscriptionError",
+        "description": "broken",
+        "message": "broken",
+    }
