@@ -28,6 +28,7 @@ from asr_server.errors import InvalidValue, RequestError
 
 router = APIRouter(prefix="/v1/batches", dependencies=[Depends(require_key)], include_in_schema=False)
 
+MAX_BODY_BYTES: Final = 64 * 1024
 MAX_INPUT_BYTES: Final = 64 * MIB
 MAX_ERRORS: Final = 100  # of lines, that are listed
 Endpoint = Literal["/v1/audio/transcriptions", "/v1/audio/translations"]
@@ -52,16 +53,21 @@ class LineFields(BaseModel):
 
 
 @router.post("")
-async def create(request: Request, fields: BatchFields) -> Response:
+async def create(request: Request) -> Response:
     """Make a job of each line; where one cannot be read, make none."""
-    jobs, owner = jobs_of(request), owner_of(request)
+    jobs, owner, fields = jobs_of(request), owner_of(request), await _fields_of(request)
     with metered(request):
         source = await jobs.store.row("files", owner, fields.input_file_id)
         if source["num_bytes"] > MAX_INPUT_BYTES:
             raise InvalidValue(f"A batch's lines have at most {MAX_INPUT_BYTES} bytes.", "input_file_id")
-        lines = await asyncio.to_thread(jobs.store.upload_of(fields.input_file_id).read_text)
+        with storing():
+            content = await asyncio.to_thread(jobs.store.upload_of(fields.input_file_id).read_bytes)
+        try:
+            lines = content.decode()
+        except UnicodeDecodeError:
+            raise InvalidValue("The file is no text: a batch has lines of JSON.", "input_file_id") from None
         reader = _LineReader(jobs, owner, models_of(request), fields.endpoint)
-        for number, line in enumerate(lines.splitlines(), 1):
+        for number, line in enumerate(lines.split("\n"), 1):
             if line.strip() and len(reader.errors) < MAX_ERRORS:
                 await reader.read(number, line)
         batch = {
@@ -75,6 +81,23 @@ async def create(request: Request, fields: BatchFields) -> Response:
         await _add(jobs, batch, [] if reader.errors else reader.rows)
     jobs.runner.wake()
     return await get_batch(request, str(batch["id"]))
+
+
+async def _fields_of(request: Request) -> BatchFields:
+    """Raises InvalidValue."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise InvalidValue(f"The body is over the limit of {MAX_BODY_BYTES} bytes.")
+    try:
+        return BatchFields.model_validate_json(bytes(body))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        param = ".".join(map(str, first["loc"])) or None
+        raise InvalidValue(
+            f"Invalid body{f' at {param!r}' if param else ''}: {first['msg']}.", param
+        ) from None
 
 
 class _LineReader:

@@ -140,9 +140,8 @@ class Callbacks:
             }
             target = httpx2.URL(job.callback_url).copy_with(host=address)
             extensions = {"sni_hostname": url.hostname}  # a certificate has the name
-            async with self._client.stream(
-                "POST", target, content=body, headers=headers, extensions=extensions
-            ) as answer:
+            send = self._client.stream("POST", target, content=body, headers=headers, extensions=extensions)
+            async with asyncio.timeout(LIMIT_S), send as answer:
                 return {"status": answer.status_code}
         except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError) as error:
             return {"error": f"{type(error).__name__}: {error}"[:200]}

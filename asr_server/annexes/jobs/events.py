@@ -40,7 +40,10 @@ async def _events(runner: Runner, job: Job, last_id: int, with_progress: bool) -
         except ReportedError as error:  # deleted, or the folder is gone
             yield event(body_of(error), exclude_none=False)
             return
-        for each in events_after(known, last_id):
+        news = list(events_after(known, last_id))
+        if job.is_finished and not news:  # a job that failed may have less text than before a restart
+            news = known[-1:]
+        for each in news:
             last_id = each.end
             yield b"id: %d\n" % each.end + each.data
         if job.is_finished:

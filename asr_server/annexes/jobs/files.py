@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import closing
 from functools import partial
+from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -22,11 +23,13 @@ from asr_server.annexes.jobs.store import Job, Store
 from asr_server.api.request import read_fields
 from asr_server.api.state import get_state, metered, require_key
 from asr_server.api.upload import Form, read_form
+from asr_server.formats.render import FORMATS, JSON
 
 router = APIRouter(prefix="/v1/files", dependencies=[Depends(require_key)], include_in_schema=False)
 
 MAX_PAGE: Final = 10_000
 LINES_AT_ONCE: Final = 50  # of results, which may be long
+JSON_FORMATS: Final = frozenset(name for name, each in FORMATS.items() if each.media_type == JSON)
 _RESULTS: Final = {  # of a batch, by the end of the file's id
     "-output": ("completed", "incomplete"),
     "-errors": ("failed", "cancelled"),
@@ -161,7 +164,7 @@ def _line(job: Job, status_code: int | None, body: bytes) -> str:
     if status_code is None:
         error = {"code": "batch_cancelled", "message": "The batch was cancelled before this line was done."}
     else:
-        is_json = body.startswith(b"{")
+        is_json = status_code >= HTTPStatus.BAD_REQUEST or job.response_format in JSON_FORMATS
         content = json.loads(body) if is_json else body.decode()
         response = {"status_code": status_code, "request_id": job.id, "body": content}
     line = {"id": f"batch_req_{job.id}", "custom_id": job.custom_id, "response": response, "error": error}

@@ -19,6 +19,7 @@ from asr_server.errors import InvalidValue, NotFound, StorageUnavailable
 
 MAX_WAIT_S: Final = 120.0
 MAX_PAGE: Final = 100
+MAX_DIGITS: Final = 18  # of an event's id
 _ERRORS: Final = error_responses(*KEY_ERRORS, NotFound, StorageUnavailable)
 
 Id = Annotated[str, Path(description="Of the job.")]
@@ -77,7 +78,7 @@ async def get_events(
     request: Request, id: Id, last_event_id: Annotated[str, Header(description="The last one read.")] = "0"
 ) -> Response:
     """Stream the text and the progress as server-sent events, from the start or behind `Last-Event-ID`."""
-    if not last_event_id.isdecimal():
+    if not last_event_id.isdecimal() or len(last_event_id) > MAX_DIGITS:
         raise InvalidValue("'Last-Event-ID' is the id of an event: a number.")
     jobs = jobs_of(request)
     job = await jobs.store.find(owner_of(request), id)

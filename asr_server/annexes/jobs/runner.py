@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import time
@@ -38,9 +39,16 @@ from asr_server.api.transcribe import (
     session_for,
     whole_answer,
 )
+from asr_server.audio.decoder import TOO_MANY_FILES
 from asr_server.checkpoint.cache import revision_of
 from asr_server.core import Transcript
-from asr_server.errors import RecordingLost, ReportedError, ServerEnded, ServiceUnavailable
+from asr_server.errors import (
+    RecordingLost,
+    ReportedError,
+    ServerEnded,
+    ServiceUnavailable,
+    StorageUnavailable,
+)
 from asr_server.telemetry import logging_for
 
 AT_ONCE: Final = 16  # as many as `asr-server transcribe` keeps under way
@@ -154,6 +162,8 @@ class Runner:
         except ServiceUnavailable:
             raise
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise StorageUnavailable(TOO_MANY_FILES) from error
             if not isinstance(error, ReportedError):
                 logger.exception("job %s has failed", job.id)
             body = body_of(error)

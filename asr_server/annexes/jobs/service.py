@@ -109,6 +109,7 @@ class Jobs:
         repeated = {REPEATED: "true"} if job.id != id else {}
         headers = {"location": f"/v1/audio/transcriptions/{job.id}"} | repeated
         if request.is_streamed:
+            form.close()  # the job has its own file
             return events_response(self.runner, job, 0, headers, with_progress=False)
         return JSONResponse((await self.describe(job)).model_dump(), 202, headers)
 
@@ -199,8 +200,8 @@ class Jobs:
     async def delete(self, owner: str, id: str) -> None:
         """Cancel a job and delete all of it. Raises NotFound."""
         await self.store.find(owner, id)
+        await self.store.delete("jobs", id)  # first, so that it does not start meanwhile
         await self.runner.cancel(id)
-        await self.store.delete("jobs", id)
         self.changes.notify(id)
 
     async def _sweep(self) -> None:

@@ -100,6 +100,8 @@ def _file_name(model: Published) -> str:
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Wait while another process fetches the same model. No other user can hold the lock."""
+    path.touch(0o600)
+    path.chmod(0o600)  # one of an older version
     lock = FileLock(path, mode=0o600)
     try:
         held = lock.acquire(blocking=False)
@@ -107,5 +109,4 @@ def _alone(path: Path) -> Iterator[None]:
         logger.info("another process is fetching into %s: waiting for it", path.parent)
         held = lock.acquire(timeout=_OTHER_LIMIT_S)
     with held:
-        path.chmod(0o600)  # one of an older version
         yield

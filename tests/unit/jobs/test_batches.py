@@ -142,6 +142,22 @@ async def test_a_batch_with_a_line_that_cannot_be_read_makes_no_job(tmp_path: Pa
             )
 
 
+async def test_what_is_no_batch_is_refused_and_any_name_of_a_line_is_taken(tmp_path: Path) -> None:
+    async with run_with_jobs(tmp_path) as app, strict(app) as client:
+        recording = await client.files.create(file=("a.wav", SECOND + b"\xff"), purpose="user_data")
+        asked = {"input_file_id": recording.id, "endpoint": ENDPOINT, "completion_window": "24h"}
+        for body, said in ((asked, "is no text"), (asked | {"metadata": {"a": "b" * 100_000}}, "limit")):
+            refused = await app.client.post("/v1/batches", json=body)
+            assert refused.status_code == 400
+            assert said in refused.json()["error"]["message"]
+        name = "line \u2028 separated"
+        odd = json.dumps(line(name, recording.id), ensure_ascii=False).encode()
+        file = await client.files.create(file=("lines.jsonl", odd), purpose="batch")
+        batch = (await app.client.post("/v1/batches", json=asked | {"input_file_id": file.id})).json()
+        done = await ended(client, await client.batches.retrieve(batch["id"]))
+        assert [each["custom_id"] for each in await results(client, done.output_file_id)] == [name]
+
+
 async def test_a_cancelled_batch_keeps_what_was_done(tmp_path: Path) -> None:
     async with run_with_jobs(tmp_path) as app, strict(app) as client:
         file = (await client.files.create(file=("a.wav", SECOND), purpose="user_data")).id

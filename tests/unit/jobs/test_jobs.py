@@ -228,6 +228,17 @@ def test_events_from_any_place_on_are_the_rest_of_the_text(texts: list[str], las
     assert "".join(each.text for each in events_after(events, last_id)) == "".join(texts)[last_id:]
 
 
+async def test_an_event_that_no_job_can_have_is_refused(tmp_path: Path) -> None:
+    async with run_with_jobs(tmp_path) as app:
+        job = (await post(app)).json()
+        path = f"/v1/audio/transcriptions/{job['id']}/events"
+        for last in ("9" * 5000, "-1", "x"):
+            assert (await app.client.get(path, headers={"Last-Event-ID": last})).status_code == 400
+        await finished(app, job["id"])
+        behind = await app.client.get(path, headers={"Last-Event-ID": "500"})
+        assert "[DONE]" in behind.text  # the end is told whatever a client has read before
+
+
 async def test_without_a_folder_background_is_refused_by_its_setting() -> None:
     async with run_app() as app:
         error = error_of(await post(app))
