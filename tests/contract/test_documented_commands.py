@@ -145,7 +145,7 @@ RUN_ELSEWHERE = {
     "asr-server transcribe meeting.m4a --speakers auto": "tests/unit/speakers/test_track.py",
     ".venv/bin/pip install": "the extras are looked up in tests/contract/test_documented_names.py",
     "OTEL_EXPORTER_OTLP_ENDPOINT=": "tests/system/api/test_traces.py",
-    "ray start": "tests/unit/dispatch/ray_cluster.py",
+    "ray start": "tests/cluster/ray_cluster.py",
     "docker run": "its flags are looked up in tests/contract/test_documented_names.py: no test has docker",
     "helm install": "tests/toolchain/deploy/test_manifests.py, as a template",
     "kubectl apply": "tests/toolchain/deploy/test_manifests.py, as a template",
