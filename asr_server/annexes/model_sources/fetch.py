@@ -100,8 +100,8 @@ def _file_name(model: Published) -> str:
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Wait while another process fetches the same model. No other user can hold the lock."""
-    path.touch(0o600)
-    path.chmod(0o600)  # one of an older version
+    if path.is_file() and not path.is_symlink():
+        path.chmod(0o600)  # one of an older version
     lock = FileLock(path, mode=0o600)
     try:
         held = lock.acquire(blocking=False)
