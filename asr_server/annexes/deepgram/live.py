@@ -77,6 +77,7 @@ class ListenDialect:
         match event:
             case out.SpeechStarted():
                 self._is_speaking = True
+                self._last_word_end_s = None  # the utterance goes on
                 self._item(event.item_id)
                 if self._query.vad_events:
                     yield {"type": "SpeechStarted", "channel": [0], "timestamp": event.audio_start_ms / 1000}
@@ -92,6 +93,9 @@ class ListenDialect:
             case out.Completed() | out.Failed():
                 self._item(event.item_id).end = event
                 yield from self._told_items()
+            case out.Error() if self._is_finalizing and self._items:  # the last turn is being read
+                self._is_finalizing = False
+                next(reversed(self._items.values())).is_finalized = True
             case out.Error() if self._is_finalizing:  # there is nothing to finalize
                 self._is_finalizing = False
                 yield self._results("", [], is_final=True, is_last=True, from_finalize=True)

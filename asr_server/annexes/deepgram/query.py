@@ -101,6 +101,8 @@ class LiveQuery(Query):
             raise InvalidValue("'encoding=linear16' needs a 'sample_rate'.", "sample_rate")
         if self.multichannel or self.channels > 1:
             raise InvalidValue("Live audio has one channel here.", "channels")
+        if self.utterance_end_ms is not None and self.endpointing is None:
+            raise InvalidValue("'utterance_end_ms' needs 'endpointing'.", "endpointing")
         return FORMATS[self.encoding]
 
 

@@ -23,13 +23,14 @@ from asr_server.api.models import Models
 from asr_server.api.request import parse_transcription_request, parse_translation_request
 from asr_server.api.schemas import Metadata
 from asr_server.api.state import metered, models_of, require_key
-from asr_server.config import MIB
+from asr_server.config import MIB, naming
 from asr_server.errors import InvalidValue, RequestError
 
 router = APIRouter(prefix="/v1/batches", dependencies=[Depends(require_key)], include_in_schema=False)
 
 MAX_BODY_BYTES: Final = 64 * 1024
 MAX_INPUT_BYTES: Final = 64 * MIB
+MAX_LINE_CHARS: Final = 64 * 1024  # some thousand fields: more would hold up the event loop
 MAX_ERRORS: Final = 100  # of lines, that are listed
 Endpoint = Literal["/v1/audio/transcriptions", "/v1/audio/translations"]
 
@@ -67,8 +68,11 @@ async def create(request: Request) -> Response:
         except UnicodeDecodeError:
             raise InvalidValue("The file is no text: a batch has lines of JSON.", "input_file_id") from None
         reader = _LineReader(jobs, owner, models_of(request), fields.endpoint)
-        for number, line in enumerate(lines.split("\n"), 1):
-            if line.strip() and len(reader.errors) < MAX_ERRORS:
+        numbered = [(number, line) for number, line in enumerate(lines.split("\n"), 1) if line.strip()]
+        if len(numbered) > jobs.settings.max_jobs:
+            raise InvalidValue(f"The batch has {len(numbered)} lines: {naming('max_jobs')}.", "input_file_id")
+        for number, line in numbered:
+            if len(reader.errors) < MAX_ERRORS:
                 await reader.read(number, line)
         batch = {
             "id": f"batch_{uuid.uuid4().hex}",
@@ -116,6 +120,8 @@ class _LineReader:
             self.errors.append({"code": code, "line": number, "message": shown, "param": param})
 
     async def _row(self, line: str) -> tuple[str, dict[str, Any]]:
+        if len(line) > MAX_LINE_CHARS:
+            raise InvalidValue(f"A line has at most {MAX_LINE_CHARS} characters.")
         fields = LineFields.model_validate_json(line)
         if fields.url != self._endpoint:
             raise InvalidValue(f"'url' must be the batch's endpoint, {self._endpoint}.", "url")

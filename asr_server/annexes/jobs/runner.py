@@ -74,6 +74,8 @@ class Runner:
         self._on_finished = on_finished
         self._wake = asyncio.Event()
         self._num_running = Counter[str]()  # by key
+        self._num_waiting = 0  # for an engine or a disk: they keep nobody from a place
+        self._places = asyncio.Semaphore(AT_ONCE)
 
     def wake(self) -> None:
         self._wake.set()
@@ -97,7 +99,7 @@ class Runner:
 
     async def _start_some(self) -> None:
         """Raises StorageUnavailable."""
-        while len(self.live) < AT_ONCE and not self._is_draining:
+        while len(self.live) - self._num_waiting < AT_ONCE and not self._is_draining:
             job = await self.store.start_next(self._num_running, time.time())
             if job is None:
                 return
@@ -134,9 +136,20 @@ class Runner:
             accounts = self._state.api_keys.accounts
             stats.account = next((each for each in accounts if each.name == job.owner), None)
             pause_s = MIN_PAUSE_S
-            while not await self._try(job, live, stats):
-                await asyncio.sleep(pause_s)
+            while True:
+                async with self._places:
+                    if await self._try(job, live, stats):
+                        return
+                await self._wait(pause_s)
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    async def _wait(self, pause_s: float) -> None:
+        self._num_waiting += 1
+        self.wake()
+        try:
+            await asyncio.sleep(pause_s)
+        finally:
+            self._num_waiting -= 1
 
     async def _try(self, job: Job, live: LiveJob, stats: metrics.RequestStats) -> bool:
         """Return False if the server could not do it now."""

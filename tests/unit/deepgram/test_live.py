@@ -15,7 +15,7 @@ MODEL = cast(ServedModel, SimpleNamespace(name="whisper-base"))
 
 
 def told(events: list[out.ServerEvent], **query: Any) -> list[dict[str, Any]]:
-    dialect = ListenDialect(LiveQuery(**query), MODEL, "req_1")
+    dialect = ListenDialect(LiveQuery.model_validate(query), MODEL, "req_1")
     return [json.loads(message) for event in events for message in dialect.write(event)]
 
 
@@ -59,6 +59,30 @@ def test_the_speakers_of_a_turn_are_those_of_its_own_words() -> None:
     messages = told(events, diarize=True)
     words = [word for each in messages for word in each["channel"]["alternatives"][0]["words"]]
     assert [(word["word"], word["speaker"]) for word in words] == [("first", 0), ("second", 1)]
+
+
+def test_a_finalize_right_behind_a_turn_that_is_read_is_answered_by_that_turn() -> None:
+    dialect = ListenDialect(LiveQuery.model_validate({}), MODEL, "req_1")
+    dialect.write(committed("a")[0])
+    dialect.read({"text": '{"type": "Finalize"}'})
+    error = out.EventError("invalid_request_error", None, "too short", None, event_id=None)
+    assert dialect.write(out.Error(error=error)) == []
+    messages = [json.loads(each) for each in dialect.write(reading("a", "first", 1.0))]
+    messages += [json.loads(each) for each in dialect.write(completed("a"))]
+    assert [(each["from_finalize"], *transcripts([each])) for each in messages] == [(True, "first")]
+
+
+def test_speech_that_goes_on_ends_no_utterance() -> None:
+    dialect = ListenDialect(LiveQuery.model_validate({"utterance_end_ms": 1000}), MODEL, "req_1")
+    for event in (*committed("a"), reading("a", "first", 1.0), completed("a")):
+        dialect.write(event)
+    assert dialect.hear(2.0) == ()
+    dialect.write(out.SpeechStarted(item_id="b", audio_start_ms=2000))
+    dialect.write(out.SpeechStopped(item_id="b", audio_end_ms=4000))
+    assert dialect.hear(4.1) == ()
+    for event in (*committed("b"), reading("b", "second", 3.0), completed("b")):
+        dialect.write(event)
+    assert json.loads(dialect.hear(4.6)[0])["last_word_end"] == 3.5
 
 
 def test_what_was_read_of_a_turn_that_fails_is_told_before_its_error() -> None:
