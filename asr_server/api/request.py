@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
 
 from asr_server import metrics
 from asr_server.api import schemas
@@ -27,6 +28,16 @@ MAX_ENTRIES: Final = 1024  # of an array, as in realtime events
 
 M = TypeVar("M", bound=BaseModel)
 F = TypeVar("F", bound=AudioFields)
+
+
+async def read_small_body(request: Request, max_bytes: int) -> bytes:
+    """Return a body that is no recording. Raises InvalidValue over the limit."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > max_bytes:
+            raise InvalidValue(f"The body is over the limit of {max_bytes} bytes.")
+    return bytes(body)
 
 
 def read_fields(pairs: Iterable[tuple[str, str]], fields_type: type[M]) -> M:

@@ -25,7 +25,7 @@ class _Control(msgspec.Struct):
 
 
 class _Item:
-    """A turn whose results are not all told."""
+    """A turn with results to tell."""
 
     def __init__(self) -> None:
         self.final: list[out.Interim] = []  # last readings that are not told yet

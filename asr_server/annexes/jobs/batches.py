@@ -20,7 +20,11 @@ from asr_server.annexes.jobs.routes import MAX_PAGE, jobs_of
 from asr_server.annexes.jobs.service import Jobs, new_row, owner_of
 from asr_server.annexes.jobs.store import UNFINISHED, storing
 from asr_server.api.models import Models
-from asr_server.api.request import parse_transcription_request, parse_translation_request
+from asr_server.api.request import (
+    parse_transcription_request,
+    parse_translation_request,
+    read_small_body,
+)
 from asr_server.api.schemas import Metadata
 from asr_server.api.state import metered, models_of, require_key
 from asr_server.config import MIB, naming
@@ -89,19 +93,14 @@ async def create(request: Request) -> Response:
 
 async def _fields_of(request: Request) -> BatchFields:
     """Raises InvalidValue."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise InvalidValue(f"The body is over the limit of {MAX_BODY_BYTES} bytes.")
+    body = await read_small_body(request, MAX_BODY_BYTES)
     try:
-        return BatchFields.model_validate_json(bytes(body))
+        return BatchFields.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         param = ".".join(map(str, first["loc"])) or None
-        raise InvalidValue(
-            f"Invalid body{f' at {param!r}' if param else ''}: {first['msg']}.", param
-        ) from None
+        where = f" at {param!r}" if param else ""
+        raise InvalidValue(f"Invalid body{where}: {first['msg']}.", param) from None
 
 
 class _LineReader:

@@ -142,7 +142,7 @@ async def _results(jobs: Jobs, batch: str, statuses: tuple[str, ...]) -> AsyncIt
     while page := await jobs.store.run(partial(_page_of, jobs.store, batch, statuses, after)):
         for job, status_code, body in page:
             yield _line(job, status_code, body)
-        await jobs.store.run(partial(_mark_read, jobs.store, [job.number for job, *_ in page]))
+        await jobs.store.mark_read(*(job for job, *_ in page))
         after = page[-1][0].number
 
 
@@ -155,12 +155,6 @@ def _page_of(
     replies = select(contents.c.job, contents.c.status_code, contents.c.body).where(contents.c.job.in_(found))
     by_job = {number: (status_code, body) for number, status_code, body in connection.execute(replies)}
     return [(job, *by_job.get(number, (None, b""))) for number, job in found.items()]
-
-
-def _mark_read(store: Store, numbers: list[int], connection: Connection) -> None:
-    jobs = store.table("jobs")
-    unread = jobs.c.number.in_(numbers), jobs.c.read_age_s.is_(None)
-    connection.execute(jobs.update().where(*unread).values(read_age_s=0))
 
 
 def _line(job: Job, status_code: int | None, body: bytes) -> str:

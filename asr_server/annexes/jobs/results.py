@@ -22,7 +22,7 @@ SAMPLED: Final = 61  # of so many samples, one is part of a digest: a chunk of 3
 
 
 class Report(msgspec.Struct, array_like=True):
-    """What the engine reported of one part of a chunk."""
+    """The engine's reports of one part of a chunk."""
 
     digest: bytes  # of what was asked
     probabilities: list[dict[str, float]]  # of languages
@@ -40,7 +40,7 @@ class KnownResults:
 
     Args:
         reports: those kept, by chunk and part.
-        engine: what a report holds for: another model or version reports anew.
+        engine: what a report holds for: another model or version reads again.
     """
 
     def __init__(

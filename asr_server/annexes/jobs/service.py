@@ -137,7 +137,7 @@ class Jobs:
         return await self.store.run(work)
 
     def _same_as(self, row: dict[str, Any], now: float) -> list[ColumnElement[bool]]:
-        """Match a job that the client has asked for already: clients repeat a POST whose reply was lost."""
+        """Match a job that the client has asked for already: clients repeat a POST after a lost reply."""
         jobs, key = self.store.table("jobs"), row["idempotency_key"]
         conditions = [
             jobs.c.owner == row["owner"],

@@ -232,7 +232,7 @@ class Store:
         return Job(**self._row(connection, "jobs", owner, id))
 
     def jobs_of(self, connection: Connection, *conditions: Any, limit: int | None = None) -> list[Job]:
-        """Return the oldest jobs of which all this holds."""
+        """Return the oldest jobs that meet all of this."""
         jobs = self.table("jobs")
         query = self._select(jobs).where(*conditions).order_by(jobs.c.number).limit(limit)
         return [Job(**row) for row in connection.execute(query).mappings()]
@@ -241,9 +241,11 @@ class Store:
         jobs = self.table("jobs")
         await self.run(lambda each: each.execute(jobs.update().where(jobs.c.number == number).values(values)))
 
-    async def mark_read(self, job: Job) -> None:
-        if job.read_age_s is None:
-            await self.update(job.number, read_age_s=0.0)
+    async def mark_read(self, *read: Job) -> None:
+        jobs, unread = self.table("jobs"), [job.number for job in read if job.read_age_s is None]
+        if unread:
+            change = jobs.update().where(jobs.c.number.in_(unread)).values(read_age_s=0.0)
+            await self.run(lambda connection: connection.execute(change))
 
     async def requeue(self, is_in_order: bool = False) -> None:
         """Queue again what ran when a server ended; an end in order is no fault of the job."""
@@ -341,7 +343,7 @@ class Store:
             raise
 
     async def remove_orphans(self) -> None:
-        """Remove files whose rows were never written, or are gone."""
+        """Remove files without a row."""
         for folder, name in ((self.recordings, "jobs"), (self.uploads, "files")):
             table = self.table(name)
             known = await self.run(lambda each, ids=table.c.id: {*each.scalars(select(ids))})  # type: ignore[misc]

@@ -25,6 +25,7 @@ from asr_server.annexes.realtime.server_events import ClientSecret, ClientSecret
 from asr_server.annexes.realtime.session import RealtimeSession
 from asr_server.api.errors import HANDLED, response_to
 from asr_server.api.middleware import check_origin
+from asr_server.api.request import read_small_body
 from asr_server.api.state import AppState, caller_of, get_state, metered, models_of, require_key, set_caller
 from asr_server.api.transcribe import answer_headers
 from asr_server.errors import InvalidValue, ShuttingDown
@@ -152,12 +153,8 @@ async def create_client_secret(request: Request) -> Response:
 
 
 async def _secret_request(request: Request) -> ClientSecretRequest:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise InvalidValue(f"The body is over the limit of {MAX_BODY_BYTES} bytes.")
+    body = await read_small_body(request, MAX_BODY_BYTES)
     try:
-        return msgspec.json.decode(bytes(body) or b"{}", type=ClientSecretRequest)
+        return msgspec.json.decode(body or b"{}", type=ClientSecretRequest)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise as_invalid_value(error, "body") from None

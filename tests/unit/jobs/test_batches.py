@@ -53,6 +53,18 @@ async def ended(client: AsyncOpenAI, batch: Batch) -> Batch:
     return batch
 
 
+async def half_done(app: RunningApp, client: AsyncOpenAI) -> Batch:
+    """Start a batch of two lines; the engine holds the second."""
+    file = (await client.files.create(file=("a.wav", SECOND), purpose="user_data")).id
+    app.replica.holding = True
+    batch = await start(client, [line("a", file), line("b", file)])
+    await until(lambda: len(app.replica.held) == 2)
+    app.replica.release(app.replica.held[0])
+    while (await client.batches.retrieve(batch.id)).request_counts.completed == 0:  # type: ignore[union-attr]
+        await asyncio.sleep(0.005)
+    return batch
+
+
 async def results(client: AsyncOpenAI, id: str | None) -> list[dict[str, Any]]:
     assert id is not None
     described = await client.files.retrieve(id)
@@ -160,13 +172,7 @@ async def test_what_is_no_batch_is_refused_and_any_name_of_a_line_is_taken(tmp_p
 
 async def test_a_cancelled_batch_keeps_what_was_done(tmp_path: Path) -> None:
     async with run_with_jobs(tmp_path) as app, strict(app) as client:
-        file = (await client.files.create(file=("a.wav", SECOND), purpose="user_data")).id
-        app.replica.holding = True
-        batch = await start(client, [line("a", file), line("b", file)])
-        await until(lambda: len(app.replica.held) == 2)
-        app.replica.release(app.replica.held[0])
-        while (await client.batches.retrieve(batch.id)).request_counts.completed == 0:  # type: ignore[union-attr]
-            await asyncio.sleep(0.005)
+        batch = await half_done(app, client)
         batch = await client.batches.cancel(batch.id)
         assert batch.status == "cancelled"
         assert len(await results(client, batch.output_file_id)) == 1
@@ -179,13 +185,7 @@ async def test_a_batch_goes_on_after_the_end_of_the_server_and_is_kept_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with run_with_jobs(tmp_path) as app, strict(app) as client:
-        file = (await client.files.create(file=("a.wav", SECOND), purpose="user_data")).id
-        app.replica.holding = True
-        batch = await start(client, [line("a", file), line("b", file)])
-        await until(lambda: len(app.replica.held) == 2)
-        app.replica.release(app.replica.held[0])
-        while (await client.batches.retrieve(batch.id)).request_counts.completed == 0:  # type: ignore[union-attr]
-            await asyncio.sleep(0.005)
+        batch = await half_done(app, client)
     monkeypatch.setattr(service, "SWEEP_S", 0.005)
     async with run_with_jobs(tmp_path, jobs_keep_s=0.01) as app, strict(app) as client:
         app.replica.holding = True
