@@ -14,7 +14,7 @@ from tests.support.fake_replica import wav
 from tests.support.speech import say
 from tests.support.until import wait_until
 
-MOST_FILES = 57  # 55, and two whose clock may tick meanwhile
+MOST_FILES = 55
 SERVER_MODULE = "traced_server"
 TRACED_SERVER = '''"""Serve; at each signal, write the files in which code ran since the last one."""
 import json, os, runpy, signal, sys, threading
@@ -50,7 +50,8 @@ def test_a_post_runs_code_in_few_files(tmp_path: Path) -> None:
     recording = wav(say("90817263", gap_s=0.5).samples[: 8 * 16_000])
     environment = {"PYTHONPATH": f"{tmp_path}", "PASSED_FILES": str(target)}
     with run_server("--executor", "inline", module=SERVER_MODULE, **environment) as server:
-        for _ in range(2):  # the first one also loads and compiles
+        passed = set[str]()
+        for number in range(4):  # the first one also loads and compiles
             target.unlink(missing_ok=True)
             answer = httpx.post(
                 f"{server.url}/v1/audio/transcriptions", files={"file": recording}, timeout=120
@@ -58,5 +59,7 @@ def test_a_post_runs_code_in_few_files(tmp_path: Path) -> None:
             assert answer.status_code == 200, answer.text
             server.process.send_signal(signal.SIGUSR1)
             wait_until(target.exists)
-    passed = json.loads(target.read_text())
-    assert len(passed) <= MOST_FILES, "\n".join(passed)
+            files = set(json.loads(target.read_text()))
+            # A clock that ticks beside one of them is no part of it.
+            passed = passed & files if number > 1 else files
+    assert len(passed) <= MOST_FILES, "\n".join(sorted(passed))
