@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from openai.types import Batch, FileDeleted, FileObject
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 
@@ -26,6 +27,7 @@ from tests.support.speech import say
 from tests.support.until import until
 from tests.unit.api.running_app import SECOND, RunningApp, run_app
 from tests.unit.api.sample_files import sound_file
+from tests.unit.jobs.jobs_app import run_with_jobs
 from tests.unit.realtime.realtime_client import of_type, pcm24, transcripts
 
 HERE = Path(__file__).parent
@@ -169,6 +171,31 @@ async def test_an_engine_that_is_given_up_is_an_internal_server_error(second: Pa
         refused = await ask(app, second, max_retries=0)
     assert (refused["error"], refused["status"]) == ("InternalServerError", 503)
     assert refused["type"] == "service_unavailable_error"
+
+
+# -- Jobs, files and batches ---------------------------------------------------------------------------------
+
+
+async def test_a_job_and_a_batch_of_files_have_each_field_that_the_client_declares(
+    second: Path, tmp_path: Path
+) -> None:
+    async with run_with_jobs(tmp_path / "jobs") as app:
+        results = json.loads(await node("jobs.mjs", f"http://{app.host}:{app.port}/v1", second))
+    job, output = results["job"], [json.loads(line) for line in results["output"].splitlines()]
+    assert results["accepted"]["text"] == ""
+    assert (job["id"], job["metadata"]) == (results["accepted"]["id"], {"case": "7"})
+    assert (job["status"], results["content"]["text"]) == ("completed", "zero")
+    assert [(line["custom_id"], line["response"]["body"]["text"]) for line in output] == [
+        ("a", "zero"),
+        ("b", "zero"),
+    ]
+    batches = TypeAdapter(list[Batch]).validate_python(results["batches"], strict=True)
+    assert [(batch.status, batch.metadata) for batch in batches] == [("completed", {"case": "7"})] * 3
+    files = TypeAdapter(list[FileObject]).validate_python(results["files"], strict=True)
+    talk, lines, _, *listed = files
+    assert listed == [talk, lines]
+    assert results["recording"]
+    assert FileDeleted.model_validate(results["deleted"], strict=True).id == talk.id
 
 
 # -- Realtime ------------------------------------------------------------------------------------------------
