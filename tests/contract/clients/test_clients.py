@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Server
+from tests.conftest import Server, run_server
 from tests.contract.clients.recordings import write_wav
 from tests.support.speech import say
 
@@ -46,6 +46,18 @@ def test_litellm(server: Server, tmp_path: Path) -> None:
         f"stream: {SPOKEN.text}",
         "refused: 400",
     ]
+
+
+def test_litellms_files_and_batches(tmp_path: Path) -> None:
+    recording = write_wav(tmp_path / "speech.wav", SPOKEN)
+    script = "tests/contract/clients/litellm_batch_client.py"
+    with run_server("--jobs-dir", str(tmp_path / "jobs")) as server:
+        assert lines_of("litellm", script, recording, f"{server.url}/v1") == [
+            "batch: completed 7 1",
+            f"text: talk {SPOKEN.text}",
+            "listed: True",
+            "deleted: True",
+        ]
 
 
 @pytest.mark.parametrize(("client", "library"), [("openai-new", "httpx2"), ("openai-old", "httpx")])
