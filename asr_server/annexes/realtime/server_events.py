@@ -165,6 +165,7 @@ class Interim(
     text: str
     tail: str  # of the text, behind the deltas: it may change
     words: tuple[LiveWord, ...]
+    audio_end_ms: int  # of the audio that was read, from the session's start
     is_final: bool  # the last reading of this audio
 
 

@@ -138,6 +138,8 @@ def _commit(state: State, effects: list[Effect]) -> Step:
     """Commit the open turn. The engine starts before anything is sent."""
     assert state.open
     turn, before = state.open, state.previous_item_id
+    if not turn.is_paused:  # else it was read ahead
+        turn = replace(turn, read_to=state.num_samples)
     message = out.UserMessage(turn.item_id)
     state = replace(
         state,
@@ -217,11 +219,15 @@ def _interim(
         )
         for word in event.words
     )
-    is_final = isinstance(event, turns.ChunkRead)
-    text = event.text or ""
-    return [
-        turns.Send(out.Interim(item_id=turn.item_id, text=text, tail=tail, words=words, is_final=is_final))
-    ]
+    read = out.Interim(
+        item_id=turn.item_id,
+        text=event.text or "",
+        tail=tail,
+        words=words,
+        audio_end_ms=_ms(turn.read_to),
+        is_final=isinstance(event, turns.ChunkRead),
+    )
+    return [turns.Send(read)]
 
 
 def _logprobs(event: turns.InterimRead | turns.ChunkRead, first: int, end: int | None) -> Logprobs:

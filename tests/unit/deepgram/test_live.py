@@ -21,7 +21,7 @@ def told(events: list[out.ServerEvent], **query: Any) -> list[dict[str, Any]]:
 
 def reading(item_id: str, text: str, start_s: float, is_final: bool = True) -> out.Interim:
     word = out.LiveWord(text, start_s, start_s + 0.5, 0.9)
-    return out.Interim(item_id=item_id, text=text, tail="", words=(word,), is_final=is_final)
+    return out.Interim(item_id=item_id, text=text, tail="", words=(word,), audio_end_ms=0, is_final=is_final)
 
 
 def completed(item_id: str) -> out.Completed:

@@ -94,6 +94,9 @@ async def test_what_may_still_change_comes_with_its_words_to_those_who_include_i
     assert growing
     assert not any(event["is_final"] for event in growing)
     assert last["is_final"]
+    read_to = [event["audio_end_ms"] for event in (*growing, last)]
+    assert read_to == sorted(read_to)
+    assert read_to[-1] == len(speech.samples) // 16
     assert (last["text"], last["tail"]) == (events[-1]["transcript"], "")
     starts_s = [word["start"] for word in last["words"]]
     assert starts_s == pytest.approx([start_s for start_s, _ in speech.times], abs=0.15)
