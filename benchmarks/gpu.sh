@@ -225,8 +225,6 @@ systems() {
         rm -rf "$CUDA_MPS_PIPE_DIRECTORY"
         unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
     fi
-    bench api-process 60 serving --instant --repeats "$rounds" --length 5 30 --formats wav --concurrency 64 \
-        --preprocess-workers 4
 }
 
 replicas() { # NAME COUNT: so many on the GPU, short clips

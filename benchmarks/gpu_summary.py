@@ -78,7 +78,6 @@ SUMMARIES: dict[str, Callable[[Any], Iterator[str]]] = {
     **dict.fromkeys(("turbo", "turbo-beam", "large", "workers", "graphs-off"), engine),
     **dict.fromkeys(("kernels", "batches", "lengths", "word-times"), engine),
     **dict.fromkeys(("http-clips", "http-long", "http-long-beam", "http-threads", "http-loads"), serving),
-    "api-process": serving,
     **{f"replicas-{count}{mps}": serving for count in (1, 2, 3) for mps in ("", "-mps")},
 }
 

@@ -16,14 +16,12 @@ ENDING_S = 5.0  # in which a server that has closed its port prints why
 
 
 @contextmanager
-def running_server(
-    *arguments: str, module: str = "asr_server", start_limit_s: float = START_LIMIT_S
-) -> Iterator[str]:
+def running_server(*arguments: str, start_limit_s: float = START_LIMIT_S) -> Iterator[str]:
     """Starts `asr-server serve ARGUMENTS` on a free port and yields its URL once it can take work.
 
     Raises RuntimeError, with what the server printed, when it ends or takes too long to become ready.
     """
-    command = [sys.executable, "-m", module, "serve", "--port", "0", *arguments]
+    command = [sys.executable, "-m", "asr_server", "serve", "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         output = _Output(process)

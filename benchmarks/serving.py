@@ -6,7 +6,6 @@
         --concurrency 128 1 8 32 512 --formats wav,flac,mp3 wav flac mp3 --one-at-a-time --requests 512
     python -m benchmarks.serving --shape large-v3-turbo --device cuda --tokens 100 --length long \\
         --preprocess-workers 1 2 4 8 16 --concurrency 128 1     files of 14 to 22 minutes
-    python -m benchmarks.serving --instant --length 5 30 --formats wav     the API process alone
 
 Flags that take several values: every combination is measured, or with --one-at-a-time the first values of
 all and each other value with the first ones of the rest. Throughput is seconds of audio over (last response -
@@ -15,9 +14,7 @@ streamed; each is compared with the first one to the same file, which for the fi
 files, is the one they get alone. Errors are counted where the words are known. --shape takes random weights
 and --tokens a chunk of 30 s (of shorter clips four a second) instead of a checkpoint, and files of spoken
 digits, as does any --length but `mixed`. A round in which a chunk has another number of tokens is an error.
-With --instant no model runs: each chunk gets a hundred random tokens, and what is left is HTTP, forms,
-decoding audio, splitting, transport, text and events. The event loop's processor time for a request bounds
-how many a second one API process can take.
+The event loop's processor time for a request bounds how many a second one API process can take.
 """
 
 from __future__ import annotations
@@ -246,8 +243,7 @@ def server(preprocess_workers: int, options: argparse.Namespace) -> Iterator[str
         arguments += ["--no-check-voice"]  # what random weights say is always in doubt
     arguments += ["--preprocess-workers", str(preprocess_workers), *shlex.split(options.serve)]
     options.started_with = shlex.join(arguments)
-    module = "benchmarks.instant_replica" if options.instant else "asr_server"
-    with running_server(model, *arguments, module=module, start_limit_s=options.start_limit_s) as url:
+    with running_server(model, *arguments, start_limit_s=options.start_limit_s) as url:
         yield url
 
 
@@ -289,7 +285,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="base", help="a published model's name, or a directory")
     parser.add_argument("--shape", choices=list(SHAPES), help="random weights of that shape instead")
     parser.add_argument("--tokens", type=int, default=100, help="of every chunk, with --shape")
-    parser.add_argument("--instant", action="store_true", help="an engine that answers at once")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--requests", type=int, default=64, help="distinct recordings")
@@ -310,8 +305,6 @@ def arguments() -> argparse.Namespace:
     )
     options = parser.parse_args()
     options.started_with = ""
-    if options.instant:
-        options.shape, options.tokens = "pocket", 0
     if options.quick:
         options.requests, options.repeats = min(options.requests, 12), 1
         options.concurrency = list(dict.fromkeys(min(options.requests, n) for n in options.concurrency))

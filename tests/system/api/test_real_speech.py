@@ -15,7 +15,7 @@ import pytest
 from rapidfuzz.distance import Levenshtein
 
 from asr_server.core import SAMPLE_RATE, DecodingOptions, Samples
-from benchmarks.keywords import KEYWORDS
+from harness import speech
 from harness.engine_helpers import Checkpoint, transcribe
 from harness.openai_whisper import transcribed_features
 from harness.speech.corpora import Clip, corpus, sample
@@ -28,6 +28,7 @@ from tests.unit.api.sample_files import sound_file
 
 AT_ONCE = 16
 FORM = {"model": "whisper-1"}
+KEYWORDS = (Path(speech.__file__).parent / "keywords.txt").read_text("utf-8").split()
 PAUSES_S = (0.3, 1.0, 0.5, 3.0, 0.8, 6.0, 0.4, 1.5, 2.0, 4.0)
 
 
