@@ -186,7 +186,7 @@ async def measure(
 def _processor_s() -> float:
     """Return the processor time so far of the server, which is this process's only child."""
     times = [each.cpu_times() for each in psutil.Process().children(recursive=True)]
-    return sum(own.user + own.system for own in times)
+    return float(sum(own.user + own.system for own in times))
 
 
 def table(found: dict[int, dict[str, Any]]) -> Table:
