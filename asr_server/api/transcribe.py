@@ -93,13 +93,15 @@ class TranscriptionResponse(Response):
             request = self._parse_request(form.fields, models_of(connection))
             if request.fields.background:
                 response = await self._in_background(connection, form, request)
-                await response(scope, receive, send)
             elif request.is_streamed:
                 await _stream(state, form, request, receive, send)
+                return
             else:
                 response = await self._whole(form, request, receive)
                 with stats.stage("reply"):
                     await response(scope, receive, send)
+                return
+        await response(scope, receive, send)  # a job's stream, which may be left: no drain waits for it
 
     async def _in_background(
         self, connection: Request, form: Form, request: TranscriptionRequest
