@@ -185,6 +185,7 @@ class RequestStats:
         self.error_code = ""  # of its reply
         self.account: Account | None = None
         self.is_metered = False  # the limits of its account hold for it
+        self.counts_audio_at_end = False  # what is tried again is paid for once
         self.timeline: list[Stage] | None = None  # of a request that is traced
 
     @property
@@ -248,6 +249,9 @@ class RequestStats:
         self._first_text_s = self._first_text_s or wait_s
 
     def on_answered(self, route: str) -> None:
+        if self.counts_audio_at_end:
+            for language, spent_s in self._audio_s.items():
+                self._count_audio(spent_s, language)
         audio_s, duration_s = self.audio_s, self._stages_s.get("transcription", 0.0)
         if audio_s and duration_s:
             request_audio_seconds.labels(route).observe(audio_s)
@@ -256,9 +260,13 @@ class RequestStats:
     def on_audio(self, duration_s: float, language: str | None) -> None:
         if duration_s:
             self._audio_s[language or UNKNOWN_LANGUAGE] += duration_s
-            audio_transcribed_seconds.labels(self._route(), language or UNKNOWN_LANGUAGE).inc(duration_s)
-            if self.account:
-                self.account.spend_audio(duration_s)
+            if not self.counts_audio_at_end:
+                self._count_audio(duration_s, language or UNKNOWN_LANGUAGE)
+
+    def _count_audio(self, duration_s: float, language: str) -> None:
+        audio_transcribed_seconds.labels(self._route(), language).inc(duration_s)
+        if self.account:
+            self.account.spend_audio(duration_s)
 
     def summary(self) -> dict[str, Any]:
         sums = self.asked_for | {

@@ -23,7 +23,7 @@ class JobsSettings(Settings):
     jobs_keep_read_s: float = setting(
         1800.0, "seconds that a finished job is kept once its content was read", gt=0
     )
-    max_jobs: int = setting(10_000, "jobs kept at once; more are refused with 429", ge=1)
+    max_jobs: int = setting(10_000, "jobs, files and batches kept at once; more are refused with 429", ge=1)
     max_jobs_bytes: int = setting(100 * 1024 * MIB, "bytes of recordings and files of jobs at once", ge=1)
     max_jobs_audio_s: float = setting(
         1000 * 3600.0, "seconds of audio in unfinished jobs, where their headers say", gt=0

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from asr_server.annexes.jobs.live import LiveJob
-from asr_server.annexes.jobs.store import Job
+from asr_server.annexes.jobs.rows import Job
 from asr_server.api.schemas import ErrorDetail
 from asr_server.formats.render import Body
 
@@ -66,6 +65,9 @@ class JobBody(Body):
     """Why it failed."""
 
 
+_SAME: Final = ("id", "status", "task", "model", "response_format", "error")
+
+
 class JobList(Body):
     object: Literal["list"] = "list"
     """Always `list`."""
@@ -90,31 +92,19 @@ class DeletedJob(Body):
 
 def make_body(job: Job, live: LiveJob | None, place: int | None = None) -> JobBody:
     done_s = live.done_s if live else 0.0
-    values: dict[str, Any] = {
-        "id": job.id,
-        "status": job.status,
-        "task": job.task,
-        "model": job.model,
-        "response_format": job.response_format,
-        "created_at": int(job.created_at),
-        "started_at": _seconds(job.started_at),
-        "completed_at": _seconds(job.finished_at),
-        "seconds_done": (job.duration_s or 0.0) if job.is_finished and not job.error else done_s,
-        "seconds_total": job.duration_s,
-        "place": place,
-        "metadata": json.loads(job.metadata),
-        "callback": _callback_of(job),
-        "error": json.loads(job.error) if job.error else None,
-    }
-    return JobBody(**values)
+    return JobBody(
+        **{name: getattr(job, name) for name in _SAME},
+        created_at=int(job.created_at),
+        started_at=int(job.started_at) if job.started_at else None,
+        completed_at=int(job.completed_at) if job.completed_at else None,
+        seconds_done=(job.duration_s or 0.0) if job.is_finished and not job.error else done_s,
+        seconds_total=job.duration_s,
+        place=place,
+        metadata=job.labels,
+        callback=_callback_of(job) if job.callback_url else None,
+    )
 
 
-def _callback_of(job: Job) -> Callback | None:
-    if not job.callback_url:
-        return None
-    tries = [CallbackTry(**each) for each in json.loads(job.callbacks)]
-    return Callback(url=job.callback_url, state=job.callback_state, tries=tries)  # type: ignore[arg-type]
-
-
-def _seconds(at: float | None) -> int | None:
-    return None if at is None else int(at)
+def _callback_of(job: Job) -> Callback:
+    values: dict[str, Any] = {"state": job.callback_state, "tries": job.callback_tries}
+    return Callback(url=job.callback_url, **values)

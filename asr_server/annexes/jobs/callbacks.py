@@ -14,12 +14,14 @@ from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 import httpx2
+from sqlalchemy import select, update
 from standardwebhooks import Webhook
 
 from asr_server.annexes.jobs import JobsSettings
-from asr_server.annexes.jobs.store import Job, Store
+from asr_server.annexes.jobs.rows import Job
+from asr_server.annexes.jobs.store import Store
 from asr_server.config import naming
-from asr_server.errors import InvalidValue, NotFound, ServiceUnavailable
+from asr_server.errors import InvalidValue, StorageUnavailable
 
 MOST_TRIES: Final = 10
 FIRST_PAUSE_S: Final = 2.0
@@ -75,11 +77,8 @@ class Callbacks:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Report what ends meanwhile, and what the last server had not reported."""
-        jobs = self._store.table("jobs")
-        pending = await self._store.run(
-            lambda connection: self._store.jobs_of(connection, jobs.c.callback_state == "pending")
-        )
-        for job in pending:
+        pending = select(Job).where(Job.callback_state == "pending")
+        for job in await self._store.run(lambda session: list(session.scalars(pending))):
             self.report(job)
         try:
             yield
@@ -97,7 +96,7 @@ class Callbacks:
 
     async def _report(self, job: Job) -> None:
         """Try until it is taken, refused or has been tried often enough; note each try."""
-        tries = json.loads(job.callbacks)
+        tries = [*job.callback_tries]
         state = "pending"
         while state == "pending":
             if tries:
@@ -106,12 +105,12 @@ class Callbacks:
                 outcome = await self._try(job)
             tries.append({"at": int(time.time())} | outcome)
             state = _state_after(outcome.get("status"), len(tries))
+            values = {"callback_tries": tries, "callback_state": state}
+            note = update(Job).where(Job.number == job.number).values(values).returning(Job.id)
             try:
-                await self._store.find(job.owner, job.id)
-                await self._store.update(job.number, callbacks=json.dumps(tries), callback_state=state)
-            except NotFound:  # deleted
-                return
-            except ServiceUnavailable:  # tried again, which the receiver knows by the id
+                if await self._store.run(lambda session, note=note: session.scalar(note)) is None:
+                    return  # deleted
+            except StorageUnavailable:  # tried again, which the receiver knows by the id
                 state = "pending"
         logger.info(
             "job %s: its end was reported to %s: %s", job.id, urlsplit(job.callback_url).hostname, state

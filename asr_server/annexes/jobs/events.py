@@ -10,8 +10,8 @@ from starlette.responses import StreamingResponse
 
 from asr_server.annexes.jobs.bodies import make_body
 from asr_server.annexes.jobs.live import JobEvent, events_after, is_set_within
+from asr_server.annexes.jobs.rows import Job
 from asr_server.annexes.jobs.runner import Runner
-from asr_server.annexes.jobs.store import Job
 from asr_server.api.errors import body_of
 from asr_server.api.events import event
 from asr_server.errors import ReportedError
@@ -35,7 +35,7 @@ async def _events(runner: Runner, job: Job, last_id: int, with_progress: bool) -
     while True:
         change = runner.changes.next(job.id)  # the job is there: ids of strangers would stay
         try:
-            job = await runner.store.find(job.owner, job.id)
+            job = await runner.store.find(Job, job.owner, job.id)
             known = await _known(runner, job)
         except ReportedError as error:  # deleted, or the folder is gone
             yield event(body_of(error), exclude_none=False)
@@ -47,7 +47,6 @@ async def _events(runner: Runner, job: Job, last_id: int, with_progress: bool) -
             last_id = each.end
             yield b"id: %d\n" % each.end + each.data
         if job.is_finished:
-            await runner.store.mark_read(job)
             return
         if with_progress:
             yield b"event: progress\n" + event(make_body(job, runner.live.get(job.id)), exclude_none=False)

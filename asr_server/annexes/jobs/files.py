@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, BinaryIO, Final, Literal
 
+import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import Connection, RowMapping, select
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from asr_server import metrics
 from asr_server.annexes.jobs.routes import jobs_of
+from asr_server.annexes.jobs.rows import Batch, Content, File, Job
 from asr_server.annexes.jobs.service import Jobs, owner_of
-from asr_server.annexes.jobs.store import Job, Store
+from asr_server.annexes.jobs.store import Store, page, storing
 from asr_server.api.request import read_fields
 from asr_server.api.state import get_state, metered, require_key
 from asr_server.api.upload import Form, read_form
+from asr_server.config import MIB
+from asr_server.errors import NotFound
 from asr_server.formats.render import FORMATS, JSON
 
 router = APIRouter(prefix="/v1/files", dependencies=[Depends(require_key)], include_in_schema=False)
 
 MAX_PAGE: Final = 10_000
-LINES_AT_ONCE: Final = 50  # of results, which may be long
+PIECE_BYTES: Final = MIB // 4
 JSON_FORMATS: Final = frozenset(name for name, each in FORMATS.items() if each.media_type == JSON)
+_SEPARATORS: Final = ("\x85", "\u2028", "\u2029")  # where some readers end a line
 _RESULTS: Final = {  # of a batch, by the end of the file's id
     "-output": ("completed", "incomplete"),
     "-errors": ("failed", "cancelled"),
@@ -45,27 +51,25 @@ class FileFields(BaseModel):
 @router.post("")
 async def upload(request: Request) -> Response:
     jobs, state = jobs_of(request), get_state(request)
-    owner, key = owner_of(request), metrics.current_request_stats().key
+    key = metrics.current_request_stats().key
     form = Form(state.settings.max_upload_bytes, state.uploads)
     with metered(request), state.admission.enter(key), closing(form):
         await read_form(request, form, state.settings.max_upload_bytes, state.reading_turns)
-        row = {
-            "id": f"file-{uuid.uuid4().hex}",
-            "owner": owner,
-            "purpose": read_fields(form.fields, FileFields).purpose,
-            "filename": form.sent_name or "upload",
-            "num_bytes": form.upload.num_bytes,
-            "created_at": time.time(),
-        }
-        path, source = jobs.store.upload_of(str(row["id"])), await form.upload.source()
+        file = File(
+            id=f"file-{uuid.uuid4().hex}",
+            owner=owner_of(request),
+            purpose=read_fields(form.fields, FileFields).purpose,
+            filename=form.sent_name or "upload",
+            num_bytes=form.upload.num_bytes,
+        )
+        async with jobs.store.keeping(file.id, await form.upload.source(), file.num_bytes):
+            await jobs.store.run(_add, jobs, file)
+    return JSONResponse(_body(file))
 
-        def work(connection: Connection) -> None:
-            jobs.require_room(connection, owner, 0, form.upload.num_bytes)
-            connection.execute(jobs.store.table("files").insert().values(row))
 
-        async with jobs.store.keeping(path, source, form.upload.num_bytes):
-            await jobs.store.run(work)
-    return JSONResponse(_body(row))
+def _add(session: Session, jobs: Jobs, file: File) -> None:
+    jobs.require_room(session, file.owner, 1, file.num_bytes)
+    session.add(file)
 
 
 @router.get("")
@@ -76,8 +80,8 @@ async def list_files(
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
     store, owner = jobs_of(request).store, owner_of(request)
-    rows, has_more = await store.page("files", owner, limit, after, is_descending=order == "desc")
-    return JSONResponse(page_body([_body(row) for row in rows], has_more))
+    files, has_more = await store.run(page, File, owner, limit, after, order == "desc")
+    return JSONResponse(page_body([_body(file) for file in files], has_more))
 
 
 def page_body(data: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
@@ -88,39 +92,53 @@ def page_body(data: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
 @router.get("/{id}")
 async def get_file(request: Request, id: str) -> Response:
     store, owner = jobs_of(request).store, owner_of(request)
-    if (batch := _batch_of(id)) is None:
-        return JSONResponse(_body(await store.row("files", owner, id)))
-    row = await store.row("batches", owner, batch)
-    body = {"id": id, "purpose": "batch_output", "filename": f"{id}.jsonl", "num_bytes": 0}
-    return JSONResponse(_body(body | {"created_at": row["created_at"]}))
+    if (batch_id := _batch_of(id)) is None:
+        return JSONResponse(_body(await store.find(File, owner, id)))
+    batch = await store.find(Batch, owner, batch_id)
+    results = {"id": id, "purpose": "batch_output", "filename": f"{id}.jsonl", "num_bytes": 0}
+    return JSONResponse(_body(File(**results, created_at=batch.created_at)))
 
 
 @router.get("/{id}/content", response_model=None)
 async def get_content(request: Request, id: str) -> Response:
-    jobs, owner = jobs_of(request), owner_of(request)
-    if (batch := _batch_of(id)) is None:
-        await jobs.store.row("files", owner, id)
-        return FileResponse(jobs.store.upload_of(id), media_type="application/octet-stream")
-    await jobs.store.row("batches", owner, batch)
-    return StreamingResponse(_results(jobs, batch, _RESULTS[id[-7:]]), media_type="application/jsonl")
+    store, owner = jobs_of(request).store, owner_of(request)
+    if (batch_id := _batch_of(id)) is not None:
+        batch = await store.find(Batch, owner, batch_id)
+        return StreamingResponse(_results(store, batch, _RESULTS[id[-7:]]), media_type="application/jsonl")
+    file = await store.find(File, owner, id)
+    with storing():
+        try:
+            content = await asyncio.to_thread(store.path_of(id).open, "rb")
+        except FileNotFoundError:
+            raise NotFound(f"There is no '{id}': it was deleted.") from None
+    headers = {"content-length": str(file.num_bytes)}
+    return StreamingResponse(_pieces(content), headers=headers, media_type="application/octet-stream")
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        yield from iter(partial(file.read, PIECE_BYTES), b"")
 
 
 @router.delete("/{id}")
 async def delete_file(request: Request, id: str) -> Response:
+    """Jobs that have the recording keep it until they are done."""
     store = jobs_of(request).store
-    await store.row("files", owner_of(request), id)
-    await store.delete("files", id)
+    file = await store.find(File, owner_of(request), id)
+    hide = update(File).where(File.number == file.number).values(is_listed=False)
+    await store.run(lambda session: session.execute(hide))
+    await store.collect()
     return JSONResponse({"id": id, "object": "file", "deleted": True})
 
 
-def _body(row: dict[str, Any] | RowMapping) -> dict[str, Any]:
+def _body(file: File) -> dict[str, Any]:
     return {
-        "id": row["id"],
+        "id": file.id,
         "object": "file",
-        "bytes": row["num_bytes"],
-        "created_at": int(row["created_at"]),
-        "filename": row["filename"],
-        "purpose": row["purpose"],
+        "bytes": file.num_bytes,
+        "created_at": int(file.created_at),
+        "filename": file.filename,
+        "purpose": file.purpose,
         "status": "processed",
     }
 
@@ -128,42 +146,34 @@ def _body(row: dict[str, Any] | RowMapping) -> dict[str, Any]:
 # -- What came of a batch ------------------------------------------------------------------------------------
 
 
-def results_id(batch: str, is_of_errors: bool) -> str:
-    return f"file-{batch}-{'errors' if is_of_errors else 'output'}"
+def results_id(batch: Batch, is_of_errors: bool) -> str:
+    return f"file-{batch.id}-{'errors' if is_of_errors else 'output'}"
 
 
 def _batch_of(id: str) -> str | None:
     return id[5:-7] if id[-7:] in _RESULTS and id.startswith("file-batch_") else None
 
 
-async def _results(jobs: Jobs, batch: str, statuses: tuple[str, ...]) -> AsyncIterator[str]:
+async def _results(store: Store, batch: Batch, statuses: Sequence[str]) -> AsyncIterator[bytes]:
     """Yield a line for each of its jobs with one of these statuses, in the order of the input."""
-    after = 0
-    while page := await jobs.store.run(partial(_page_of, jobs.store, batch, statuses, after)):
-        for job, status_code, body in page:
-            yield _line(job, status_code, body)
-        await jobs.store.mark_read(*(job for job, *_ in page))
-        after = page[-1][0].number
+    wanted = select(Job.number).where(Job.batch == batch.id, Job.status.in_(statuses)).order_by(Job.number)
+    for number in await store.run(lambda session: list(session.scalars(wanted))):
+        yield await store.run(_line, number)
 
 
-def _page_of(
-    store: Store, batch: str, statuses: tuple[str, ...], after: int, connection: Connection
-) -> list[tuple[Job, int | None, bytes]]:
-    jobs, contents = store.table("jobs"), store.table("contents")
-    conditions = (jobs.c.batch == batch, jobs.c.status.in_(statuses), jobs.c.number > after)
-    found = {job.number: job for job in store.jobs_of(connection, *conditions, limit=LINES_AT_ONCE)}
-    replies = select(contents.c.job, contents.c.status_code, contents.c.body).where(contents.c.job.in_(found))
-    by_job = {number: (status_code, body) for number, status_code, body in connection.execute(replies)}
-    return [(job, *by_job.get(number, (None, b""))) for number, job in found.items()]
-
-
-def _line(job: Job, status_code: int | None, body: bytes) -> str:
+def _line(session: Session, number: int) -> bytes:
+    job, content = session.get(Job, number), session.get(Content, number)
+    if job is None:  # deleted meanwhile
+        return b""
     response = error = None
-    if status_code is None:
+    if content is None:
         error = {"code": "batch_cancelled", "message": "The batch was cancelled before this line was done."}
     else:
-        is_json = status_code >= HTTPStatus.BAD_REQUEST or job.response_format in JSON_FORMATS
-        content = json.loads(body) if is_json else body.decode()
-        response = {"status_code": status_code, "request_id": job.id, "body": content}
+        is_json = content.status_code >= HTTPStatus.BAD_REQUEST or job.response_format in JSON_FORMATS
+        body = msgspec.Raw(content.body) if is_json else content.body.decode()
+        response = {"status_code": content.status_code, "request_id": job.id, "body": body}
     line = {"id": f"batch_req_{job.id}", "custom_id": job.custom_id, "response": response, "error": error}
-    return json.dumps(line) + "\n"
+    text = msgspec.json.encode(line)
+    for separator in _SEPARATORS:
+        text = text.replace(separator.encode(), json.dumps(separator).strip('"').encode())
+    return text + b"\n"

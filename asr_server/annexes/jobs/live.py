@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -33,22 +34,27 @@ def events_after(events: Iterable[JobEvent], last_id: int) -> Iterator[JobEvent]
             yield each
 
 
+@dataclass
 class LiveJob:
     """A job under way in this process."""
 
-    def __init__(self) -> None:
-        self.task: asyncio.Task[None] | None = None
-        self.begin(None)
+    owner: str
+    task: asyncio.Task[None] | None = None
+    events: list[JobEvent] = field(default_factory=list)
+    done_s: float = 0.0
+    is_waiting: bool = False  # for what the server lacks
 
-    def begin(self, duration_s: float | None) -> None:
-        self.events: list[JobEvent] = []
-        self.done_s, self.duration_s = 0.0, duration_s
-        self.num_chars = 0
+    @property
+    def num_chars(self) -> int:
+        return self.events[-1].end if self.events else 0
 
     def add(self, text: str, data: bytes) -> None:
-        self.num_chars += len(text)
         if data:
-            self.events.append(JobEvent(self.num_chars, text, data))
+            self.events.append(JobEvent(self.num_chars + len(text), text, data))
+
+    def close(self, data: bytes) -> list[JobEvent]:
+        """Return all events, and these behind the text."""
+        return [*self.events, JobEvent(self.num_chars + 1, "", data)]
 
 
 class Changes:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Annotated, Final, Literal, cast
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from starlette.responses import Response
 
-from asr_server.annexes.jobs.bodies import DeletedJob, JobBody, JobList
+from asr_server.annexes.jobs.bodies import DeletedJob, JobBody, JobList, make_body
 from asr_server.annexes.jobs.events import events_response
 from asr_server.annexes.jobs.live import is_set_within
+from asr_server.annexes.jobs.rows import Job
 from asr_server.annexes.jobs.service import Jobs, owner_of
+from asr_server.annexes.jobs.store import page
 from asr_server.api.openapi import KEY_ERRORS, error_responses
 from asr_server.api.state import require_key
 from asr_server.errors import InvalidValue, NotFound, StorageUnavailable
@@ -41,7 +42,8 @@ async def list_jobs(
 ) -> JobList:
     """Return the key's jobs, a page at a time."""
     jobs, owner = jobs_of(request), owner_of(request)
-    data, has_more = await jobs.page(owner, limit, after, is_descending=order == "desc")
+    rows, has_more = await jobs.store.run(page, Job, owner, limit, after, order == "desc")
+    data = [make_body(job, jobs.runner.live.get(job.id)) for job in rows]
     first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
     return JobList(data=data, first_id=first_id, last_id=last_id, has_more=has_more)
 
@@ -53,13 +55,13 @@ async def get_job(
     """Return a job; with `wait`, once its status changes or after so many seconds."""
     jobs, owner = jobs_of(request), owner_of(request)
     end = time.monotonic() + wait
-    job = first = await jobs.store.find(owner, id)
+    job = first = await jobs.store.find(Job, owner, id)
     while job.status == first.status and not job.is_finished and time.monotonic() < end:
         change = jobs.changes.next(id)
-        job = await jobs.store.find(owner, id)
+        job = await jobs.store.find(Job, owner, id)
         if job.status == first.status:
             await is_set_within(change, end - time.monotonic())
-            job = await jobs.store.find(owner, id)
+            job = await jobs.store.find(Job, owner, id)
     return await jobs.describe(job)
 
 
@@ -67,10 +69,8 @@ async def get_job(
 async def get_content(request: Request, id: Id) -> Response:
     """Return what the endpoint would have answered."""
     jobs = jobs_of(request)
-    job = await jobs.store.find(owner_of(request), id)
-    content = await jobs.store.content_of(job)
-    await jobs.store.mark_read(job)
-    return Response(content.body, content.status_code, json.loads(content.headers))
+    content = await jobs.store.content_of(await jobs.store.find(Job, owner_of(request), id))
+    return Response(content.body, content.status_code, content.headers)
 
 
 @router.get("/{id}/events", response_model=None)
@@ -81,7 +81,7 @@ async def get_events(
     if not last_event_id.isdecimal() or len(last_event_id) > MAX_DIGITS:
         raise InvalidValue("'Last-Event-ID' is the id of an event: a number.")
     jobs = jobs_of(request)
-    job = await jobs.store.find(owner_of(request), id)
+    job = await jobs.store.find(Job, owner_of(request), id)
     return events_response(jobs.runner, job, int(last_event_id), {}, with_progress=True)
 
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.orm import Session
 from starlette.responses import Response
 
 from asr_server import __version__, metrics
 from asr_server.annexes.jobs.live import Changes, JobEvent, LiveJob
 from asr_server.annexes.jobs.results import KnownResults
-from asr_server.annexes.jobs.store import Content, Job, Store, storing
+from asr_server.annexes.jobs.rows import Content, Job, Result
+from asr_server.annexes.jobs.store import Store, storing
 from asr_server.api.errors import body_of, response_to
 from asr_server.api.events import EventWriter, event
 from asr_server.api.models import ServedModel
@@ -41,7 +42,6 @@ from asr_server.api.transcribe import (
 )
 from asr_server.audio.decoder import TOO_MANY_FILES
 from asr_server.checkpoint.cache import revision_of
-from asr_server.core import Transcript
 from asr_server.errors import (
     RecordingLost,
     ReportedError,
@@ -52,12 +52,16 @@ from asr_server.errors import (
 from asr_server.telemetry import logging_for
 
 AT_ONCE: Final = 16  # as many as `asr-server transcribe` keeps under way
-MOST_STARTS: Final = 10  # of a job that gets no further: it may be what ends the server
+# Starts of a job that gets no further: it may be what ends the server.
+ALONE_AFTER: Final = 3  # what runs beside another is a suspect wherever the server ends
+MOST_STARTS: Final = 10
 MIN_PAUSE_S: Final = 1.0  # before a job that the server could not do is tried again
 MAX_PAUSE_S: Final = 60.0
 ROUTE: Final = "job"  # in the metrics of requests
 
 logger = logging.getLogger(__name__)
+
+End = tuple[Content, dict[str, Any]]  # with the last values of its job
 
 
 class Runner:
@@ -73,8 +77,6 @@ class Runner:
         self._state = state
         self._on_finished = on_finished
         self._wake = asyncio.Event()
-        self._num_running = Counter[str]()  # by key
-        self._num_waiting = 0  # for an engine or a disk: they keep nobody from a place
         self._places = asyncio.Semaphore(AT_ONCE)
 
     def wake(self) -> None:
@@ -99,15 +101,16 @@ class Runner:
 
     async def _start_some(self) -> None:
         """Raises StorageUnavailable."""
-        while len(self.live) - self._num_waiting < AT_ONCE and not self._is_draining:
-            job = await self.store.start_next(self._num_running, time.time())
+        while not (self._places.locked() or self._is_draining):
+            num_running = Counter(live.owner for live in self.live.values() if not live.is_waiting)
+            job = await self.store.run(_start_next, num_running)
             if job is None:
                 return
-            live = self.live[job.id] = LiveJob()
+            live = self.live[job.id] = LiveJob(job.owner)
             live.task = asyncio.create_task(self._run(job, live), name=job.id)
-            self._num_running[job.owner] += 1
             live.task.add_done_callback(partial(self._on_done, job))
             self.changes.notify(job.id)
+            await asyncio.sleep(0)  # it takes its place
 
     @property
     def _is_draining(self) -> bool:
@@ -115,7 +118,6 @@ class Runner:
 
     def _on_done(self, job: Job, task: asyncio.Task[None]) -> None:
         del self.live[job.id]
-        self._num_running[job.owner] -= 1
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("job %s has ended without being stored", job.id, exc_info=error)
         self.changes.notify(job.id)
@@ -131,43 +133,40 @@ class Runner:
     # -- One job --
 
     async def _run(self, job: Job, live: LiveJob) -> None:
+        pause_s = MIN_PAUSE_S
         with logging_for(job.id):
-            stats = metrics.begin_request_stats(lambda: ROUTE)
-            accounts = self._state.api_keys.accounts
-            stats.account = next((each for each in accounts if each.name == job.owner), None)
-            pause_s = MIN_PAUSE_S
             while True:
                 async with self._places:
-                    if await self._try(job, live, stats):
+                    if await self._try(job, live):
                         return
-                await self._wait(pause_s)
+                live.is_waiting = True  # for an engine or a disk, and keeps nobody from a place
+                self.wake()
+                await asyncio.sleep(pause_s)
+                live.is_waiting = False
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
-    async def _wait(self, pause_s: float) -> None:
-        self._num_waiting += 1
-        self.wake()
-        try:
-            await asyncio.sleep(pause_s)
-        finally:
-            self._num_waiting -= 1
-
-    async def _try(self, job: Job, live: LiveJob, stats: metrics.RequestStats) -> bool:
+    async def _try(self, job: Job, live: LiveJob) -> bool:
         """Return False if the server could not do it now."""
+        stats = metrics.begin_request_stats(lambda: ROUTE)
+        stats.counts_audio_at_end = True
+        accounts = self._state.api_keys.accounts
+        stats.account = next((each for each in accounts if each.name == job.owner), None)
         started_at = time.monotonic()
         try:
-            content, values = await self._content(job, live)
-            callback_state = "pending" if job.callback_url else None
-            values |= {"finished_at": time.time(), "callback_state": callback_state}
-            await self.store.finish(job, content, **values)
+            content, values = await self._end_of(job, live)
+            await self.store.run(_finish, job, content, values)
         except ServiceUnavailable as error:  # no fault of the job
             logger.warning("job %s waits: %s", job.id, error.message)
             return False
         stats.on_answered(ROUTE)
         logger.info("job %s: %s in %.3f s%s", job.id, values["status"], time.monotonic() - started_at, stats)
-        self._on_finished(replace(job, status=str(values["status"])))
+        job.status = values["status"]
+        self._on_finished(job)
+        with suppress(StorageUnavailable):  # the next sweep tries again
+            await self.store.collect()
         return True
 
-    async def _content(self, job: Job, live: LiveJob) -> tuple[Content, dict[str, object]]:
+    async def _end_of(self, job: Job, live: LiveJob) -> End:
         try:
             if job.num_starts > MOST_STARTS:
                 raise ServerEnded(f"The server has ended {MOST_STARTS} times at the same place of this job.")
@@ -180,46 +179,50 @@ class Runner:
             if not isinstance(error, ReportedError):
                 logger.exception("job %s has failed", job.id)
             body = body_of(error)
-            events = [*live.events, JobEvent(live.num_chars + 1, "", event(body, exclude_none=False))]
-            error_json = json.dumps(body.model_dump()["error"])
-            return _content_of(response_to(error), events), {"status": "failed", "error": error_json}
+            events = live.close(event(body, exclude_none=False))
+            return _content(response_to(error), events), {
+                "status": "failed",
+                "error": body.error.model_dump(),
+            }
 
-    async def _transcribe(self, job: Job, live: LiveJob) -> tuple[Content, dict[str, object]]:
+    async def _transcribe(self, job: Job, live: LiveJob) -> End:
         request = await self._request_of(job)
         recording = recording_for(request, await asyncio.to_thread(self._recording_of, job))
-        live.begin(job.duration_s)
-        writer = EventWriter(request.fields, request.render_options)
-        model, keep = request.model, partial(self.store.keep_result, job)
-        known = KnownResults(model.dispatcher, _engine_of(model), await self.store.results_of(job), keep)
-        stats = metrics.current_request_stats()
-        with stats.stage("transcription"):
+        live.events, live.done_s = [], 0.0
+        writer, model = EventWriter(request.fields, request.render_options), request.model
+        known = KnownResults(
+            model.dispatcher,
+            _engine_of(model),
+            await self.store.run(_results_of, job),
+            partial(self._keep_result, job),
+        )
+        with metrics.current_request_stats().stage("transcription"):
             async with model.using(), session_for(self._state, request, recording, known.open) as session:
                 async for delta in session:
                     live.add(delta.text, writer.delta(delta))
                     live.done_s = max(live.done_s, delta.end_s)
                     self.changes.notify(job.id)
                 transcript = await session.transcript()
-        return await self._reply(transcript, request, live, writer)
-
-    async def _reply(
-        self, transcript: Transcript, request: TranscriptionRequest, live: LiveJob, writer: EventWriter
-    ) -> tuple[Content, dict[str, object]]:
         response = await whole_answer(transcript, request, body_response)
         done = await rendered(transcript, lambda: writer.done(transcript))
-        events = [*live.events, JobEvent(live.num_chars + 1, "", done + STREAM_END)]
         status = "incomplete" if transcript.is_cut_short else "completed"
-        return _content_of(response, events), {"status": status, "duration_s": transcript.duration_s}
+        values = {"status": status, "duration_s": transcript.duration_s}
+        return _content(response, live.close(done + STREAM_END)), values
+
+    async def _keep_result(self, job: Job, chunk: int, part: int, data: bytes) -> None:
+        await self.store.run(_keep_result, job, chunk, part, data)
+        self.wake()  # others wait while a suspect runs
 
     async def _request_of(self, job: Job) -> TranscriptionRequest:
         parse = parse_translation_request if job.task == "translate" else parse_transcription_request
         account = metrics.current_request_stats().account
         names = account.models if account else None
         models = self._state.models
-        fields = await self.store.fields_of(job)
-        return parse(fields, models if names is None else models.allowed(names))
+        pairs = await self.store.run(_fields_of, job)
+        return parse(pairs, models if names is None else models.allowed(names))
 
     def _recording_of(self, job: Job) -> Path:
-        path = self.store.recording_of(job.id)
+        path = self.store.path_of(job.file)
         with storing():
             is_there = path.name in {each.name for each in path.parent.iterdir()}
         if not is_there:
@@ -232,8 +235,62 @@ def _engine_of(model: ServedModel) -> str:
     return f"{__version__} {settings.model} {revision_of(Path(settings.model))} {settings.dtype}"
 
 
-def _content_of(response: Response, events: list[JobEvent]) -> Content:
-    headers = {name: value for name, value in response.headers.items() if name != "content-length"}
+def _content(response: Response, events: list[JobEvent]) -> Content:
     return Content(
-        response.status_code, json.dumps(headers), bytes(response.body), msgspec.msgpack.encode(events)
+        status_code=response.status_code,
+        headers={name: value for name, value in response.headers.items() if name != "content-length"},
+        body=bytes(response.body),
+        events=msgspec.msgpack.encode(events),
     )
+
+
+def requeue(session: Session, is_in_order: bool = False) -> None:
+    """Queue again what ran when a server ended; an end in order is no fault of the job."""
+    values = {"status": "queued", "num_starts": Job.num_starts - int(is_in_order)}
+    session.execute(update(Job).where(Job.status == "in_progress").values(values))
+
+
+def _start_next(session: Session, num_running: Counter[str]) -> Job | None:
+    """Take the oldest queued job of the key with the fewest that run. A suspect runs alone."""
+    is_running_suspect = (Job.status == "in_progress", Job.num_starts > ALONE_AFTER)
+    if session.scalar(select(func.count()).where(*is_running_suspect)):
+        return None
+    firsts = select(Job.owner, func.min(Job.number)).where(Job.status == "queued").group_by(Job.owner)
+    waiting = session.execute(firsts).all()
+    if not waiting:
+        return None
+    _, number = min(waiting, key=lambda row: (num_running[row[0]], row[1]))
+    job = session.get_one(Job, number)
+    if job.num_starts >= ALONE_AFTER and num_running:
+        return None
+    job.status, job.started_at = "in_progress", time.time()
+    job.num_starts += 1
+    return job
+
+
+def _fields_of(session: Session, job: Job) -> list[tuple[str, str]]:
+    pairs = session.scalar(select(Job.fields).where(Job.number == job.number)) or []
+    return [(name, value) for name, value in pairs]
+
+
+def _results_of(session: Session, job: Job) -> dict[tuple[int, int], bytes]:
+    results = session.scalars(select(Result).where(Result.job == job.number))
+    return {(each.chunk, each.part): each.data for each in results}
+
+
+def _keep_result(session: Session, job: Job, chunk: int, part: int, data: bytes) -> None:
+    if (stored := session.get(Job, job.number)) is not None:
+        stored.num_starts = 0
+        session.merge(Result(job=job.number, chunk=chunk, part=part, data=data))
+
+
+def _finish(session: Session, job: Job, content: Content, values: dict[str, Any]) -> None:
+    stored = session.get(Job, job.number)
+    if stored is None or stored.status != "in_progress":  # deleted or cancelled meanwhile
+        return
+    for name, value in values.items():
+        setattr(stored, name, value)
+    stored.completed_at, stored.callback_state = time.time(), "pending" if job.callback_url else None
+    content.job = job.number
+    session.add(content)
+    session.execute(delete(Result).where(Result.job == job.number))

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -14,7 +13,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, func, or_, select
+from sqlalchemy import ColumnElement, delete, func, select
+from sqlalchemy.orm import Session
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 
@@ -23,9 +23,10 @@ from asr_server.annexes.jobs.bodies import JobBody, make_body
 from asr_server.annexes.jobs.callbacks import Callbacks
 from asr_server.annexes.jobs.events import events_response
 from asr_server.annexes.jobs.live import Changes
-from asr_server.annexes.jobs.measures import measure
-from asr_server.annexes.jobs.runner import Runner
-from asr_server.annexes.jobs.store import UNFINISHED, Job, Store
+from asr_server.annexes.jobs.rows import UNFINISHED, Batch, File, Job, Kept
+from asr_server.annexes.jobs.runner import Runner, requeue
+from asr_server.annexes.jobs.store import Store
+from asr_server.annexes.jobs.sweep import keep_sweeping
 from asr_server.api.request import TranscriptionRequest
 from asr_server.api.state import SHARE, AppState, caller_of
 from asr_server.api.transcribe import recording_for
@@ -35,13 +36,9 @@ from asr_server.config import naming
 from asr_server.errors import InvalidValue, Overloaded, StorageUnavailable
 
 RETRY_S: Final = 600.0  # within which the same request of the same key is the same job
-SWEEP_S: Final = 10.0
 FULL_RETRY_S: Final = 30.0
-MOST_AT_ONCE: Final = 1000  # deleted in one sweep
 IDEMPOTENCY_KEY: Final = "idempotency-key"
 REPEATED: Final = "idempotent-replayed"
-
-logger = logging.getLogger(__name__)
 
 
 def owner_of(connection: HTTPConnection) -> str:
@@ -62,9 +59,10 @@ class Jobs:
     async def running(self) -> AsyncIterator[None]:
         """Raises StorageUnavailable."""
         await asyncio.to_thread(self.store.open)
-        await self.store.requeue()
+        await self.store.run(requeue)
         await self.store.remove_orphans()
-        tasks = [asyncio.create_task(work, name="jobs") for work in (self.runner.run(), self._sweep())]
+        sweeping = keep_sweeping(self.store, self.settings, self.changes)
+        tasks = [asyncio.create_task(work, name="jobs") for work in (self.runner.run(), sweeping)]
         try:
             async with self.callbacks.running():
                 yield
@@ -73,43 +71,47 @@ class Jobs:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             with contextlib.suppress(StorageUnavailable):
-                await self.store.requeue(is_in_order=True)
+                await self.store.run(requeue, is_in_order=True)
             await asyncio.to_thread(self.store.close)
-
-    # -- In --
 
     async def take(self, connection: Request, form: Form, request: TranscriptionRequest) -> Response:
         """Keep the request and its recording; answer once both are on the disk."""
         await self.callbacks.require_allowed(request.fields.callback_url)
-        source = await form.upload.source()
+        source, num_bytes = await form.upload.source(), form.upload.num_bytes
         duration_s = await self._look_at(request, source)
-        id = f"job_{uuid.uuid4().hex}"
-        others = [pair for pair in form.fields if pair[0] != "model"]
-        fields = json.dumps([("model", request.fields.model), *others])
+        fields = [("model", request.fields.model), *(pair for pair in form.fields if pair[0] != "model")]
         key = connection.headers.get(IDEMPOTENCY_KEY, "")
-        async with self.store.keeping(self.store.recording_of(id), source, form.upload.num_bytes) as digest:
-            asked = f"{request.options.task} {digest} {fields}"
-            job = await self._add(
-                owner=owner_of(connection),
-                id=id,
+        file = File(
+            id=f"file-{uuid.uuid4().hex}",
+            owner=owner_of(connection),
+            is_listed=False,
+            purpose="user_data",
+            filename=form.sent_name,
+            num_bytes=num_bytes,
+        )
+        async with self.store.keeping(file.id, source, num_bytes) as digest:
+            asked = f"{request.options.task} {digest} {json.dumps(fields)}"
+            new = Job(
+                id=f"job_{uuid.uuid4().hex}",
+                owner=file.owner,
+                file=file.id,
                 task=request.options.task,
                 model=request.fields.model,
                 response_format=request.fields.response_format,
                 fields=fields,
-                metadata=json.dumps(request.fields.metadata),
+                labels=request.fields.metadata,
                 idempotency_key=hashlib.sha256(key.encode()).hexdigest() if key else "",
                 fingerprint=hashlib.sha256(asked.encode()).hexdigest(),
-                num_bytes=form.upload.num_bytes,
                 duration_s=duration_s,
                 callback_url=request.fields.callback_url,
             )
-        if job.id != id:
-            await asyncio.to_thread(self.store.recording_of(id).unlink, missing_ok=True)
+            job = await self.store.run(self._add, new, file)
+        headers = {"location": f"/v1/audio/transcriptions/{job.id}"}
+        if job is not new:
+            headers[REPEATED] = "true"
+            await self.store.remove([file.id])
         self.runner.wake()
-        repeated = {REPEATED: "true"} if job.id != id else {}
-        headers = {"location": f"/v1/audio/transcriptions/{job.id}"} | repeated
         if request.is_streamed:
-            form.close()  # the job has its own file
             return events_response(self.runner, job, 0, headers, with_progress=False)
         return JSONResponse((await self.describe(job)).model_dump(), 202, headers)
 
@@ -120,139 +122,75 @@ class Jobs:
             decoded = await self.state.pool.run(recording.next_slice)
             return recording.duration_s if decoded.finished else recording.expected_duration_s
 
-    async def _add(self, **values: Any) -> Job:
+    def _add(self, session: Session, job: Job, file: File) -> Job:
         """Return the job, or the one that is the same. Raises Overloaded, InvalidValue."""
-        now = time.time()
-        row = new_row(now) | values
-
-        def work(connection: Connection) -> Job:
-            if same := self.store.jobs_of(connection, *self._same_as(row, now), limit=1):
-                if same[0].fingerprint != row["fingerprint"]:
-                    raise InvalidValue("The Idempotency-Key was sent before with another request.")
-                return same[0]
-            self.require_room(connection, row["owner"], 1, row["num_bytes"], row["duration_s"] or 0.0)
-            connection.execute(self.store.table("jobs").insert().values(row))
-            return self.store.job_of(connection, row["owner"], row["id"])
-
-        return await self.store.run(work)
-
-    def _same_as(self, row: dict[str, Any], now: float) -> list[ColumnElement[bool]]:
-        """Match a job that the client has asked for already: clients repeat a POST after a lost reply."""
-        jobs, key = self.store.table("jobs"), row["idempotency_key"]
-        conditions = [
-            jobs.c.owner == row["owner"],
-            jobs.c.idempotency_key == key,
-            jobs.c.status.not_in(("failed", "cancelled")),
-            jobs.c.batch.is_(None),
-        ]
-        if not key:
-            is_recent = jobs.c.created_at.between(now - RETRY_S, now + RETRY_S)
-            conditions += [jobs.c.fingerprint == row["fingerprint"], is_recent]
-        return conditions
+        if (same := _same_as(session, job)) is not None:
+            if same.fingerprint != job.fingerprint:
+                raise InvalidValue("The Idempotency-Key was sent before with another request.")
+            return same
+        self.require_room(session, job.owner, 1, file.num_bytes, job.duration_s or 0.0)
+        session.add_all([file, job])
+        return job
 
     def require_room(
-        self, connection: Connection, owner: str, num_jobs: int, num_bytes: int, audio_s: float = 0.0
+        self, session: Session, owner: str, num_rows: int, num_bytes: int = 0, audio_s: float = 0.0
     ) -> None:
-        """Raises Overloaded. A named key may hold three times what is free, as of the places for requests."""
-        jobs, files = self.store.table("jobs"), self.store.table("files")
-        is_open = jobs.c.status.in_(UNFINISHED)
-        sums = [
-            func.coalesce(func.sum(column).filter(is_open), 0)
-            for column in (jobs.c.num_bytes, jobs.c.duration_s)
-        ]
-        amounts = select(func.count(), *sums)
-        file_bytes = select(func.coalesce(func.sum(files.c.num_bytes), 0))
-        held, own = (
-            [
-                *connection.execute(amounts.where(*owned_by(jobs))).one(),
-                connection.scalar(file_bytes.where(*owned_by(files))),
-            ]
-            for owned_by in (lambda _: (), lambda table: (table.c.owner == owner,))
-        )
-        limits = (
-            ("max_jobs", num_jobs, held[0], own[0]),
-            ("max_jobs_bytes", num_bytes, held[1] + held[3], own[1] + own[3]),
-            ("max_jobs_audio_s", audio_s, held[2], own[2]),
-        )
-        for name, wanted, held_now, own_now in limits:
-            free = getattr(self.settings, name) - held_now
-            if wanted > free or (owner and own_now + wanted > SHARE * free):
+        """Raises Overloaded: the server's room, or this key's share of it, is taken."""
+        held, own = _held(session), _held(session, owner)
+        for name, wanted in (
+            ("max_jobs", num_rows),
+            ("max_jobs_bytes", num_bytes),
+            ("max_jobs_audio_s", audio_s),
+        ):
+            free = getattr(self.settings, name) - held[name]
+            if wanted > free or (owner and own[name] + wanted > SHARE * free):
                 subject = "This key's share of the" if wanted <= free else "The"
                 raise Overloaded(f"{subject} room for jobs is taken: {naming(name)}.", FULL_RETRY_S)
 
-    # -- Out --
-
     async def describe(self, job: Job) -> JobBody:
-        place, jobs = None, self.store.table("jobs")
-        if job.status == "queued":
-            ahead = select(func.count()).where(jobs.c.status == "queued", jobs.c.number <= job.number)
-            place = await self.store.run(lambda connection: connection.scalar(ahead))
+        place = await self.store.run(_place_of, job) if job.status == "queued" else None
         return make_body(job, self.runner.live.get(job.id), place)
-
-    async def page(
-        self, owner: str, limit: int, after: str, is_descending: bool
-    ) -> tuple[list[JobBody], bool]:
-        """Return the jobs behind the one that `after` names, and whether more follow. Raises NotFound."""
-        rows, has_more = await self.store.page("jobs", owner, limit, after, is_descending)
-        jobs = [Job(**row) for row in rows]
-        return [make_body(job, self.runner.live.get(job.id)) for job in jobs], has_more
 
     async def delete(self, owner: str, id: str) -> None:
         """Cancel a job and delete all of it. Raises NotFound."""
-        await self.store.find(owner, id)
-        await self.store.delete("jobs", id)  # first, so that it does not start meanwhile
-        await self.runner.cancel(id)
-        self.changes.notify(id)
+        job = await self.store.find(Job, owner, id)
+        await self.store.run(lambda session: session.execute(delete(Job).where(Job.number == job.number)))
+        await self.end(id)  # behind, so that it does not start meanwhile
 
-    async def _sweep(self) -> None:
-        """Count the age of finished jobs by this server's clock, which does not jump, and delete old ones."""
-        counted_at = time.monotonic()
-        while True:
-            now = time.monotonic()
-            try:
-                await self._delete_old(now - counted_at)
-                counted_at = now
-                await measure(self.store)
-            except StorageUnavailable:
-                pass  # the next sweep counts on
-            except Exception:
-                logger.exception("old jobs could not be deleted")
-            await asyncio.sleep(SWEEP_S)
-
-    async def _delete_old(self, elapsed_s: float) -> None:
-        """A batch's lines are kept until all are finished, and a batch as long as its lines."""
-        settings = self.settings
-        jobs, files, batches = map(self.store.table, ("jobs", "files", "batches"))
-        open_batches = select(jobs.c.batch).where(jobs.c.status.in_(UNFINISHED), jobs.c.batch.is_not(None))
-        is_finished = jobs.c.status.not_in(UNFINISHED) & or_(
-            jobs.c.batch.is_(None), jobs.c.batch.not_in(open_batches)
-        )
-        is_old = or_(jobs.c.age_s > settings.jobs_keep_s, jobs.c.read_age_s > settings.jobs_keep_read_s)
-        is_left = batches.c.id.not_in(select(jobs.c.batch).where(jobs.c.batch.is_not(None)))
-
-        def work(connection: Connection) -> tuple[list[str], list[str]]:
-            for table, ages in ((jobs, is_finished), (files, files.c.number > 0), (batches, is_left)):
-                connection.execute(table.update().where(ages).values(age_s=table.c.age_s + elapsed_s))
-            read_age = jobs.update().where(is_finished).values(read_age_s=jobs.c.read_age_s + elapsed_s)
-            connection.execute(read_age)
-            connection.execute(batches.delete().where(is_left, batches.c.age_s > settings.jobs_keep_s))
-            old_jobs = select(jobs.c.id).where(is_finished, is_old).limit(MOST_AT_ONCE)
-            old_files = select(files.c.id).where(files.c.age_s > settings.jobs_keep_s).limit(MOST_AT_ONCE)
-            return list(connection.scalars(old_jobs)), list(connection.scalars(old_files))
-
-        old_jobs, old_files = await self.store.run(work)
-        await self.store.delete("jobs", *old_jobs)
-        await self.store.delete("files", *old_files)
-        for id in old_jobs:
+    async def end(self, *ids: str) -> None:
+        """End jobs that were deleted or cancelled in the store."""
+        for id in ids:
+            await self.runner.cancel(id)
             self.changes.notify(id)
+        await self.store.collect()
 
 
-def new_row(now: float) -> dict[str, Any]:
+def _same_as(session: Session, job: Job) -> Job | None:
+    """Return what the client has asked for already: clients repeat a POST after a lost reply."""
+    now = time.time()
+    if job.idempotency_key:
+        conditions = [Job.idempotency_key == job.idempotency_key]
+    else:
+        is_recent = Job.created_at.between(now - RETRY_S, now + RETRY_S)
+        conditions = [Job.idempotency_key == "", Job.fingerprint == job.fingerprint, is_recent]
+    is_own = (Job.owner == job.owner, Job.batch.is_(None), Job.status.not_in(("failed", "cancelled")))
+    return session.scalar(select(Job).where(*is_own, *conditions).order_by(Job.number).limit(1))
+
+
+def _held(session: Session, owner: str | None = None) -> dict[str, float]:
+    """Return how much of each limit is taken, by all or by one key."""
+
+    def total(kind: type[Kept], what: Any, *conditions: ColumnElement[bool]) -> float:
+        own = () if owner is None else (kind.owner == owner,)
+        return session.scalar(select(func.coalesce(what, 0)).select_from(kind).where(*own, *conditions)) or 0
+
     return {
-        "status": "queued",
-        "created_at": now,
-        "metadata": "{}",
-        "idempotency_key": "",
-        "fingerprint": "",
-        "callback_url": "",
+        "max_jobs": sum(total(kind, func.count(), kind.is_listed) for kind in (Job, File, Batch)),
+        "max_jobs_bytes": total(File, func.sum(File.num_bytes)),
+        "max_jobs_audio_s": total(Job, func.sum(Job.duration_s), Job.status.in_(UNFINISHED)),
     }
+
+
+def _place_of(session: Session, job: Job) -> int | None:
+    ahead = select(func.count()).where(Job.status == "queued", Job.number <= job.number)
+    return session.scalar(ahead)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError, NotFoundError
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, RateLimitError
 from openai.types import Batch
 
-from asr_server.annexes.jobs import service
+from asr_server.annexes.jobs import sweep
 from tests.support.until import until
 from tests.unit.api.running_app import SECOND, THREE_CHUNKS, RunningApp
 from tests.unit.jobs.jobs_app import run_with_jobs
@@ -85,6 +85,19 @@ async def test_files_are_kept_listed_read_and_deleted(tmp_path: Path) -> None:
         with pytest.raises(NotFoundError):
             await client.files.content(files[0].id)
         assert len(list((tmp_path / "files").iterdir())) == 2
+        (tmp_path / "files" / files[1].id).unlink()
+        with pytest.raises(NotFoundError):
+            await client.files.content(files[1].id)
+
+
+async def test_files_and_batches_take_of_the_room_for_jobs(tmp_path: Path) -> None:
+    async with run_with_jobs(tmp_path, max_jobs=4) as app, strict(app) as client:
+        file = (await client.files.create(file=("a.wav", SECOND), purpose="user_data")).id
+        with pytest.raises(RateLimitError):  # with the lines' file, five
+            await start(client, [line("a", file), line("b", file)])
+        await start(client, [line("a", file), ""])  # type: ignore[list-item]
+        with pytest.raises(RateLimitError):
+            await client.files.create(file=("a.wav", SECOND), purpose="user_data")
 
 
 async def test_a_line_is_a_request_and_its_answer_the_endpoints(tmp_path: Path) -> None:
@@ -141,7 +154,7 @@ async def test_a_batch_with_a_line_that_cannot_be_read_makes_no_job(tmp_path: Pa
         listed = [(each.line, each.param) for each in batch.errors.data or []]
         assert listed == [
             (2, "url"),
-            (3, None),
+            (3, "file_id"),
             (4, "temperature"),
             (5, "custom_id"),
             (6, None),
@@ -173,12 +186,15 @@ async def test_what_is_no_batch_is_refused_and_any_name_of_a_line_is_taken(tmp_p
 async def test_a_cancelled_batch_keeps_what_was_done(tmp_path: Path) -> None:
     async with run_with_jobs(tmp_path) as app, strict(app) as client:
         batch = await half_done(app, client)
+        for file in (await client.files.list()).data:
+            await client.files.delete(file.id)
+        assert len(list((tmp_path / "files").iterdir())) == 1  # what is under way keeps its recording
         batch = await client.batches.cancel(batch.id)
         assert batch.status == "cancelled"
         assert len(await results(client, batch.output_file_id)) == 1
         (lost,) = await results(client, batch.error_file_id)
         assert lost["error"]["code"] == "batch_cancelled"
-        assert list((tmp_path / "recordings").iterdir()) == []
+        assert list((tmp_path / "files").iterdir()) == []
 
 
 async def test_a_batch_goes_on_after_the_end_of_the_server_and_is_kept_whole(
@@ -186,7 +202,7 @@ async def test_a_batch_goes_on_after_the_end_of_the_server_and_is_kept_whole(
 ) -> None:
     async with run_with_jobs(tmp_path) as app, strict(app) as client:
         batch = await half_done(app, client)
-    monkeypatch.setattr(service, "SWEEP_S", 0.005)
+    monkeypatch.setattr(sweep, "SWEEP_S", 0.005)
     async with run_with_jobs(tmp_path, jobs_keep_s=0.01) as app, strict(app) as client:
         app.replica.holding = True
         while (await client.files.list()).data:  # they are old: so is what is done of the batch

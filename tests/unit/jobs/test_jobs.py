@@ -7,21 +7,24 @@ import shutil
 import sqlite3
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 import pytest
+import sqlalchemy
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
-from asr_server.annexes.jobs import runner, service
+from asr_server.annexes.jobs import runner, sweep
 from asr_server.annexes.jobs.live import JobEvent, events_after
+from asr_server.annexes.jobs.rows import Result
 from asr_server.annexes.jobs.store import Store
 from asr_server.api.schemas import TextDelta
+from asr_server.audio.recording import memory_file
 from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult
-from asr_server.errors import ChunkFailed
+from asr_server.errors import ChunkFailed, StorageUnavailable
 from tests.support.until import until
 from tests.unit.api.named_keys import SHOP, WEB, entry, write
 from tests.unit.api.running_app import SECOND, THREE_CHUNKS, error_of, number_of_the_chunk, run_app
@@ -152,7 +155,7 @@ async def test_a_deleted_job_is_cancelled_and_leaves_nothing(tmp_path: Path) -> 
         assert app.replica.cancelled
         for path in ("", "/content", "/events"):
             assert error_of(await app.client.get(f"{URL}/{id}{path}"))["code"] == "not_found"
-        assert list((tmp_path / "recordings").iterdir()) == []
+        assert list((tmp_path / "files").iterdir()) == []
         app.replica.holding = False
         assert (await finished(app, (await post(app)).json()["id"]))["status"] == "completed"
 
@@ -271,7 +274,7 @@ async def test_quotas_hold_in_all_and_for_each_key(tmp_path: Path) -> None:
 async def test_finished_jobs_go_by_the_servers_clock_whatever_the_machines_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "SWEEP_S", 0.01)
+    monkeypatch.setattr(sweep, "SWEEP_S", 0.01)
     async with run_with_jobs(tmp_path, jobs_keep_read_s=0.01) as app:
         unread, read = [(await post(app, seed=str(seed))).json()["id"] for seed in (1, 2)]
         await finished(app, unread)
@@ -302,7 +305,8 @@ async def test_a_recording_that_is_gone_fails_its_job_and_no_other(tmp_path: Pat
         app.replica.holding = True
         id = (await post(app)).json()["id"]
         await until(lambda: app.replica.held)
-    (tmp_path / "recordings" / id).unlink()
+    (recording,) = (tmp_path / "files").iterdir()
+    recording.unlink()
     async with run_with_jobs(tmp_path) as app:
         job = await finished(app, id)
         assert (job["status"], job["error"]["code"]) == ("failed", "recording_lost")
@@ -332,8 +336,7 @@ async def test_a_chunk_that_is_known_is_not_sent_again_and_an_endless_crash_ends
         await until(lambda: len(app.replica.held) == 3)
         app.replica.release(app.replica.held[1])
         store = jobs_of(app).store
-        job = await store.find("", id)
-        while not await store.results_of(job):
+        while not await store.run(lambda session: session.scalars(sqlalchemy.select(Result)).all()):
             await asyncio.sleep(0.001)
     async with run_with_jobs(tmp_path) as app:
         assert (await finished(app, id))["status"] == "completed"
@@ -347,6 +350,76 @@ async def test_a_chunk_that_is_known_is_not_sent_again_and_an_endless_crash_ends
         assert (await finished(app, id))["error"]["code"] == "server_ended"
 
 
+async def test_only_a_job_that_ends_the_server_by_itself_is_blamed(tmp_path: Path) -> None:
+    async with run_with_jobs(tmp_path) as app:
+        app.replica.holding = True
+        ids = [(await post(app, THREE_CHUNKS, seed=str(seed))).json()["id"] for seed in range(3)]
+        await until(lambda: app.replica.held)
+    with sqlite3.connect(tmp_path / "jobs.sqlite") as database:
+        database.execute("update jobs set num_starts = 9 where id = ?", ids[:1])
+    database.close()
+    async with run_with_jobs(tmp_path) as app:
+        app.replica.holding = True
+        await until(lambda: len(app.replica.held) == 3)
+        jobs = [(await app.client.get(f"{URL}/{id}")).json() for id in ids]
+        assert [job["status"] for job in jobs] == ["in_progress", "queued", "queued"]
+        app.replica.release(app.replica.held[0])
+        await until(lambda: len(app.replica.held) == 2 + 3 + 3)  # it gets further: the others start
+        app.replica.holding = False
+        for submit in app.replica.held:
+            app.replica.release(submit)
+        assert {(await finished(app, id))["status"] for id in ids} == {"completed"}
+
+
+async def test_a_job_that_is_tried_again_is_paid_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "MIN_PAUSE_S", 0.01)
+    tries = []
+
+    def fail_once(*stored: Any, finish: Any = runner._finish) -> None:
+        tries.append(stored)
+        if len(tries) == 1:
+            raise StorageUnavailable("by the test")
+        finish(*stored)
+
+    monkeypatch.setattr(runner, "_finish", fail_once)
+    keys = write(tmp_path / "keys.yaml", entry("web", WEB))
+    web = {"authorization": f"Bearer {WEB}"}
+    async with run_with_jobs(tmp_path / "jobs", keys_file=str(keys)) as app:
+        await finished(app, (await post(app, THREE_CHUNKS, web)).json()["id"], **web)
+        assert len(tries) == 2
+        (account,) = app.app.state.server.api_keys.accounts
+        await until(lambda: account.audio_s)
+        assert account.audio_s == 75.0
+
+
+async def test_a_drain_waits_for_no_stream_of_a_job(tmp_path: Path) -> None:
+    async with run_with_jobs(tmp_path) as app:
+        app.replica.holding = True
+        data = {"language": "en", "background": "true", "stream": "true"}
+        async with app.client.stream("POST", URL, files={"file": THREE_CHUNKS}, data=data):
+            assert app.app.state.server.admission.num_open == 0
+
+
+async def test_a_recording_stays_where_a_stop_hides_whether_its_job_was_stored(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.open()
+
+    async def stop_at_the_commit(file: BinaryIO) -> None:
+        async with store.keeping("file-1", file, len(SECOND)):
+            raise asyncio.CancelledError
+
+    with memory_file() as file:
+        file.write(SECOND)
+        with pytest.raises(asyncio.CancelledError):
+            await stop_at_the_commit(file)
+    assert store.path_of("file-1").read_bytes() == SECOND
+    await store.remove_orphans()  # the next start knows
+    assert not store.path_of("file-1").exists()
+    store.close()
+
+
 async def test_a_full_disk_refuses_new_jobs_and_loses_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,7 +431,7 @@ async def test_a_full_disk_refuses_new_jobs_and_loses_none(
         await until(lambda: len(app.replica.held) == 3)
 
         async def limit_pages(most: int) -> None:
-            await store.run(lambda connection: connection.exec_driver_sql(f"PRAGMA max_page_count={most}"))
+            await store.run(lambda session: session.execute(sqlalchemy.text(f"PRAGMA max_page_count={most}")))
 
         await limit_pages(1)  # SQLite takes as many as there are: it says that the disk is full
         app.replica.holding = False
@@ -379,6 +452,10 @@ def test_a_broken_database_or_a_folder_in_use_ends_the_start_with_a_reason(tmp_p
     store.open()
     assert "another server uses it" in problems(jobs_dir=str(tmp_path))[0]
     store.close()
+    with sqlite3.connect(tmp_path / "jobs.sqlite") as database:
+        database.execute("update alembic_version set version_num = 'next'")
+    database.close()
+    assert "newer version" in problems(jobs_dir=str(tmp_path))[0]
     (tmp_path / "jobs.sqlite").write_bytes(b"no database" * 1000)
     (line,) = problems(jobs_dir=str(tmp_path))
     assert line.startswith("--jobs-dir")
@@ -390,7 +467,7 @@ def test_a_broken_database_or_a_folder_in_use_ends_the_start_with_a_reason(tmp_p
 async def test_the_metrics_say_what_waits_and_for_how_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "SWEEP_S", 0.01)
+    monkeypatch.setattr(sweep, "SWEEP_S", 0.01)
     monkeypatch.setattr(runner, "AT_ONCE", 1)
     async with run_with_jobs(tmp_path) as app:
         app.replica.holding = True
