@@ -15,6 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import httpx2
 from sqlalchemy import select, update
+from sqlalchemy.orm import Session
 from standardwebhooks import Webhook
 
 from asr_server.annexes.jobs import JobsSettings
@@ -105,10 +106,8 @@ class Callbacks:
                 outcome = await self._try(job)
             tries.append({"at": int(time.time())} | outcome)
             state = _state_after(outcome.get("status"), len(tries))
-            values = {"callback_tries": tries, "callback_state": state}
-            note = update(Job).where(Job.number == job.number).values(values).returning(Job.id)
             try:
-                if await self._store.run(lambda session, note=note: session.scalar(note)) is None:
+                if not await self._store.run(_note, job, tries, state):
                     return  # deleted
             except StorageUnavailable:  # tried again, which the receiver knows by the id
                 state = "pending"
@@ -144,6 +143,12 @@ class Callbacks:
                 return {"status": answer.status_code}
         except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError) as error:
             return {"error": f"{type(error).__name__}: {error}"[:200]}
+
+
+def _note(session: Session, job: Job, tries: list[dict[str, object]], state: str) -> bool:
+    values = {"callback_tries": tries, "callback_state": state}
+    note = update(Job).where(Job.number == job.number).values(values).returning(Job.id)
+    return session.scalar(note) is not None
 
 
 def _state_after(status: object, num_tries: int) -> str:

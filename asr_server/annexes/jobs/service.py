@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, delete, func, select
+import sqlalchemy
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
@@ -180,13 +181,14 @@ def _same_as(session: Session, job: Job) -> Job | None:
 def _held(session: Session, owner: str | None = None) -> dict[str, float]:
     """Return how much of each limit is taken, by all or by one key."""
 
-    def total(kind: type[Kept], what: Any, *conditions: ColumnElement[bool]) -> float:
-        own = () if owner is None else (kind.owner == owner,)
-        return session.scalar(select(func.coalesce(what, 0)).select_from(kind).where(*own, *conditions)) or 0
+    def total(kind: type[Kept], what: Any, is_counted: Any) -> float:
+        is_own = sqlalchemy.true() if owner is None else kind.owner == owner
+        return session.scalar(select(what).select_from(kind).where(is_own, is_counted)) or 0.0
 
+    num_rows = [total(kind, func.count(), kind.is_listed) for kind in (Job, File, Batch)]
     return {
-        "max_jobs": sum(total(kind, func.count(), kind.is_listed) for kind in (Job, File, Batch)),
-        "max_jobs_bytes": total(File, func.sum(File.num_bytes)),
+        "max_jobs": sum(num_rows),
+        "max_jobs_bytes": total(File, func.sum(File.num_bytes), sqlalchemy.true()),
         "max_jobs_audio_s": total(Job, func.sum(Job.duration_s), Job.status.in_(UNFINISHED)),
     }
 

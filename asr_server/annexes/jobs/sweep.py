@@ -67,11 +67,10 @@ def _delete_old(session: Session, settings: JobsSettings, clock_s: float) -> lis
 
 
 def _measure(session: Session) -> None:
-    query = select(Job.status, func.count(), func.sum(Job.duration_s), func.min(Job.created_at))
-    by_status = {status: rest for status, *rest in session.execute(query.group_by(Job.status))}
+    by_status = dict(session.execute(select(Job.status, func.count()).group_by(Job.status)).tuples().all())
     for status in STATUSES:
-        jobs_kept.labels(status).set(by_status[status][0] if status in by_status else 0)
-    now = time.time()
-    _, audio_s, created_at = by_status.get("queued", (0, 0.0, now))
+        jobs_kept.labels(status).set(by_status.get(status, 0))
+    queued = select(func.sum(Job.duration_s), func.min(Job.created_at)).where(Job.status == "queued")
+    audio_s, created_at = session.execute(queued).one()
     queued_audio.set(audio_s or 0.0)
-    oldest_queued.set(max(0.0, now - created_at))
+    oldest_queued.set(max(0.0, time.time() - created_at) if created_at else 0.0)
