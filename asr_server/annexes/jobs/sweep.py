@@ -67,7 +67,7 @@ def _delete_old(session: Session, settings: JobsSettings, clock_s: float) -> lis
 
 
 def _measure(session: Session) -> None:
-    by_status = dict(session.execute(select(Job.status, func.count()).group_by(Job.status)).tuples().all())
+    by_status = dict(session.execute(select(Job.status, func.count()).group_by(Job.status)).all())
     for status in STATUSES:
         jobs_kept.labels(status).set(by_status.get(status, 0))
     queued = select(func.sum(Job.duration_s), func.min(Job.created_at)).where(Job.status == "queued")
