@@ -26,7 +26,6 @@ from tests.unit.formats.samples import transcript
 ray = pytest.importorskip("ray")
 manifest_ray = pytest.importorskip("asr_server.annexes.offline.manifest_ray")
 
-KIB = 1024
 # Ray's own, of options of its context that nobody sets.
 of_ray = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -9,15 +9,12 @@ import sys
 import time
 from typing import get_args
 
-import numpy as np
 import pytest
 
 from asr_server import __version__, metrics
-from asr_server.channel.messages import ChunkTimes, Submit
-from asr_server.core import ChunkId, ChunkResult, DecodingOptions, DroppedReason
+from asr_server.channel.messages import ChunkTimes
+from asr_server.core import DroppedReason
 from asr_server.metrics import MAX_STAGES, REGISTRY, ReadAgainReason, RequestStats, Stage
-
-LADDER = (0.0, 0.2, 0.4, 0.6)
 
 
 def value(name: str, **labels: str) -> float:
@@ -33,15 +30,6 @@ class Added:
 
     def __call__(self) -> float:
         return round(value(self._name, **self._labels) - self._before, 6)
-
-
-def result(temperature: float = 0.0, num_fallbacks: int = 0) -> ChunkResult:
-    return ChunkResult((1,), (-0.1,), -0.1, 0.0, 1.0, temperature, "en", "stop", num_fallbacks=num_fallbacks)
-
-
-def submit(part: int = 0) -> Submit:
-    options = DecodingOptions(temperatures=LADDER)
-    return Submit(ChunkId("a", 0, part), np.zeros(1, np.float32), options)
 
 
 # -- At the start --------------------------------------------------------------------------------------------

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-from fractions import Fraction
 
 import av
-import numpy as np
 import soundfile
 
 from asr_server.core import SAMPLE_RATE, Samples
@@ -36,19 +34,4 @@ def m4a(samples: Samples) -> bytes:
         frame.pts = 0
         for packet in [*stream.encode(frame), *stream.encode(None)]:
             container.mux(packet)
-    return file.getvalue()
-
-
-def silent_film() -> bytes:
-    """A video without a sound track."""
-    file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as container:
-        stream = container.add_stream("mpeg4", rate=10)
-        stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
-        stream.time_base = Fraction(1, 10)
-        for number in range(10):
-            frame = av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8), format="rgb24")
-            frame.pts = number
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
     return file.getvalue()

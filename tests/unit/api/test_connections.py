@@ -33,7 +33,6 @@ STRICT = embedded(
     keep_alive_s=1,
 )
 Connect = Callable[..., Awaitable[RawClient]]
-UPLOAD_BYTES = 1 << 20
 BIG = "x" * (12 * MIB)  # more than the system's buffers take
 
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 import pytest
-from starlette.requests import Request
 
-from asr_server.annexes.compat import require_azure_key
 from asr_server.api.state import SERVICE_RESTART, AppState, RealtimeSessions
-from asr_server.errors import InvalidApiKey, SessionsTaken
-from tests.support.embedded import embedded
-from tests.unit.api.running_app import RunningApp, run_app
+from asr_server.errors import SessionsTaken
+from tests.unit.api.running_app import RunningApp
 
 
 class Session:
@@ -82,26 +78,3 @@ async def test_a_server_is_idle_without_requests_and_sessions(app: RunningApp) -
 
 
 # -- The caller of a request --
-
-
-def request_to(app: RunningApp, **headers: str) -> Request:
-    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    scope: dict[str, Any] = {"type": "http", "app": app.app, "headers": raw, "state": {}}
-    return Request(scope)
-
-
-async def test_azures_header_comes_before_the_usual_one() -> None:
-    async with run_app(embedded(api_key="right")) as app:
-        for headers, is_right in (
-            ({"api_key": "right"}, True),
-            ({"api_key": "right", "authorization": "Bearer wrong"}, True),
-            ({"api_key": "wrong", "authorization": "Bearer right"}, False),
-            ({"authorization": "Bearer right"}, True),
-            ({}, False),
-        ):
-            try:
-                await require_azure_key(request_to(app, **headers))
-            except InvalidApiKey:
-                assert not is_right, headers
-            else:
-                assert is_right, headers

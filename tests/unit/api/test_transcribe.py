@@ -15,16 +15,11 @@ import soundfile
 
 from asr_server.api import transcribe
 from asr_server.api.events import EventWriter
-from asr_server.api.request import (
-    TranscriptionRequest,
-    parse_fields,
-)
-from asr_server.api.schemas import TranscriptionFields
-from asr_server.api.transcribe import answer_headers, body_response
+from asr_server.api.transcribe import answer_headers
 from asr_server.channel.messages import Submit
 from asr_server.config import MIB
-from asr_server.core import ChunkResult, DecodingOptions, Samples
-from asr_server.formats.render import DEFAULTS, ResponseFormat, render
+from asr_server.core import ChunkResult, Samples
+from asr_server.formats.render import render
 from asr_server.server.settings import ServerSettings
 from tests.support.embedded import embedded
 from tests.support.fake_replica import noise, say, wav
@@ -41,7 +36,6 @@ from tests.unit.api.running_app import (
     served,
 )
 from tests.unit.audio.audio_files import Sound, voice, write_film
-from tests.unit.formats.samples import ONE
 
 SILENCE = wav(np.zeros(16_000, np.float32))
 PATH = "/v1/audio/transcriptions"
@@ -201,12 +195,6 @@ async def test_an_upload_over_the_limit_is_refused_before_it_has_arrived() -> No
         assert b"x-request-id" in reply
         writer.close()
         assert await app.still_works()
-
-
-async def test_a_client_of_an_upload_over_the_limit_gets_to_read_the_refusal() -> None:
-    async with run_app(embedded(max_upload_bytes=100_000)) as app:
-        reply = await app.post(b"x" * 30_000_000)
-        assert (reply.status_code, error_of(reply)["code"]) == (413, "request_too_large")
 
 
 # -- Clients that leave --------------------------------------------------------------------------------------
@@ -371,22 +359,6 @@ async def test_many_requests_at_once_each_get_their_own_answer() -> None:
         names = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
         texts = [events_of(r.text)[-2]["text"] if i % 2 else r.json()["text"] for i, r in enumerate(replies)]
         assert texts == [names[i % 9] for i in range(63)]
-
-
-@pytest.mark.parametrize(
-    ("response_format", "media_type"),
-    [
-        ("json", "application/json"),
-        ("verbose_json", "application/json"),
-        ("text", "text/plain; charset=utf-8"),
-        ("srt", "text/plain; charset=utf-8"),
-        ("vtt", "text/vtt; charset=utf-8"),
-    ],
-)
-def test_every_format_says_what_it_is(response_format: ResponseFormat, media_type: str) -> None:
-    fields = parse_fields([("response_format", response_format)], TranscriptionFields)
-    request = TranscriptionRequest(served(embedded()), fields, DecodingOptions(), (), DEFAULTS)
-    assert body_response(ONE, request).headers["content-type"] == media_type
 
 
 # -- What was read -------------------------------------------------------------------------------------------

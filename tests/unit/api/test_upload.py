@@ -247,14 +247,3 @@ async def test_an_upload_on_disk_is_whole_and_counted_until_it_is_closed() -> No
         upload.close()
     assert file.closed
     assert (store.memory_bytes, store.disk_bytes) == (0, 0)
-
-
-@pytest.mark.parametrize(("num_bytes", "is_taken"), [(100, True), (101, False)])
-def test_an_upload_has_at_most_the_bytes_of_its_setting(num_bytes: int, is_taken: bool) -> None:
-    with closing(Upload(100, UploadStore(MIB))) as upload:
-        upload.add(bytes(60))
-        if is_taken:
-            upload.add(bytes(num_bytes - 60))
-        else:
-            with pytest.raises(UploadTooLarge, match="--max-upload-bytes"):
-                upload.add(bytes(num_bytes - 60))

@@ -1,6 +1,5 @@
 import asyncio
 import contextlib
-import random
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -10,7 +9,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from asr_server.api import upload as form_module
-from asr_server.api.upload import MEMORY_BYTES, WRITE_BYTES, Form, ReadingTurns, UploadStore, read_form
+from asr_server.api.upload import Form, ReadingTurns, UploadStore, read_form
 from asr_server.errors import InvalidAudio, InvalidValue, RequestError, UploadTooLarge
 
 BOUNDARY = "limit"
@@ -91,29 +90,6 @@ async def test_fields_and_file_arrive_however_they_are_cut(form: Form, piece: in
 def part_with_header(name: bytes, value: bytes) -> bytes:
     line = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="model"\r\n'.encode()
     return line + name + b": " + value + b"\r\n\r\nbase\r\n"
-
-
-async def test_the_file_needs_no_name(form: Form) -> None:
-    await read(form, body(part("file", b"RIFF\x00\x01")))
-    assert await contents(form) == b"RIFF\x00\x01"
-
-
-async def test_a_large_file_goes_to_disk_whole() -> None:
-    data = random.Random(0).randbytes(MEMORY_BYTES + 3 * WRITE_BYTES + 7)
-    form = Form(len(data), UploadStore(2 * len(data)))
-    await read(form, body(part("file", data)), piece=100_000, limit=len(data))
-    source = await form.upload.source()
-    assert isinstance(source.fileno(), int), "a file of the system's"
-    assert await contents(form) == data
-    form.close()
-    assert source.closed
-
-
-async def test_a_file_over_the_limit_is_refused_while_it_arrives(form: Form) -> None:
-    client = Client(body(part("file", b"x" * 100_000)))
-    with pytest.raises(UploadTooLarge, match="max-upload-bytes"):
-        await read_form(client.request(), form, LIMIT, ReadingTurns())
-    assert client.num_taken < LIMIT + 500
 
 
 async def test_a_length_announced_over_the_limit_is_refused_before_it_arrives(form: Form) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from openai import AsyncOpenAI
 
-from tests.contract.official_client import CUE, SPOKEN, transcribe
+from tests.contract.official_client import SPOKEN, transcribe
 from tests.support.speech import Spoken, say, silence
 from tests.unit.api.sample_files import sound_file
 
@@ -79,25 +78,3 @@ async def test_both_granularities_give_words_within_their_segments(client: Async
     times = [time for word in answer.words for time in (word.start, word.end)]
     assert times == sorted(times)
     assert times[-1] <= answer.duration
-
-
-async def test_segments_alone_have_no_words(client: AsyncOpenAI) -> None:
-    answer = await transcribe(client, sound_file(SPOKEN.samples), response_format="verbose_json")
-    assert answer.words is None
-    assert answer.segments
-
-
-async def test_silence_has_an_empty_list_of_words(client: AsyncOpenAI) -> None:
-    assert await times_of(client, sound_file(silence(2.0))) == []
-
-
-@pytest.mark.parametrize("response_format", ["srt", "vtt"])
-async def test_subtitles_are_cut_to_so_many_words(client: AsyncOpenAI, response_format: str) -> None:
-    answer = await transcribe(
-        client,
-        sound_file(SPOKEN.samples),
-        response_format=response_format,
-        extra_body={"max_words_per_line": 1},
-    )
-    lines = answer.splitlines()
-    assert [lines[i + 1] for i, line in enumerate(lines) if CUE.match(line)] == SPOKEN.text.split()

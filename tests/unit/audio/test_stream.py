@@ -109,10 +109,6 @@ def broken() -> DecodedStream:
     return DecodedStream(Blocks(ramp(0, 8), error=invalid_audio("Damaged.")), DecodeTask())
 
 
-def refused() -> DecodedStream:
-    raise invalid_audio("Damaged.")
-
-
 @pytest.mark.parametrize(("open_fallback", "end"), [(broken, 8), (lambda: streamed(ramp(0, 4)), 6)])
 def test_a_second_decoder_that_stops_too_loses_nothing_that_was_read(
     open_fallback: Callable[[], Stream], end: int

@@ -90,16 +90,3 @@ def test_the_name_of_a_converted_model_tells_which_one_it_was(file: str, name: s
 
 
 # The published sizes: width, decoder layers, vocabulary.
-SIZES = {
-    "tiny": (384, 4, 51_865),
-    "tiny.en": (384, 4, 51_864),
-    "base": (512, 6, 51_865),
-    "base.en": (512, 6, 51_864),
-    "small": (768, 12, 51_865),
-    "small.en": (768, 12, 51_864),
-    "medium": (1024, 24, 51_865),
-    "medium.en": (1024, 24, 51_864),
-    "large-v2": (1280, 32, 51_865),
-    "large-v3": (1280, 32, 51_866),
-    "large-v3-turbo": (1280, 4, 51_866),
-}

@@ -4,7 +4,7 @@ import msgspec
 
 from asr_server.core import DroppedSegment, Track, Transcript, Word
 from asr_server.formats.render import RenderOptions, json_body, render
-from asr_server.formats.subtitles import SubtitleLayout, srt
+from asr_server.formats.subtitles import srt
 from tests.unit.formats.samples import ONE, SILENT, segment, transcript
 
 TEN_FIELDS = {
@@ -74,19 +74,6 @@ def test_a_clock_carries_into_the_next_second() -> None:
     assert "00:01:00,000 --> 100:00:00,000" in srt([segment(0, 59.9996, 360_000, "x")])
 
 
-def test_words_are_needed_where_they_are_asked_for_or_cues_are_made_of_them() -> None:
-    readable, raw = SubtitleLayout(), SubtitleLayout(raw=True)
-    needing = [
-        (with_words, layout.raw, format)
-        for with_words in (False, True)
-        for layout in (readable, raw)
-        for format in ("json", "srt", "vtt")
-        if RenderOptions(with_words=with_words, layout=layout).needs_words([format])
-    ]
-    everywhere = [(True, is_raw, format) for is_raw in (False, True) for format in ("json", "srt", "vtt")]
-    assert needing == [(False, False, "srt"), (False, False, "vtt"), *everywhere]
-
-
 def test_words_come_in_the_order_of_the_text() -> None:
     words = (Word(" one", 1.0, 1.2), Word(" two", 0.9, 1.1))
     said = msgspec.structs.replace(segment(0, 0.9, 1.2, " one two"), words=words)
@@ -139,10 +126,6 @@ def test_what_openai_has_not_is_there_only_where_there_is_something_to_tell() ->
     assert (body["language_probability"], body["languages"]) == (0.5, [{"code": "en"}, {"code": "de"}])
     assert json.loads(render(more, "json"))["truncated"] is True
     assert "languages" not in json.loads(render(ONE, "verbose_json")), "one language has a field of its own"
-
-
-def test_a_table_is_whispers() -> None:
-    assert render(transcript(segment(0, 0.5, 2.0, " one")), "tsv") == "start\tend\ttext\n500\t2000\tone\n"
 
 
 def test_no_cue_is_shown_beyond_the_end_of_the_recording() -> None:

@@ -13,7 +13,6 @@ from asr_server.model.layers import (
     Linear,
     attend_audio,
     attend_cached,
-    sums_text_rows,
 )
 
 HEADS, DEPTH = 2, 4
@@ -106,26 +105,4 @@ def test_queries_attend_to_cached_text_as_far_as_the_mask_lets_them(by_rows: boo
         torch.testing.assert_close(found[row], expected_attention(query[row], *own))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "has_amx", "weighted_rows", "expected"),
-    [
-        (torch.bfloat16, False, True, True),
-        (torch.bfloat16, True, True, False),
-        (torch.bfloat16, False, False, False),
-        (torch.float32, False, True, False),
-    ],
-)
-def test_text_is_summed_by_rows_in_bfloat16_where_that_is_fastest(
-    dtype: torch.dtype, has_amx: bool, weighted_rows: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layers, "HAS_AMX", has_amx)
-    monkeypatch.setattr(layers, "WEIGHTED_ROWS", weighted_rows)
-    assert sums_text_rows(torch.zeros(1, dtype=dtype)) is expected
-
-
 # -- Weights --------------------------------------------------------------------------------------------
-
-
-def named(name: str, outputs: int, inputs: int, has_bias: bool = True, seed: int = 0) -> dict[str, Tensor]:
-    weights = {f"{name}.weight": random(outputs, inputs, seed=seed)}
-    return weights | ({f"{name}.bias": random(outputs, seed=seed + 1)} if has_bias else {})

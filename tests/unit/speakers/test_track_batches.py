@@ -14,7 +14,6 @@ from asr_server.annexes.speakers import track as track_module
 from asr_server.annexes.speakers.segmentation import STEP, WINDOW
 from asr_server.annexes.speakers.track import SpeakerTrack, reference_embeddings
 
-BATCH = WINDOW + 3 * STEP
 ANN, BOB = np.eye(192, dtype=np.float32)[:2]
 
 
