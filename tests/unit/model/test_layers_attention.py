@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -12,11 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asr_server.model import layers
 from asr_server.model.layers import (
-    attend_audio,
     attend_cached,
     attend_cached_audio,
 )
-from asr_server.model.products import can_pack
 from tests.unit.model.test_whisper import LargestOf
 
 
@@ -35,52 +32,6 @@ def test_a_gpus_attention_scores_are_never_rounded_to_a_half_precision(dtype: to
     assert attended.dtype == dtype
     assert "aten.bmm.dtype" in made.names
     assert made.bytes[torch.float32] >= 4 * 2 * 2 * 3 * 1500, "the scores"
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_in_bfloat16_a_cpu_without_amx_attends_in_onednn_for_500_positions_at_a_time(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where oneDNN is not used, torch's product of a head is."""
-    lengths: list[int] = []
-
-    def attend(query: torch.Tensor, *others: Any) -> torch.Tensor:
-        lengths.append(len(query))
-        return attend_in_onednn(query, *others)
-
-    attend_in_onednn = layers._attend_in_onednn
-    monkeypatch.setattr(layers, "_attend_in_onednn", attend)
-    monkeypatch.setattr(layers, "HAS_AMX", False)
-    qkv = torch.zeros(1, 1100, 3 * 2 * 8, dtype=dtype)
-    attend_audio(qkv, 2)
-    is_for_onednn = dtype == torch.bfloat16 and layers._IS_X86 and can_pack(qkv)
-    assert lengths == ([500, 500, 100] * 2 if is_for_onednn else [])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("weighted_rows", [False, True])
-@pytest.mark.parametrize("num_queries", [1, 2, 3])
-def test_a_single_query_sums_the_rows_of_cached_audio(
-    num_queries: int, weighted_rows: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Keys, then values: others multiply."""
-    sums: list[torch.Size] = []
-
-    def summed(weights: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        sums.append(weights.shape)
-        return sum_weighted_rows(weights, *others)
-
-    sum_weighted_rows = layers.sum_weighted_rows
-    monkeypatch.setattr(layers, "sum_weighted_rows", summed)
-    monkeypatch.setattr(layers, "WEIGHTED_ROWS", weighted_rows)
-    torch.manual_seed(0)
-    query, keys = torch.randn(2, num_queries, 3, 8).to(dtype), torch.randn(2, 3, 8, 9).to(dtype)
-    values = torch.randn(2, 3, 9, 8).to(dtype)
-    found = attend_cached_audio(query, keys, values, torch.arange(200, dtype=torch.int32))
-    scores = query.float().transpose(1, 2) @ keys.float()
-    expected = (scores.softmax(-1) @ values.float()).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(found.float(), expected, atol=1e-5 if dtype == torch.float32 else 0.1, rtol=0)
-    assert sums == ([(6, 8), (6, 9)] if weighted_rows and num_queries == 1 else [])
 
 
 @pytest.mark.parametrize("has_amx", [False, True])

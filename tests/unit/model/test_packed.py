@@ -77,23 +77,6 @@ def test_products_in_float16_are_those_of_the_weight(count: int, weight: torch.T
 
 
 @NEEDS_FBGEMM
-def test_one_row_or_two_that_are_left_over_are_multiplied_as_three(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For fewer the kernel sums in another order."""
-    counts: list[int] = []
-
-    def multiplied(rows: torch.Tensor, _: object) -> torch.Tensor:
-        counts.append(len(rows))
-        return rows.new_zeros(len(rows), 96)
-
-    half = in_float16(published(96, 64))
-    assert half is not None
-    monkeypatch.setattr(torch.ops.quantized, "linear_dynamic_fp16", multiplied)
-    for count in range(1, 15):
-        assert half.product(torch.zeros(count, 64)).shape == (count, 96)
-    assert counts == [3, 3, 3, 4, 5, 6, 9, 9, 9, 10, 11, 12, 15, 15]
-
-
-@NEEDS_FBGEMM
 @pytest.mark.parametrize(
     ("numbers", "is_exact"), [((65504.0, 2**-24), True), ((8188.0, 2**-27), True), ((8188.0, 2**-28), False)]
 )

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_server.model import layers, rows
 from asr_server.model.cache import MAX_QUERIES, DecoderCache, Slots
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.rows import FlashRows, TorchRows, row_lengths, rows_of
@@ -104,36 +103,3 @@ def test_each_row_reads_up_to_its_position_and_to_the_end_of_its_audio(active: T
         expected[2:] = [[4, 5, 0, 0], [60, 60, 0, 0]]
     assert [each.tolist() for each in found] == expected
     assert all(each.is_contiguous() for each in found)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_queries", [1, 2])
-@pytest.mark.parametrize("slots", PLACES, ids=["side by side", "scattered"])
-def test_in_bfloat16_a_single_query_sums_the_rows_of_slots_side_by_side(
-    slots: Slots, num_queries: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sums: list[Tensor] = []
-
-    def summed(weights: Tensor, matrix: Tensor, own: Tensor) -> Tensor:
-        sums.append(own)
-        return sum_weighted_rows(weights, matrix, own)
-
-    sum_weighted_rows = layers.sum_weighted_rows
-    monkeypatch.setattr(layers, "sum_weighted_rows", summed)
-    for module in (layers, rows):
-        monkeypatch.setattr(
-            module, "sums_text_rows", lambda values: values.dtype == torch.bfloat16, raising=True
-        )
-    monkeypatch.setattr(layers, "HAS_AMX", False)
-    query, key, value = (random(3, 2, num_queries, HEADS, DEPTH, seed=5)).to(dtype)
-    positions = torch.tensor([[4], [1]]) + torch.arange(num_queries)
-    found = []
-    for each in (dtype, torch.float32):
-        cache = DecoderCache(SIZES, 3, CPU, each)
-        cache.keys.copy_(random(*cache.keys.shape, seed=1).to(dtype))
-        cache.values.copy_(random(*cache.values.shape, seed=2).to(dtype))
-        reader = rows_of(cache, slots, positions, context=20)
-        found.append(reader.attend_text(1, query.to(each), key.to(each), value.to(each)).float())
-    torch.testing.assert_close(*found, atol=0.03, rtol=0.03)
-    by_rows = dtype == torch.bfloat16 and num_queries == 1 and isinstance(slots, slice)
-    assert len(sums) == by_rows

@@ -55,12 +55,6 @@ def test_a_model_of_openai_whisper_is_the_same_model_for_whom_the_umask_lets_rea
     assert {stat.S_IMODE(path.stat().st_mode) for path in target.iterdir()} == {ordinary}, "as umask lets it"
 
 
-def test_a_ggml_model_is_the_same_model(reference: Reference, tmp_path: Path) -> None:
-    source = write_ggml(reference, tmp_path / "ggml-mine.bin")
-    convert(source, tmp_path / "mine", str(pocket_directory()))
-    logits_are_the_same(tmp_path / "mine", reference)
-
-
 def test_a_ctranslate2_model_is_the_checkpoint_it_was_made_from(tmp_path: Path) -> None:
     source = write_ctranslate2(pocket_directory(), tmp_path / "ct2")
     convert(source, tmp_path / "back")

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asr_server.errors import CheckpointError
 from asr_server.model import Whisper, WhisperSizes, load_whisper
 from asr_server.model.layers import Linear, linear_gelu
 from asr_server.model.rows import rows_of
-from asr_server.model.whisper import Convolution, Decoder, DecoderLayer, padded_vocabulary
+from asr_server.model.whisper import Decoder, DecoderLayer, padded_vocabulary
 from harness.clips import make_clip
 from tests.support.checkpoints import pocket_directory
 
@@ -102,27 +101,6 @@ def described(target: Path, **changes: object) -> Path:
     return target
 
 
-def sharded(directory: Path) -> None:
-    names = sorted(weights())
-    halves = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
-    for file, part in halves.items():
-        save_file({name: weights()[name] for name in part}, directory / file)
-    index = {"weight_map": {name: file for file, part in halves.items() for name in part}}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def pickled(directory: Path) -> None:
-    torch.save(weights(), directory / "pytorch_model.bin")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("written", [sharded, pickled])
-def test_weights_in_shards_or_pickled_are_the_same_weights(tmp_path: Path, written: Any) -> None:
-    written(described(tmp_path))
-    model = load_whisper(tmp_path, "cpu", torch.float32)
-    assert torch.equal(our_logits(model, False), our_logits(ours(), False))
-
-
 @pytest.mark.parametrize("in_float16", [True, False])
 def test_embeddings_take_half_the_memory_where_float16_has_the_very_numbers(
     in_float16: bool, tmp_path: Path
@@ -134,46 +112,6 @@ def test_embeddings_take_half_the_memory_where_float16_has_the_very_numbers(
     decoder = load_whisper(described(tmp_path), "cpu", torch.float32).decoder
     assert torch.equal(decoder.embedding.float(), stored)
     assert decoder.embedding.dtype == (torch.float16 if in_float16 else torch.float32)
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-def test_a_convolution_is_torchs_with_weights_and_bias(stride: int) -> None:
-    torchs = torch.nn.Conv1d(4, 6, 3, stride, padding=1)
-    ours, x = Convolution(4, 6, stride), torch.randn(2, 10, 4)
-    with torch.no_grad():
-        ours.load({f"conv.{name}": weights for name, weights in torchs.state_dict().items()}, "conv")
-        torch.testing.assert_close(ours(x), torch.nn.functional.gelu(torchs(x.mT)).mT)
-
-
-def test_each_norm_has_the_weights_of_its_place(tmp_path: Path) -> None:
-    norms = {name: torch.rand_like(weights()[name]) for name in weights() if "layer_norm" in name}
-    save_file(weights() | norms, tmp_path / "model.safetensors")
-    model = load_whisper(described(tmp_path), "cpu", torch.float32)
-    for kind, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
-        found: dict[str, nn.LayerNorm] = {f"model.{kind}.layer_norm": stack.norm}
-        layers: Any = stack.layers
-        for number, layer in enumerate(layers):
-            start = f"model.{kind}.layers.{number}"
-            found |= {f"{start}.self_attn_layer_norm": layer.norm}
-            found |= {f"{start}.final_layer_norm": layer.feed_forward.norm}
-            if kind == "decoder":
-                found |= {f"{start}.encoder_attn_layer_norm": layer.cross_norm}
-        for name, norm in found.items():
-            assert torch.equal(norm.weight, norms.pop(f"{name}.weight")), name
-            assert torch.equal(norm.bias, norms.pop(f"{name}.bias")), name
-    assert not norms
-
-
-def test_a_missing_weight_is_named(tmp_path: Path) -> None:
-    save_file({k: v for k, v in weights().items() if "conv1.bias" not in k}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"conv1\.bias"):
-        load_whisper(described(tmp_path), "cpu", torch.float32)
-
-
-def test_weights_of_other_sizes_are_refused(tmp_path: Path) -> None:
-    save_file(weights(), tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="do not fit"):
-        load_whisper(described(tmp_path, d_model=64), "cpu", torch.float32)
 
 
 def test_a_slot_moved_elsewhere_gives_the_same_numbers() -> None:
