@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asr_server.engine.beam import NUM_NAMED, NUM_RESERVED, BeamSearch, Hypothesis, leads, num_candidates
-from asr_server.engine.boost import FIRST_BONUS, KeywordBoost, Row
+from asr_server.engine.boost import KeywordBoost, Row
 from tests.unit.engine.test_beam import END, WIDTH, found, next_candidates, next_logprobs, read_on
 
 Lists = list[list[tuple[int, float]]]
@@ -44,38 +44,6 @@ def test_a_keyword_that_is_not_complete_prunes_no_other_text() -> None:
     beam = BeamSearch(WIDTH, 30, END, boost=machine((2, 3, 4, 7)))
     assert read_on(beam, {1: 0.4, 5: 0.3, 2: 0.3}) == [(1,), (5,), (2,)]
     assert read_on(beam, {6: 0.9}, {8: 0.9}, {3: 0.9}) == [(1, 6), (5, 8), (2, 3)]
-
-
-def flags(beam: BeamSearch) -> list[tuple[tuple[int, ...], bool, bool]]:
-    """Return each text, whether it is the greedy one, and whether it is there for its match alone."""
-    return [(each.tokens, each.is_greedy, each.is_tentative) for each in beam.running]
-
-
-def lists(*following: dict[int, float]) -> Lists:
-    return [[(token, math.log(p)) for token, p in each.items()] for each in following]
-
-
-def test_a_match_stays_tentative_until_its_keyword_is_complete() -> None:
-    beam = BeamSearch(WIDTH, 30, END, boost=machine((2, 3, 4)))
-    beam.advance(lists({1: 0.5}), lists({2: 0.4}))
-    assert flags(beam) == [((1,), True, False), ((2,), False, True)], "likely, but named alone"
-    assert beam.advance(lists({5: 0.9}, {3: 0.9})) == [0, 1]
-    assert flags(beam) == [((1, 5), True, False), ((2, 3), False, True)]
-    beam.advance(lists({6: 0.9}, {4: 0.9}))
-    assert sorted(flags(beam)) == [((1, 5, 6), True, False), ((2, 3, 4), False, False)]
-    one_token = BeamSearch(WIDTH, 30, END, boost=machine((2,)))
-    one_token.advance(lists({1: 0.9}), lists({2: 0.2}))
-    assert flags(one_token) == [((1,), True, False), ((2,), False, False)]
-
-
-def test_a_token_is_not_sure_where_a_keyword_s_is_close_with_its_bonus() -> None:
-    for bonus, is_sure in ((FIRST_BONUS, True), (4.0, True), (4.8, False), (9.0, False)):
-        own = machine((2, 3))
-        own._states[2].gain = bonus
-        beam = BeamSearch(WIDTH, 30, END, boost=own)
-        others = [(4, math.log(0.004)), (2, math.log(0.003))]
-        assert beam.append_if_sure(1, math.log(0.99), 5.0, others) == is_sure
-        assert bool(beam.running[0].tokens) == is_sure
 
 
 # -- A search of a model made of chance -------------------------------------------------------------------

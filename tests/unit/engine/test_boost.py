@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.engine.boost import (
     FIRST_BONUS,
     NEXT_BONUS,
@@ -16,6 +17,7 @@ from asr_server.engine.boost import (
     Match,
     keyword_boost,
 )
+from tests.support.real_weights import real_checkpoint
 from tests.support.tokens import make_tokenizer, spell
 
 A, B, C, D, COMMA, TIME = 1, 2, 3, 4, 10, 99
@@ -161,3 +163,21 @@ def test_a_keyword_in_a_script_without_spaces_begins_anywhere() -> None:
 @pytest.mark.parametrize(("state", "guess"), [(0, 1), (1, 1), (2, 3), (3, 1)])
 def test_a_keyword_is_guessed_to_go_on_and_another_word_to_have_no_end(state: int, guess: int) -> None:
     assert machine((2, 3)).guess(state) == guess
+
+
+@pytest.mark.parametrize("text", ["Kubernetes", "kubernetes", "a Kubernetes", "a kubernetes", "(Kubernetes"])
+def test_of_published_tokens_every_case_and_place_of_a_keyword_is_matched(text: str) -> None:
+    tokenizer = Tokenizer.from_directory(real_checkpoint("base"))
+    boost = keyword_boost(tokenizer, ("Kubernetes", "Ada Lovelace"))
+    at = states(boost, tokenizer.encode(text))
+    assert boost.potential(at[-1]) == 0
+    assert total(boost, tokenizer.encode(text)) > 0
+
+
+def test_of_published_tokens_a_keyword_begun_with_a_shorter_token_is_matched() -> None:
+    tokenizer = Tokenizer.from_directory(real_checkpoint("base"))
+    boost = keyword_boost(tokenizer, ("Grafana",))
+    split = [*tokenizer.encode(" Gr"), *tokenizer.encode("afana")]
+    assert split != tokenizer.encode(" Grafana")
+    assert boost.potential(states(boost, split)[-1]) == 0
+    assert total(boost, split) > 0

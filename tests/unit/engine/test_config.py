@@ -109,17 +109,6 @@ def test_replicas_on_one_gpu_take_alike_whoever_starts_first(
 
 
 @pytest.mark.parametrize(
-    ("cuda_graphs", "said"), [(True, "NVIDIA H200"), (False, "NVIDIA H200, without CUDA graphs")]
-)
-def test_the_start_line_says_where_there_are_no_graphs(
-    cuda_graphs: bool, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
-    config = EngineConfig(device="cuda", dtype="bfloat16", num_slots=9, cuda_graphs=cuda_graphs)
-    assert f"device cuda ({said})" in describe(Settings(), engine_info(config), 1)
-
-
-@pytest.mark.parametrize(
     ("num_on_device", "is_running", "line"),
     [
         (1, None, "replicas 1"),

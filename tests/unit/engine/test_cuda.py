@@ -33,24 +33,6 @@ def on_gpu() -> Checkpoint:
     return Checkpoint.load(pocket_directory(), device="cuda")
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"lookahead": True},
-        {"lookahead": True, "copy_overlap": True},
-        {"lookahead": True, "copy_overlap": True, "compute_workers": 3, "encode_batch": 2},
-    ],
-)
-def test_graphs_streams_and_lookahead_give_what_eager_computes(
-    on_gpu: Checkpoint, options: DecodingOptions, config: dict[str, Any]
-) -> None:
-    found = transcribe(on_gpu.engine(**config), CLIPS, options)
-    plain = transcribe(on_gpu.engine(cuda_graphs=False), CLIPS, options)
-    assert [r.tokens for r in found] == [r.tokens for r in plain]
-
-
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 @pytest.mark.parametrize("options", [*OPTIONS, KEYWORDS])
 def test_as_a_server_decodes_the_gpu_gives_what_eager_computes(

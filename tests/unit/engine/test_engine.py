@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from msgspec.structs import replace
 
 from asr_server.channel.messages import (
     Cancel,
@@ -134,15 +133,6 @@ def test_each_option_of_one_request_leaves_the_texts_of_all_others_unchanged(poc
     found = results(run(engine))
     assert [found[str(i)].tokens for i in range(len(clips))] == [result.tokens for result in expected]
     assert len({found[name].tokens for name in EACH_OPTION}) > 8, "the options must have had an effect"
-
-
-def test_sixteen_at_once_give_what_one_at_a_time_gives(pocket: Checkpoint) -> None:
-    clips = [make_clip(100 + i, 1 + 1.8 * i) for i in range(16)]
-    alone = pocket.engine(num_slots=1)
-    one_by_one = [transcribe(alone, [clip], PLAIN)[0].tokens for clip in clips]
-    assert len(set(one_by_one)) > 8, "the audio must matter"
-    together = transcribe(pocket.engine(compute_workers=3), clips, PLAIN)
-    assert [result.tokens for result in together] == one_by_one
 
 
 def test_every_chunk_ends_once_and_gives_its_credit_back(pocket: Checkpoint) -> None:
@@ -269,25 +259,6 @@ def test_the_ladder_is_climbed_while_results_are_unlikely_and_the_likeliest_is_k
     assert [result.tokens for result in found] == [result.tokens for result in likeliest]
 
 
-@pytest.mark.parametrize(
-    ("thresholds", "num_fallbacks"),
-    [
-        ((99.0, -100.0, 0.6), 0),
-        ((99.0, 0.0, -1.0), 0),  # unlikely, but silence anyway
-        ((0.0, -100.0, 0.6), 1),  # repetitive
-    ],
-)
-def test_the_first_step_that_passes_is_kept(
-    pocket: Checkpoint, thresholds: tuple[float, float, float], num_fallbacks: int
-) -> None:
-    names = ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold")
-    options = DecodingOptions(language="de", max_new_tokens=6, temperatures=(0.0, 1.0))
-    options = replace(options, **dict(zip(names, thresholds, strict=True)))
-    (found,) = transcribe(pocket.engine(), CLIPS[:1], options)
-    assert found.num_fallbacks == num_fallbacks
-    assert num_fallbacks or found.temperature == 0.0
-
-
 def test_seeds_repeat_and_differ(pocket: Checkpoint) -> None:
     def drawn(seed: int) -> Any:
         options = DecodingOptions(language="de", max_new_tokens=12, temperatures=(1.0,), seed=seed)
@@ -295,26 +266,6 @@ def test_seeds_repeat_and_differ(pocket: Checkpoint) -> None:
 
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)
-
-
-def test_many_draw_at_once_what_each_draws_alone(pocket: Checkpoint) -> None:
-    engine = pocket.engine()
-    for seed in range(6):
-        options = DecodingOptions(language="de", max_new_tokens=4, temperatures=(1.0,), seed=seed)
-        submit(engine, str(seed), CLIPS[seed % 4], options)
-    found = results(run(engine))
-    for seed in (1, 5):
-        options = DecodingOptions(language="de", max_new_tokens=4, temperatures=(1.0,), seed=seed)
-        submit(engine, "alone", CLIPS[seed % 4], options)
-        assert results(run(engine))["alone"].tokens == found[str(seed)].tokens
-
-
-def test_a_strong_presence_penalty_forbids_repetition(pocket: Checkpoint) -> None:
-    options = DecodingOptions(language="de", max_new_tokens=30, presence_penalty=1000.0)
-    end = pocket.tokenizer.specials.end_of_text
-    text = [token for token in transcribe(pocket.engine(), CLIPS[:1], options)[0].tokens if token < end]
-    assert len(text) > 10
-    assert len(set(text)) == len(text)
 
 
 def test_the_number_of_tokens_is_bounded_by_the_options_and_the_model(pocket: Checkpoint) -> None:
@@ -400,18 +351,3 @@ def test_a_chunk_of_nan_that_is_cancelled_before_its_language_is_chosen_harms_no
     submit(engine, "innocent", CLIPS[1], PLAIN)
     (alone,) = transcribe(pocket.engine(), CLIPS[1:2], PLAIN)
     assert results(run(engine))["innocent"].tokens == alone.tokens
-
-
-def test_heartbeat_figures_count_steps_and_batches(pocket: Checkpoint) -> None:
-    engine = pocket.engine(encode_batch=4)
-    num_layers = engine.heartbeat().num_layers
-    for i in range(4):
-        submit(engine, str(i), CLIPS[1], PLAIN)
-    engine.step()
-    found = engine.heartbeat()
-    assert (found.num_steps, found.slots_in_use) == (1, 4)
-    assert (found.num_decoded_tokens, found.num_decode_steps) == (4, 1)
-    sizes = pocket.model.sizes
-    prefill_and_decode = 2
-    computed = 4 * sizes.encoder_layers + prefill_and_decode * sizes.decoder_layers
-    assert found.num_layers - num_layers == computed

@@ -9,7 +9,6 @@ from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import DecodingOptions
 from asr_server.engine import Engine, EngineConfig, config
 from asr_server.engine.config import choose_dtype, choose_int8, engine_info
-from asr_server.model import load_whisper
 from asr_server.model.products import can_multiply_in_int8
 from asr_server.model.rows import rows_of
 from harness.engine_helpers import Checkpoint, transcribe
@@ -68,65 +67,6 @@ def test_where_it_cannot_be_it_is_refused_with_the_name_of_the_setting(
     with pytest.raises(ValueError, match=refusal):
         Engine.load(EngineConfig(str(EMBEDDED_MODEL), device="cpu", dtype="int8"))
     assert not choose_int8("auto", CPU)
-
-
-@needs_int8
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_any_slots_attend_to_packed_rows_nearly_as_to_whole_numbers(
-    dtype: torch.dtype, embedded: Checkpoint
-) -> None:
-    model = load_whisper(EMBEDDED_MODEL, "cpu", dtype)
-    audio = model.encoder(model.log_mel([say(digits, "f3").samples for digits in ("427", "9081", "31")]))
-    plain, packed = (model.new_cache(4, int8_audio=each) for each in (False, True))
-    for cache in (plain, packed):
-        for slot, own in zip((3, 0, 1), audio[:, None], strict=True):
-            cache.write_audio(slot, model.decoder.cross_keys_values(own))
-        cache.copy_text([(3, 2)], torch.tensor([[3, 2]]), 0)
-    keys = (cache.audio_keys(1, 2, 7).float() for cache in (packed, plain))
-    torch.testing.assert_close(*keys, atol=0.05, rtol=0.05)
-    for slots in (slice(0, 3), torch.tensor([2, 0])):
-        count = len(range(4)[slots]) if isinstance(slots, slice) else len(slots)
-        for num_queries in (1, 3, 20):
-            positions = torch.arange(num_queries).expand(count, -1)
-            shape = (count, num_queries, *plain.keys.shape[2::2])
-            query = torch.randn(shape, dtype=dtype)
-            found, expected = (
-                rows_of(cache, slots, positions, num_queries).attend_audio(1, query).float()
-                for cache in (packed, plain)
-            )
-            assert (found - expected).norm() / expected.norm() < 0.03
-
-
-@needs_int8
-@torch.inference_mode()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_silence_is_read_from_a_slot_of_its_own_for_few_rows_and_little_silence_as_in_a_product_for_others(
-    dtype: torch.dtype, embedded: Checkpoint
-) -> None:
-    model = load_whisper(EMBEDDED_MODEL, "cpu", dtype)
-    cache = model.new_cache(3, int8_audio=True, num_texts=12)
-    silence = model.encode_silence()
-    cache.write_silence(model.decoder.cross_keys_values(silence.audio), is_shared=True)
-    for slot, (digits, num_frames) in enumerate((("427", 200), ("9081", 400))):
-        mel = model.log_mel([say(digits, "f3").samples], num_frames)
-        audio = model.encoder(mel, silence=silence)
-        cache.write_audio(slot, model.decoder.cross_keys_values(audio))
-    audio_slots = [0, 1, 1, 2, 1, 2, 0, 0, 1, 1, 0, 2]
-    cache.attend_to(torch.tensor([list(range(12)), audio_slots]))
-    query = torch.randn(12, 1, *cache.keys.shape[2::2], dtype=dtype)
-    positions = torch.zeros(12, 1, dtype=torch.long)
-    many = rows_of(cache, slice(0, 12), positions, 1).attend_audio(1, query).float()
-    for few in (slice(0, 1), slice(2, 3), slice(0, 5)):
-        found = rows_of(cache, few, positions[few], 1).attend_audio(1, query[few]).float()
-        assert (found - many[few]).norm() / many[few].norm() < (0.01 if dtype == torch.bfloat16 else 1e-5)
-    mostly_whole = [2] * 8 + audio_slots[8:]
-    cache.attend_to(torch.tensor([list(range(12)), mostly_whole]))
-    rows = rows_of(cache, slice(0, 12), positions, 1)
-    found = rows.attend_audio(1, query).float()[8:]
-    assert (found - many[8:]).norm() / many[8:].norm() < (0.01 if dtype == torch.bfloat16 else 1e-5)
-    blocks = cache.own_blocks(mostly_whole, 1)
-    assert blocks is not None
-    assert len(blocks.owners) == 12 * cache.keys.shape[2] * blocks.num_blocks  # silence among them
 
 
 @needs_int8

@@ -8,125 +8,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 import torch
+from torch import Tensor
 
-from asr_server.core import ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine import ranks
-from asr_server.engine.active_chunk import ActiveChunk
-from asr_server.engine.alignment import Aligner
-from asr_server.engine.config import EngineConfig, Loaded
-from asr_server.engine.ranks import check_ranks, follow, join, lead
-from asr_server.engine.runner import RanksFailed, Runner, StepPlan
-from asr_server.engine.slots import SlotStart
-from asr_server.engine.warm_up import warm_up
+from asr_server.engine.config import EngineConfig
+from asr_server.engine.ranks import BUFFER_BYTES, SocketSum, check_ranks, join, lead
+from asr_server.engine.runner import RanksFailed, Runner
 from asr_server.model import WHOLE
 from tests.support.checkpoints import pocket_directory
-from tests.unit.engine.small import PROMPT, clip, small
+from tests.unit.engine.small import small
 
-OPTIONS = DecodingOptions(language="de", word_timestamps=True)
 CONFIG = EngineConfig(device="cpu", num_slots=3, beam_size=2, encode_batch=2, compute_workers=1, num_ranks=2)
 
 
 def led(sent: list[bytes]) -> Runner:
     made = small()
     return Runner(made.model, made.rules, made.tokenizer, CONFIG, tell=lead(sent.append, CONFIG))
-
-
-def followed(sent: list[bytes], monkeypatch: pytest.MonkeyPatch) -> Runner:
-    """Follow operations as they arrive over the wire; return the runner that did."""
-    runners: list[Any] = []
-
-    class Kept(Runner):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            runners.append(self)
-
-    monkeypatch.setattr(ranks, "Runner", Kept)
-    arriving = iter(sent)
-    made = small()
-    loaded = Loaded(made.model, made.tokenizer, made.rules, replace(CONFIG, num_slots=1))
-    follow(loaded, lambda: next(arriving, None))
-    (runner,) = runners
-    with pytest.raises(RuntimeError, match="after shutdown"):
-        runner._encoder._workers.submit(print)
-    assert isinstance(runner, Runner)
-    return runner
-
-
-def test_a_rank_that_follows_has_what_rank_0_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[bytes] = []
-    runner = led(sent)
-    detections: list[int] = []
-    detect = Runner._probabilities
-
-    def detected(own: Runner, hidden: Any) -> Any:
-        detections.append(len(hidden))
-        return detect(own, hidden)
-
-    monkeypatch.setattr(Runner, "_probabilities", detected)
-    with runner.launching():
-        runner.encode([0, 2], [1, 2], [clip(0), clip(1, 2.0)]).join()
-        assert len(runner.language_probabilities([0, 2]).array()) == 2
-        runner.prefill([0, 2], [PROMPT[:2]] * 2, 0)
-        runner.start([SlotStart(slot, PROMPT, OPTIONS) for slot in (0, 2)])
-        texts = [runner.decode(StepPlan(3, 3 + step)).array()[0] for step in range(3)]
-        text = [int(each[2]) for each in texts]
-        runner.branch([2], [SlotStart(1, PROMPT, OPTIONS, tokens=text)])
-        runner.decode(StepPlan(3, 6))
-        chunk = ActiveChunk(ChunkId("a", 0), clip(1, 2.0), OPTIONS, "de", [1], 2)
-        result = ChunkResult((text[0], 50, 60, text[0] + 50), (), 0.0, 0.0, 0.0, 0.0, "de", "stop")
-        (pending,) = runner.align([(chunk, result)])
-        assert len(pending.aligned_result().token_times_s) == 3
-        runner.move([(2, 0)], 6)
-    names = [msgspec.msgpack.decode(each)[0] for each in sent[1:]]
-    assert names == [
-        *("encode", "language_probabilities", "prefill", "start", "decode", "decode", "decode"),
-        *("branch", "decode", "attend", "move"),
-    ]
-    here = len(detections)
-    other = followed(sent, monkeypatch)
-    assert detections[:here] == detections[here:] != [], "whose sums need all ranks"
-    for name in ("keys", "values", "cross_keys", "cross_values", "audio_of"):
-        assert torch.equal(getattr(runner.cache, name), getattr(other.cache, name)), name
-    for name in ("token", "previous", "position", "num_generated", "no_speech", "active", "generated"):
-        assert torch.equal(getattr(runner.state, name), getattr(other.state, name)), name
-    runner.close()
-    with pytest.raises(RuntimeError, match="after shutdown"):
-        runner._encoder._workers.submit(print)  # type: ignore[union-attr]
-
-
-def test_ranks_align_the_text_that_rank_0_has_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its samples: their number, the language, the tokens and the end decide what is computed."""
-    sent: list[bytes] = []
-    runner = led(sent)
-    aligned: list[Any] = []
-
-    def start(_: Aligner, texts: Any, slots: Any) -> list[Any]:
-        aligned.append(texts)
-        return [None]
-
-    monkeypatch.setattr(Aligner, "start", start)
-    chunk = ActiveChunk(ChunkId("a", 0), clip(0, 0.7), OPTIONS, "de", [2], 1)
-    result = ChunkResult((50, 60), (), 0.0, 0.0, 0.0, 0.0, "de", "length")
-    runner.align([(chunk, result)])
-    followed(sent, monkeypatch)
-    ((text,), others) = aligned
-    assert (text.slot, text.audio_slot, text.num_positions) == (2, 1, 35)
-    assert [token for token in text.tokens if token in result.tokens] == [50, 60]
-    assert others == [text]
-    runner.close()
-
-
-def test_ranks_warm_up_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[bytes] = []
-    runner = led(sent)
-    warm_up(runner, small().tokenizer, CONFIG.num_slots)
-    other = followed(sent, monkeypatch)
-    assert torch.equal(runner.state.integers, other.state.integers)
-    assert torch.equal(runner.cache.keys, other.cache.keys)
-    runner.close()
 
 
 @pytest.mark.parametrize("error", [MemoryError("full"), ValueError("odd"), torch.OutOfMemoryError("full")])
@@ -195,3 +94,39 @@ def test_the_model_and_the_devices_have_to_be_enough_for_the_ranks(monkeypatch: 
     with pytest.raises(ValueError, match="--tensor-parallel-size 2 needs as many GPUs; this replica has 1"):
         check_ranks(replace(config, device="cuda"))
     assert WHOLE.count == 1
+
+
+# -- Sums through sockets ------------------------------------------------------------------------------------
+
+
+def add_up(parts: list[Tensor]) -> list[Tensor]:
+    """Return what each rank has afterwards."""
+    links = [socket.socketpair() for _ in parts[1:]]
+    ranks = [SocketSum(0, [ours for ours, _ in links])]
+    ranks += [SocketSum(rank, [theirs]) for rank, (_, theirs) in enumerate(links, 1)]
+    with ThreadPoolExecutor(len(parts)) as pool:
+        list(pool.map(lambda rank, part: rank(part), ranks, parts))
+    for pair in links:
+        for link in pair:
+            link.close()
+    return parts
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(), (0, 3), (1, 7, 13), (4, 3 * BUFFER_BYTES // 7)])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_all_ranks_get_the_same_sum(shape: tuple[int, ...], dtype: torch.dtype, num_ranks: int) -> None:
+    generator = torch.Generator().manual_seed(7)
+    parts = [torch.randn(shape, generator=generator).to(dtype) for _ in range(num_ranks)]
+    expected = parts[0].clone()
+    for part in parts[1:]:
+        expected += part
+    for result in add_up(parts):
+        assert torch.equal(result, expected)
+
+
+def test_the_end_of_another_rank_is_an_error_and_no_wait() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours, pytest.raises(OSError):
+        SocketSum(0, [ours])(torch.zeros(3))

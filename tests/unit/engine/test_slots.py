@@ -84,36 +84,6 @@ def history(state: SlotState, slot: int) -> tuple[int, ...]:
     return tuple(int(column[slot]) for column in columns)
 
 
-def test_a_text_begins_behind_its_prompt_or_goes_on_behind_its_tokens() -> None:
-    options = DecodingOptions(top_p=0.5, top_k=3, min_p=0.25)
-    state = begun(
-        SlotStart(2, PROMPT, DecodingOptions()),
-        SlotStart(0, PROMPT, options, temperature=0.5, noise_seed=2**40 + 1, tokens=[70, 5, 72, 6]),
-    )
-    assert history(state, 2) == (65, 65, 2, 0, FIRST_TIME - 1)
-    assert (float(state.temperature[2]), int(state.noise_seed[2])) == (0, 0)
-    assert history(state, 0) == (6, 72, 6, 4, 72)
-    assert state.active.tolist() == [True, False, True]
-    assert int(state.noise_seed[0]) == 2**40 + 1
-    columns = (state.temperature, state.top_p, state.top_k, state.min_p, state.repetition_penalty)
-    assert [float(column[0]) for column in columns] == [0.5, 0.5, 3.0, 0.25, 1.0]
-
-
-def test_a_step_appends_a_token_and_end_of_text_ends_the_slot() -> None:
-    state = begun(*(SlotStart(slot, PROMPT, DecodingOptions()) for slot in range(3)))
-    state.advance(torch.tensor([FIRST_TIME, 5, END]), FIRST_TIME, END)
-    assert [history(state, slot) for slot in range(3)] == [
-        (FIRST_TIME, 65, 3, 1, FIRST_TIME),
-        (5, 65, 3, 1, FIRST_TIME - 1),
-        (END, 65, 3, 1, FIRST_TIME - 1),
-    ]
-    assert state.active.tolist() == [True, True, False]
-    state.advance(torch.tensor([6, 71, 7]), FIRST_TIME, END)
-    assert history(state, 1) == (71, 5, 4, 2, 71)
-    assert state.active.tolist() == [True, True, False]
-    assert state.generated.t()[:, :3].tolist() == [[70, 6, 0], [5, 71, 0], [60, 7, 0]]
-
-
 def test_a_slot_that_is_held_does_not_run_over_its_last_position() -> None:
     state = begun(SlotStart(0, PROMPT, DecodingOptions()), num_positions=4)
     for token in range(1, 7):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torch import Tensor
 from asr_server.core import ChunkId
 from asr_server.engine.slots import SlotState
 from asr_server.engine.tokens import (
-    _gumbel_noise,
     draw,
     log_probabilities,
     noise_seed_of,
@@ -126,22 +124,3 @@ def test_random_numbers_are_the_same_in_every_process() -> None:
 
 KNOWN_SEED = 3054469152052268
 KNOWN_DRAWS = [20964, 16800, 51852, 26998, 45850]
-
-
-def splitmix64(seed: int, number: int) -> int:
-    """Return a number of Steele, Lea and Flood's generator, in Python's own integers."""
-    bits = (seed + number * 0x9E3779B97F4A7C15) % 2**64
-    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % 2**64
-    return bits ^ bits >> 31
-
-
-def test_noise_is_gumbels_of_splitmix64_counted_over_tokens_and_steps() -> None:
-    own = state(2, noise_seed=torch.tensor([3, 2**52 + 1]), num_generated=torch.tensor([0, 5]))
-    found = _gumbel_noise(own, 40)
-    for row, (seed, step) in enumerate(((3, 0), (2**52 + 1, 5))):
-        uniform = [((splitmix64(seed, step * 40 + n) >> 11) + 0.5) / 2**53 for n in range(1, 41)]
-        expected = [-math.log(-math.log(each)) for each in uniform]
-        torch.testing.assert_close(
-            found[row], torch.tensor(expected, dtype=torch.double), atol=1e-12, rtol=1e-12
-        )

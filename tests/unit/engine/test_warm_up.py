@@ -6,16 +6,11 @@ import math
 from typing import Any
 
 import pytest
-import torch
 
 from asr_server.core import DecodingOptions
-from asr_server.engine import Engine, EngineConfig, engine
 from asr_server.engine.runner import Runner
-from asr_server.engine.tokens import GenerationRules
 from asr_server.engine.warm_up import warm_up
 from harness.engine_helpers import Checkpoint, transcribe
-from tests.support.checkpoints import pocket_directory
-from tests.unit.engine.fake_cuda import KERNELS, fake_cuda, fake_engine
 from tests.unit.engine.test_engine import CLIPS
 
 PARTS = ("encode", "language_probabilities", "prefill", "start", "decode", "align")
@@ -32,24 +27,6 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
         monkeypatch.setattr(Runner, name, call)
     return called
-
-
-@pytest.mark.slow
-def test_an_engine_on_a_gpu_has_computed_every_part_of_a_request_when_it_is_loaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    directory = pocket_directory()
-    with fake_cuda(monkeypatch):
-        made = fake_engine(monkeypatch, directory, torch.bfloat16, KERNELS, beam_size=5)
-        parts = made.model, made.tokenizer, made._runner, made.config
-        called = count_calls(monkeypatch)
-        loads = made.model, made.tokenizer, GenerationRules(), made.config
-        monkeypatch.setattr(engine, "load", lambda *_: loads)
-        monkeypatch.setattr(engine, "Runner", lambda *_: made._runner)
-        loaded = Engine.load(EngineConfig())
-    assert (loaded.model, loaded.tokenizer, loaded._runner, loaded.config) == parts
-    assert called == set(PARTS)
-    assert loaded.slots_in_use == 0
 
 
 @pytest.mark.slow
