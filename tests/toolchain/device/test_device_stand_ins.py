@@ -14,10 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr_server.channel.messages import Cancel, Event, Failed, Result
 from asr_server.core import DecodingOptions
-from asr_server.engine import Engine, EngineConfig, encoding, ranks, tokens
 from asr_server.engine import cuda as engine_cuda
-from asr_server.engine.config import Loaded
-from asr_server.engine.runner import Runner
+from asr_server.engine import encoding, tokens
 from harness.clips import make_clip
 from harness.engine_helpers import Checkpoint, answer_languages, results, run, submit
 from tests.unit.engine.device_stand_ins import (
@@ -215,39 +213,6 @@ def test_each_size_of_batch_and_length_of_audio_has_an_encoder_graph_and_no_more
     monkeypatch.setattr(encoding, "record_graphs", lambda compute, own, device: shapes.append(own))
     pocket.engine(compute_workers=2, encode_batch=8, short_audio="tail")
     assert shapes == [[(rows, length) for length in (500, 1000, 1500) for rows in (1, 2, 4, 8)]] * 2
-
-
-def test_what_is_told_to_other_ranks_leaves_them_where_this_one_is(
-    pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rank 0 on a late device; the other does what it is told at once. Both have the whole model here."""
-    imitate_late_device(monkeypatch)
-    told: list[bytes] = []
-    config = EngineConfig(num_slots=3, encode_batch=2, lookahead=True, compute_workers=1)
-    leader = Engine(pocket.model, pocket.tokenizer, pocket.rules, config, told.append)
-    for i, options in enumerate([*MIXED, WORDS]):
-        submit(leader, str(i), CLIPS[i % len(CLIPS)], options)
-    assert len(results(run(leader))) == len(MIXED) + 1
-    followers: list[Runner] = []
-
-    def make(*parts: Any) -> Runner:
-        followers.append(Runner(*parts))
-        return followers[0]
-
-    monkeypatch.setattr(ranks, "Runner", make)
-    messages = iter(told)
-    loaded = Loaded(pocket.model, pocket.tokenizer, pocket.rules, config)
-    ranks.follow(loaded, lambda: next(messages, None))
-    mine, other = leader._runner, followers[0]
-    assert torch.equal(mine.state.num_generated, other.state.num_generated)
-    # Beyond these, a slot holds what was computed while its next chunk was on its way in, earlier or later.
-    for slot, num_generated in enumerate(mine.state.num_generated.tolist()):
-        generated = [runner.state.generated[slot, :num_generated] for runner in (mine, other)]
-        assert torch.equal(*generated)
-        num_positions = int(mine.state.position[slot])
-        keys = [runner.cache.keys[:, slot, :, :num_positions] for runner in (mine, other)]
-        assert torch.equal(*keys)
-    assert torch.equal(mine.cache.cross_keys, other.cache.cross_keys)
 
 
 @pytest.mark.trial

@@ -68,44 +68,6 @@ def test_whole_requests_compute_on_the_gpu_alone(
     assert bool(FakeGraph.num_replays) == config.get("cuda_graphs", True)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.trial)])
-def test_all_graphs_write_their_scores_into_one_memory(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = pocket_directory()
-    with fake_cuda(monkeypatch):
-        engine = fake_engine(monkeypatch, directory, dtype, TORCH, beam_size=5)
-        scores, _ = engine._runner._graphs  # type: ignore[misc]
-        outputs = [output for _, output in scores._graphs.values()]
-        assert len({output.untyped_storage()._cdata for output in outputs}) == 1
-        assert max(map(len, outputs)) == engine.config.num_texts
-
-
-@pytest.mark.parametrize(
-    ("short_audio", "durations_s", "encoded"),
-    [
-        ("tail", [3] * 8, [6, 8]),  # three for each of two windows
-        pytest.param("tail", [29, 9, 9, 9], [3, 4], marks=pytest.mark.trial),  # whole windows: 1, 1.5, 2, 2.5
-        pytest.param("tail", [29] * 3, [2, 3], marks=pytest.mark.trial),
-        ("exact", [3] * 3, [2, 3]),
-    ],
-)
-def test_short_chunks_share_the_windows_of_an_encode_batch(
-    short_audio: str, durations_s: list[int], encoded: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = pocket_directory()
-    with fake_cuda(monkeypatch):
-        size = {"num_slots": 8, "encode_batch": 2, "short_audio": short_audio}
-        engine = fake_engine(monkeypatch, directory, torch.bfloat16, TORCH, **size)
-        for i, duration_s in enumerate(durations_s):
-            submit(engine, str(i), make_clip(i, duration_s), DecodingOptions(language="de"))
-        in_use = []
-        for _ in encoded:
-            engine.step()
-            in_use.append(engine.slots_in_use)
-    assert in_use == encoded
-
-
 class CountLaunches(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes torch's operations on the device, and copies from it; `Launched` counts the kernels of Triton."""
 
@@ -204,14 +166,6 @@ def test_an_encode_is_three_copies_and_one_graph_for_each_length(monkeypatch: py
         assert len(counted.names) + Launched.count - num_before <= 10, counted.names
         assert FakeGraph.num_replays == num_replays + 1
         assert engine.slots_in_use == 33
-
-
-def test_a_default_server_records_some_50_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = pocket_directory()
-    with fake_cuda(monkeypatch):
-        size = {"num_slots": 256, "encode_batch": 11, "beam_size": 5, "short_audio": "tail"}
-        fake_engine(monkeypatch, directory, torch.bfloat16, KERNELS, **size)
-    assert FakeGraph.num_made <= 50
 
 
 def test_operands_on_different_devices_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

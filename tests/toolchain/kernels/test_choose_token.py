@@ -1,7 +1,7 @@
 """The kernels at the end of a step on a small vocabulary: the tokens, log-probabilities and slots of torch.
 
-Under Triton's interpreter; on a GPU compiled. `tests/unit/engine/test_tokens_likeliest.py` has rows of chance.
-"""  # noqa: E501
+Under Triton's interpreter; on a GPU compiled.
+"""
 
 from __future__ import annotations
 

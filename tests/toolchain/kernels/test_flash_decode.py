@@ -84,18 +84,6 @@ def test_a_slot_may_begin_beyond_2_to_the_31_numbers(transposed: bool) -> None:
     torch.testing.assert_close(found[0], wanted, atol=ERROR[torch.float32], rtol=0)
 
 
-def test_splitting_changes_nothing_but_rounding() -> None:
-    torch.manual_seed(0)
-    keys, values = torch.randn(2, 2, 1, 300, 64, device=DEVICE).unbind()
-    query, slots = torch.randn(2, 1, 64, device=DEVICE) * 0.3, torch.tensor([1, 0], device=DEVICE)
-    lengths = torch.tensor([300, 40], device=DEVICE)  # the second ends within the first part
-    assert plan_splits(2, 300)[0] == 3
-    split = flash_decode(query, keys, values, slots, lengths, 300)
-    for row, (slot, length) in enumerate([(1, 300), (0, 40)]):
-        wanted = expected(query[row], keys[slot], values[slot], length)
-        torch.testing.assert_close(split[row], wanted, atol=ERROR[torch.float32], rtol=0)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_newest_keys_and_values_are_read_from_where_they_come_and_stored(dtype: torch.dtype) -> None:
     """One looks at its newest position alone, one at nothing."""
