@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import BinaryIO, Final
 
 from python_multipart import MultipartParser
@@ -28,7 +29,7 @@ from asr_server.errors import InvalidAudio, InvalidValue, StorageUnavailable, Up
 MEMORY_BYTES: Final = 8 * MIB  # of one upload
 ALL_MEMORY_BYTES: Final = 256 * MIB  # of all uploads: 32 of 8 MiB
 WRITE_BYTES: Final = MIB // 4  # gathered before a thread is asked to write them to disk
-FREE_SHARE: Final = 20  # a twentieth of the temporary folder's disk is left free
+FREE_SHARE: Final = 20  # a twentieth of a disk is left free
 
 logger = logging.getLogger(__name__)
 
@@ -41,17 +42,17 @@ class UploadStore:
 
     @property
     def largest_bytes(self) -> int:
-        return max(MEMORY_BYTES, _free_bytes() + self.disk_bytes)
+        return max(MEMORY_BYTES, free_bytes(tempfile.gettempdir()) + self.disk_bytes)
 
     def take_disk(self, num_bytes: int) -> None:
         """Raises OSError, StorageUnavailable."""
-        if num_bytes > _free_bytes():
+        if num_bytes > free_bytes(tempfile.gettempdir()):
             raise StorageUnavailable("The temporary folder is full of other uploads. Try again later.")
         self.disk_bytes += num_bytes
 
 
-def _free_bytes() -> int:
-    disk = shutil.disk_usage(tempfile.gettempdir())
+def free_bytes(folder: str | Path) -> int:
+    disk = shutil.disk_usage(folder)
     return max(0, disk.free - disk.total // FREE_SHARE)
 
 

@@ -68,19 +68,19 @@ async def create(request: Request) -> Response:
         lines = await _lines_of(jobs, source)
         own_files = select(File.id).where(File.owner == owner, File.is_listed)
         files = await jobs.store.run(lambda session: set(session.scalars(own_files)))
-        reader = _LineReader(owner, models_of(request), fields.endpoint, files)
-        for number, line in lines:
-            if len(reader.errors) < MAX_ERRORS:
-                reader.read(number, line)
-                await asyncio.sleep(0)
         batch = Batch(
             id=f"batch_{uuid.uuid4().hex}",
             owner=owner,
             labels=fields.metadata or {},
-            errors=reader.errors,
+            errors=[],
             **fields.model_dump(include={"endpoint", "input_file_id", "completion_window"}),
         )
-        await jobs.store.run(_add, jobs, batch, [] if reader.errors else reader.jobs)
+        reader = _LineReader(batch, models_of(request), files)
+        for number, line in lines:
+            if len(batch.errors) < MAX_ERRORS:
+                reader.read(number, line)
+                await asyncio.sleep(0)
+        await jobs.store.run(jobs.add, batch, *([] if batch.errors else reader.jobs))
     jobs.runner.wake()
     return JSONResponse(await _body(jobs.store, batch))
 
@@ -110,12 +110,10 @@ async def _lines_of(jobs: Jobs, source: File) -> list[tuple[int, str]]:
 
 
 class _LineReader:
-    def __init__(self, owner: str, models: Models, endpoint: Endpoint, files: set[str]) -> None:
+    def __init__(self, batch: Batch, models: Models, files: set[str]) -> None:
         self.jobs: list[Job] = []
-        self.errors: list[dict[str, Any]] = []
-        self._owner, self._models, self._files = owner, models, files
-        self._endpoint = endpoint
-        is_translation = endpoint.endswith("translations")
+        self._batch, self._models, self._files = batch, models, files
+        is_translation = batch.endpoint.endswith("translations")
         self._parse = parse_translation_request if is_translation else parse_transcription_request
         self._names = set[str]()
 
@@ -125,14 +123,14 @@ class _LineReader:
         except (RequestError, ValidationError) as error:
             shown = error.message if isinstance(error, RequestError) else str(error.errors()[0]["msg"])
             code, param = getattr(error, "code", "invalid_json_line"), getattr(error, "param", None)
-            self.errors.append({"code": code, "line": number, "message": shown, "param": param})
+            self._batch.errors.append({"code": code, "line": number, "message": shown, "param": param})
 
     def _job(self, line: str) -> Job:
         if len(line) > MAX_LINE_CHARS:
             raise InvalidValue(f"A line has at most {MAX_LINE_CHARS} characters.")
         fields = LineFields.model_validate_json(line)
-        if fields.url != self._endpoint:
-            raise InvalidValue(f"'url' must be the batch's endpoint, {self._endpoint}.", "url")
+        if fields.url != self._batch.endpoint:
+            raise InvalidValue(f"'url' must be the batch's endpoint, {self._batch.endpoint}.", "url")
         if fields.custom_id in self._names:
             raise InvalidValue("'custom_id' was given before.", "custom_id")
         self._names.add(fields.custom_id)
@@ -143,12 +141,13 @@ class _LineReader:
         request = self._parse(pairs, self._models)
         return Job(
             id=f"job_{uuid.uuid4().hex}",
-            owner=self._owner,
+            owner=self._batch.owner,
             file=file_id,
             task=request.options.task,
             model=request.fields.model,
             response_format=request.fields.response_format,
             fields=pairs,
+            batch=self._batch.id,
             custom_id=fields.custom_id,
         )
 
@@ -160,16 +159,6 @@ def _pairs(body: dict[str, Any]) -> Iterator[tuple[str, str]]:
             if each is not None:
                 text = each if isinstance(each, str) else json.dumps(each)
                 yield f"{name}[]" if isinstance(value, list) else name, text
-
-
-def _add(session: Session, jobs: Jobs, batch: Batch, lines: list[Job]) -> None:
-    """Raises Overloaded."""
-    jobs.require_room(session, batch.owner, 1 + len(lines))
-    session.add(batch)
-    session.flush()
-    for job in lines:
-        job.batch = batch.id
-    session.add_all(lines)
 
 
 @router.get("")

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from asr_server import metrics
 from asr_server.annexes.jobs.routes import jobs_of
 from asr_server.annexes.jobs.rows import Batch, Content, File, Job
-from asr_server.annexes.jobs.service import Jobs, owner_of
+from asr_server.annexes.jobs.service import owner_of
 from asr_server.annexes.jobs.store import Store, page, storing
 from asr_server.api.request import read_fields
 from asr_server.api.state import get_state, metered, require_key
@@ -63,13 +63,8 @@ async def upload(request: Request) -> Response:
             num_bytes=form.upload.num_bytes,
         )
         async with jobs.store.keeping(file.id, await form.upload.source(), file.num_bytes):
-            await jobs.store.run(_add, jobs, file)
+            await jobs.store.run(jobs.add, file)
     return JSONResponse(_body(file))
-
-
-def _add(session: Session, jobs: Jobs, file: File) -> None:
-    jobs.require_room(session, file.owner, 1, file.num_bytes)
-    session.add(file)
 
 
 @router.get("")

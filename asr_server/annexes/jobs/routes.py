@@ -57,10 +57,9 @@ async def get_job(
     end = time.monotonic() + wait
     job = first = await jobs.store.find(Job, owner, id)
     while job.status == first.status and not job.is_finished and time.monotonic() < end:
-        change = jobs.changes.next(id)
+        change = jobs.changes.next(id)  # behind the first look: ids of strangers would stay
         job = await jobs.store.find(Job, owner, id)
-        if job.status == first.status:
-            await is_set_within(change, end - time.monotonic())
+        if job.status == first.status and await is_set_within(change, end - time.monotonic()):
             job = await jobs.store.find(Job, owner, id)
     return await jobs.describe(job)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -102,11 +103,13 @@ class Runner:
     async def _start_some(self) -> None:
         """Raises StorageUnavailable."""
         while not (self._places.locked() or self._is_draining):
-            num_running = Counter(live.owner for live in self.live.values() if not live.is_waiting)
-            job = await self.store.run(_start_next, num_running)
+            running = [live for live in self.live.values() if not live.is_waiting]
+            if any(live.is_suspect for live in running):
+                return
+            job = await self.store.run(_start_next, Counter(live.owner for live in running))
             if job is None:
                 return
-            live = self.live[job.id] = LiveJob(job.owner)
+            live = self.live[job.id] = LiveJob(job.owner, is_suspect=job.num_starts > ALONE_AFTER)
             live.task = asyncio.create_task(self._run(job, live), name=job.id)
             live.task.add_done_callback(partial(self._on_done, job))
             self.changes.notify(job.id)
@@ -154,7 +157,8 @@ class Runner:
         started_at = time.monotonic()
         try:
             content, values = await self._end_of(job, live)
-            await self.store.run(_finish, job, content, values)
+            if not await self.store.run(_finish, job, content, values):
+                return True  # deleted or cancelled meanwhile
         except ServiceUnavailable as error:  # no fault of the job
             logger.warning("job %s waits: %s", job.id, error.message)
             return False
@@ -180,22 +184,16 @@ class Runner:
                 logger.exception("job %s has failed", job.id)
             body = body_of(error)
             events = live.close(event(body, exclude_none=False))
-            return _content(response_to(error), events), {
-                "status": "failed",
-                "error": body.error.model_dump(),
-            }
+            values = {"status": "failed", "error": body.error.model_dump()}
+            return _content(response_to(error), events), values
 
     async def _transcribe(self, job: Job, live: LiveJob) -> End:
         request = await self._request_of(job)
         recording = recording_for(request, await asyncio.to_thread(self._recording_of, job))
         live.events, live.done_s = [], 0.0
         writer, model = EventWriter(request.fields, request.render_options), request.model
-        known = KnownResults(
-            model.dispatcher,
-            _engine_of(model),
-            await self.store.run(_results_of, job),
-            partial(self._keep_result, job),
-        )
+        reports, keep = await self.store.run(_results_of, job), partial(self._keep_result, job, live)
+        known = KnownResults(model.dispatcher, _engine_of(model), reports, keep)
         with metrics.current_request_stats().stage("transcription"):
             async with model.using(), session_for(self._state, request, recording, known.open) as session:
                 async for delta in session:
@@ -209,9 +207,11 @@ class Runner:
         values = {"status": status, "duration_s": transcript.duration_s}
         return _content(response, live.close(done + STREAM_END)), values
 
-    async def _keep_result(self, job: Job, chunk: int, part: int, data: bytes) -> None:
+    async def _keep_result(self, job: Job, live: LiveJob, chunk: int, part: int, data: bytes) -> None:
         await self.store.run(_keep_result, job, chunk, part, data)
-        self.wake()  # others wait while a suspect runs
+        if live.is_suspect:
+            live.is_suspect = False
+            self.wake()
 
     async def _request_of(self, job: Job) -> TranscriptionRequest:
         parse = parse_translation_request if job.task == "translate" else parse_transcription_request
@@ -222,12 +222,11 @@ class Runner:
         return parse(pairs, models if names is None else models.allowed(names))
 
     def _recording_of(self, job: Job) -> Path:
-        path = self.store.path_of(job.file)
-        with storing():
-            is_there = path.name in {each.name for each in path.parent.iterdir()}
+        with storing():  # the folder may be gone, with all files
+            is_there = job.file in os.listdir(self.store.files)
         if not is_there:
             raise RecordingLost("The recording of this job is gone from the server's folder of jobs.")
-        return path
+        return self.store.path_of(job.file)
 
 
 def _engine_of(model: ServedModel) -> str:
@@ -252,9 +251,6 @@ def requeue(session: Session, is_in_order: bool = False) -> None:
 
 def _start_next(session: Session, num_running: Counter[str]) -> Job | None:
     """Take the oldest queued job of the key with the fewest that run. A suspect runs alone."""
-    is_running_suspect = (Job.status == "in_progress", Job.num_starts > ALONE_AFTER)
-    if session.scalar(select(func.count()).where(*is_running_suspect)):
-        return None
     firsts = select(Job.owner, func.min(Job.number)).where(Job.status == "queued").group_by(Job.owner)
     waiting = session.execute(firsts).all()
     if not waiting:
@@ -284,13 +280,15 @@ def _keep_result(session: Session, job: Job, chunk: int, part: int, data: bytes)
         session.merge(Result(job=job.number, chunk=chunk, part=part, data=data))
 
 
-def _finish(session: Session, job: Job, content: Content, values: dict[str, Any]) -> None:
+def _finish(session: Session, job: Job, content: Content, values: dict[str, Any]) -> bool:
+    """Return whether the job was still there, and not cancelled."""
     stored = session.get(Job, job.number)
-    if stored is None or stored.status != "in_progress":  # deleted or cancelled meanwhile
-        return
+    if stored is None or stored.status != "in_progress":
+        return False
     for name, value in values.items():
         setattr(stored, name, value)
     stored.completed_at, stored.callback_state = time.time(), "pending" if job.callback_url else None
     content.job = job.number
     session.add(content)
     session.execute(delete(Result).where(Result.job == job.number))
+    return True

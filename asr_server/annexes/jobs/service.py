@@ -8,7 +8,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -129,24 +129,21 @@ class Jobs:
             if same.fingerprint != job.fingerprint:
                 raise InvalidValue("The Idempotency-Key was sent before with another request.")
             return same
-        self.require_room(session, job.owner, 1, file.num_bytes, job.duration_s or 0.0)
-        session.add_all([file, job])
+        self.add(session, file, job)
         return job
 
-    def require_room(
-        self, session: Session, owner: str, num_rows: int, num_bytes: int = 0, audio_s: float = 0.0
-    ) -> None:
-        """Raises Overloaded: the server's room, or this key's share of it, is taken."""
-        held, own = _held(session), _held(session, owner)
-        for name, wanted in (
-            ("max_jobs", num_rows),
-            ("max_jobs_bytes", num_bytes),
-            ("max_jobs_audio_s", audio_s),
-        ):
+    def add(self, session: Session, *rows: Kept) -> None:
+        """Store rows of one key, the first before the others. Raises Overloaded."""
+        owner = rows[0].owner
+        held, own, wanted = _held(session), _held(session, owner), _amounts(rows)
+        for name, amount in wanted.items():
             free = getattr(self.settings, name) - held[name]
-            if wanted > free or (owner and own[name] + wanted > SHARE * free):
-                subject = "This key's share of the" if wanted <= free else "The"
+            if amount > free or (owner and own[name] + amount > SHARE * free):
+                subject = "This key's share of the" if amount <= free else "The"
                 raise Overloaded(f"{subject} room for jobs is taken: {naming(name)}.", FULL_RETRY_S)
+        session.add(rows[0])
+        session.flush()
+        session.add_all(rows[1:])
 
     async def describe(self, job: Job) -> JobBody:
         place = await self.store.run(_place_of, job) if job.status == "queued" else None
@@ -176,6 +173,15 @@ def _same_as(session: Session, job: Job) -> Job | None:
         conditions = [Job.idempotency_key == "", Job.fingerprint == job.fingerprint, is_recent]
     is_own = (Job.owner == job.owner, Job.batch.is_(None), Job.status.not_in(("failed", "cancelled")))
     return session.scalar(select(Job).where(*is_own, *conditions).order_by(Job.number).limit(1))
+
+
+def _amounts(rows: Sequence[Kept]) -> dict[str, float]:
+    """Return how much of each limit new rows take."""
+    return {
+        "max_jobs": sum(row.is_listed is not False for row in rows),
+        "max_jobs_bytes": sum(row.num_bytes for row in rows if isinstance(row, File)),
+        "max_jobs_audio_s": sum(row.duration_s or 0.0 for row in rows if isinstance(row, Job)),
+    }
 
 
 def _held(session: Session, owner: str | None = None) -> dict[str, float]:

@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,11 +28,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from asr_server.annexes.jobs.rows import UNFINISHED, Clock, Content, File, Job, Kept, Row
+from asr_server.api.upload import free_bytes
 from asr_server.audio.recording import Source, open_source
 from asr_server.config import MIB
 from asr_server.errors import NotFound, StorageUnavailable
 
-FREE_SHARE: Final = 20  # a twentieth of the disk is left free
 _PRAGMAS: Final = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON")
 
 logger = logging.getLogger(__name__)
@@ -137,8 +136,8 @@ class Store:
         The block stores the row. Who cancels it cannot know whether that was done: the file stays.
         """
         with storing():
-            disk = shutil.disk_usage(self.files)
-        if num_bytes > disk.free - disk.total // FREE_SHARE:
+            room_bytes = free_bytes(self.files)
+        if num_bytes > room_bytes:
             raise StorageUnavailable("The disk of the server's jobs is full. Try again later.")
         try:
             with storing():

@@ -377,11 +377,11 @@ async def test_a_job_that_is_tried_again_is_paid_for_once(
     monkeypatch.setattr(runner, "MIN_PAUSE_S", 0.01)
     tries = []
 
-    def fail_once(*stored: Any, finish: Any = runner._finish) -> None:
+    def fail_once(*stored: Any, finish: Any = runner._finish) -> Any:
         tries.append(stored)
         if len(tries) == 1:
             raise StorageUnavailable("by the test")
-        finish(*stored)
+        return finish(*stored)
 
     monkeypatch.setattr(runner, "_finish", fail_once)
     keys = write(tmp_path / "keys.yaml", entry("web", WEB))
