@@ -11,7 +11,7 @@ from typing import Any
 from playwright.sync_api import Page
 
 from tests.page.browsing import LIMIT_MS, SPOKEN
-from tests.page.firefox import ENTER, ESCAPE, POLL_S, TAB, Tab
+from tests.page.firefox import END, ENTER, ESCAPE, POLL_S, TAB, Tab
 from tests.support.speech import Spoken
 from tests.unit.api.sample_files import sound_file
 
@@ -54,7 +54,7 @@ WATCH_DOWNLOADS = """(() => {
     URL.createObjectURL = (blob) => createObjectURL.call(URL, (last = blob));
     HTMLAnchorElement.prototype.click = function () { window.downloads.push([this.download, last]); };
 })()"""
-KEYS = {ENTER: "Enter", ESCAPE: "Escape", TAB: "Tab"}
+KEYS = {ENTER: "Enter", ESCAPE: "Escape", TAB: "Tab", END: "End"}
 
 
 class ChromiumTab:
@@ -117,3 +117,30 @@ def answer_with(tab: AnyTab, **answer: Any) -> None:
 def hold_answers(tab: AnyTab) -> None:
     """Answer no file at all."""
     tab.evaluate("(() => { XMLHttpRequest.prototype.send = () => {}; })()")
+
+
+def choose(tab: AnyTab, selector: str, value: str) -> None:
+    """In a list or a field, as somebody who does it by hand."""
+    tab.evaluate(
+        f"""(() => {{
+            const field = document.querySelector({json.dumps(selector)});
+            field.value = {json.dumps(value)};
+            field.dispatchEvent(new Event("change", {{ bubbles: true }}));
+        }})()"""
+    )
+
+
+DOCUMENT = """(async (answer) => {
+    const { FORMATS } = await import("/web/downloads.js");
+    const zip = await (await FORMATS.docx.render(answer)).arrayBuffer();
+    const letters = new TextDecoder("latin1").decode(zip);
+    const at = letters.indexOf("word/document.xml");
+    const [size, start] = [new DataView(zip).getUint32(at - 12, true), at + "word/document.xml".length];
+    const inflated = new Blob([zip.slice(start, start + size)]).stream();
+    return new Response(inflated.pipeThrough(new DecompressionStream("deflate-raw"))).text();
+})"""
+
+
+def document_of(tab: AnyTab, answer: dict[str, Any]) -> str:
+    """The text of an answer as a Word document."""
+    return str(tab.evaluate(f"{DOCUMENT}({json.dumps(answer)})"))

@@ -45,7 +45,7 @@ def card(page: Page, name: str) -> Locator:
 def downloaded(page: Page, name: str, suffix: str) -> str:
     """The file behind a choice of the card's menu."""
     found = card(page, name)
-    found.locator("summary", has_text="Download").click()
+    found.get_by_role("button", name="Download").click()
     with page.expect_download() as download:
         found.get_by_role("button", name=suffix).click()
     assert download.value.suggested_filename == f"{name.rpartition('.')[0]}{suffix}"

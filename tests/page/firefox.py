@@ -37,7 +37,7 @@ PREFERENCES = {
     "app.update.enabled": False,
     "browser.shell.checkDefaultBrowser": False,
 }
-ENTER, ESCAPE, TAB = "\ue007", "\ue00c", "\ue004"
+ENTER, ESCAPE, TAB, END = "\ue007", "\ue00c", "\ue004", "\ue010"
 POLL_S = 0.05
 # Not of the scripts: the server is away
 UNREACHABLE = re.compile("Firefox can’t establish a connection|The connection to .* was interrupted")

@@ -10,9 +10,9 @@ from typing import Any
 import av
 import numpy as np
 
-from tests.page.both import DROP, AnyTab, OpenAny, answer_with, drop
+from tests.page.both import DROP, AnyTab, OpenAny, answer_with, choose, drop
 from tests.page.browsing import words_at
-from tests.page.firefox import ENTER
+from tests.page.firefox import END, ENTER, ESCAPE, TAB
 from tests.page.test_page_reads import WORD, open_text, press_button
 
 TURNS: dict[str, Any] = {
@@ -26,6 +26,8 @@ TURNS: dict[str, Any] = {
         for i, (text, speaker) in enumerate(zip(["one", "two", "three", "four"], "ABBA", strict=True))
     ],
 }
+DOUBTFUL = words_at(("one", 0.0), ("two", 1.0))
+DOUBTFUL["words"][1]["confidence"] = 0.2
 ENTRY = """(async () => {
     const { Store } = await import("/web/store.js");
     const { applyEdits } = await import("/web/edits.js");
@@ -39,21 +41,101 @@ SPEAKERS = "[...document.querySelectorAll('#cards .transcript .speaker')].map((e
 TEXT = "document.querySelector('#cards .transcript').textContent"
 
 
+UNDO = "document.dispatchEvent(new KeyboardEvent('keydown', { key: 'z', ctrlKey: true, bubbles: true }))"
+SEGMENTS = f"{ENTRY}.then(({{ segments }}) => segments.map(({{ text, speaker }}) => speaker + text).join())"
+
+
+def reach(tab: AnyTab, index: int) -> None:
+    tab.evaluate(f"document.querySelectorAll('#cards .word')[{index}].click()")
+    tab.wait(f"document.querySelectorAll('#cards .word')[{index}].matches('.is-reached')")
+
+
+def give_to(tab: AnyTab, name: str) -> None:
+    choose(tab, "[data-part=giveTo]", name)
+
+
 def test_a_turn_is_given_to_another_speaker_and_undone(open_any: OpenAny) -> None:
     tab = open_text(open_any, TURNS)
     assert tab.evaluate(SPEAKERS) == "A,B,A"
+    reach(tab, 1)
     press_button(tab, "Correct words")
-    tab.click("[aria-label='B did not say this']")
+    give_to(tab, "A")
     tab.wait(f"{SPEAKERS} === 'A'")
     tab.wait(f"{ENTRY}.then(({{ segments }}) => segments.every(({{ speaker }}) => speaker === 'A'))")
     tab.wait(f"{ENTRY}.then(({{ words }}) => words.every(({{ speaker }}) => speaker === 'A'))")
-    undo = "new KeyboardEvent('keydown', { key: 'z', ctrlKey: true, bubbles: true })"
-    tab.evaluate(f"document.dispatchEvent({undo})")
+    tab.evaluate(UNDO)
     tab.wait(f"{SPEAKERS} === 'A,B,A'")
 
 
+def test_what_is_selected_is_given_to_somebody_else(open_any: OpenAny) -> None:
+    tab = open_text(open_any, TURNS)
+    press_button(tab, "Correct words")
+    tab.evaluate(
+        """(() => {
+            const words = document.querySelectorAll("#cards .word");
+            getSelection().setBaseAndExtent(words[2].firstChild, 0, words[3].firstChild, 4);
+        })()"""
+    )
+    tab.wait("getSelection().toString().includes('four')")
+    give_to(tab, "somebody else")
+    tab.wait(f"{SPEAKERS} === 'A,B,Speaker 3'")
+    tab.wait(f"{SEGMENTS}.then((text) => text === 'A one,B two,Speaker 3 three,Speaker 3 four')")
+
+
+def test_turns_are_split_and_joined_also_where_nobody_had_a_name(open_any: OpenAny) -> None:
+    tab = open_text(open_any, words_at(("one", 0.0), ("two", 1.0), ("three", 2.0), ("four", 3.0)))
+    press_button(tab, "Correct words")
+    tab.click(word_at(tab, 2))
+    tab.wait("document.activeElement.matches('.word input')")
+    enter = "new KeyboardEvent('keydown', { key: 'Enter', ctrlKey: true, bubbles: true })"
+    tab.evaluate(f"document.activeElement.dispatchEvent({enter})")
+    tab.wait(f"{SPEAKERS} === 'Speaker 1,Speaker 2'")
+    tab.wait(f"{SEGMENTS}.then((text) => text === 'Speaker 1 one two,Speaker 2 three four')")
+    times = f"{ENTRY}.then(({{ segments }}) => segments.map(({{ start, end }}) => [start, end]))"
+    assert tab.evaluate(times) == [[0, 1.1], [2, 5]]
+    press_button(tab, "Join with the turn before")
+    tab.wait(f"{SPEAKERS} === 'Speaker 1'")
+    tab.evaluate(UNDO)
+    tab.wait(f"{SPEAKERS} === 'Speaker 1,Speaker 2'")
+    reach(tab, 3)
+    tab.type(ESCAPE)
+    press_button(tab, "New turn here")
+    tab.wait(f"{SPEAKERS} === 'Speaker 1,Speaker 2,Speaker 1'")
+
+
+def word_at(tab: AnyTab, index: int) -> str:
+    tab.evaluate(f"document.querySelectorAll('#cards .word')[{index}].setAttribute('data-at', {index})")
+    return f".word[data-at='{index}']"
+
+
+def test_tab_goes_on_to_the_next_word(open_any: OpenAny) -> None:
+    tab = open_text(open_any, words_at(("one", 0.0), ("two", 1.0), ("three", 2.0)))
+    tab.click(WORD.format(1), times=2)
+    tab.wait("document.activeElement.matches('.word input')")
+    tab.type("won" + TAB)
+    tab.wait("document.querySelector('.word input')?.value === 'two'")
+    tab.type("too" + TAB + TAB)  # behind the last one there is none
+    tab.wait(f"{TEXT} === 'won too three'")
+    tab.wait("document.activeElement.matches('.transcript')")
+
+
+def test_keys_of_the_player_work_in_a_field(open_any: OpenAny) -> None:
+    tab = open_text(open_any, words_at(("one", 0.0), ("two", 3.0)))
+    tab.wait("document.querySelector('.wave input').max > 5.5")  # as long as the file
+    tab.click(WORD.format(2), times=2)
+    tab.wait("document.activeElement.matches('.word input')")
+    press = "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {{ bubbles: true, {} }}))"
+    audio = "document.querySelector('audio')"
+    for key, time, rate in (("F1", 1, 1), ("F2", 3, 1), ("F3", 3, 0.75), ("F4", 3, 1), ("F4", 3, 1.25)):
+        tab.evaluate(press.format(f"key: '{key}'"))
+        tab.wait(f"Math.abs({audio}.currentTime - {time}) < 0.1 && {audio}.playbackRate === {rate}")
+    tab.evaluate(press.format("key: ' ', ctrlKey: true"))
+    tab.wait(f"{audio}.currentTime > 3.2")
+    assert tab.evaluate("document.querySelector('.word input').value") == "two"
+
+
 def test_a_doubtful_word_is_confirmed_by_enter(open_any: OpenAny) -> None:
-    tab = open_text(open_any, {**words_at(("one", 0.0), ("two", 1.0)), "doubtful": [1]})
+    tab = open_text(open_any, DOUBTFUL)
     tab.wait("document.querySelectorAll('.is-doubtful').length === 1")
     tab.click(WORD.format(2), times=2)
     tab.wait("document.activeElement.matches('.word input')")
@@ -203,9 +285,8 @@ def test_a_video_is_as_long_as_its_pictures_and_keeps_its_captions_off(
     tab.wait(
         "document.querySelector('video').checkVisibility() && document.querySelector('video').readyState > 1"
     )
-    tab.evaluate(
-        "document.querySelector('.wave').dispatchEvent(new KeyboardEvent('keydown', { key: 'End' }))"
-    )
+    tab.evaluate("document.querySelector('.wave input').focus()")
+    tab.type(END)
     tab.wait("document.querySelector('video').currentTime > 4.8")
     tab.evaluate("(document.querySelector('video').textTracks[0].mode = 'disabled', 0)")
     tab.click(WORD.format(1), times=2)
@@ -213,3 +294,28 @@ def test_a_video_is_as_long_as_its_pictures_and_keeps_its_captions_off(
     tab.wait(f"{TEXT} === 'won two'")
     tab.wait("document.querySelector('video').textTracks.length === 1")
     assert tab.evaluate("document.querySelector('video').textTracks[0].mode") == "disabled"
+
+
+def test_captions_over_a_video_are_those_that_are_exported(open_any: OpenAny, tmp_path: Path) -> None:
+    tab = open_any()
+    tab.wait_for_text("#model", "whisper-digits")
+    words = [(f"word{i}", 0.2 * i) for i in range(20)]
+    answer_with(tab, **words_at(*words))
+    write_late_video(tmp_path / "talk.webm")
+    drop_video(tab, tmp_path / "talk.webm")
+    lines = "Array.from(document.querySelector('video')?.textTracks[0]?.cues ?? [], ({ text }) => text)"
+    tab.wait(f"{lines}.length > 0 && {lines}.join(' ').split(/\\s/).length === 20")
+    assert max(len(line) for cue in tab.evaluate(lines) for line in cue.split("\n")) > 20
+    choose(tab, "#cue-width", "20")
+    tab.wait(f"{lines}.every((text) => text.split('\\n').every((line) => line.length <= 20))")
+    exported = tab.evaluate(
+        """(async () => {
+            const { FORMATS } = await import("/web/downloads.js");
+            const { cuesOf } = await import("/web/subtitles.js");
+            const { subtitleLayout } = await import("/web/options.js");
+            const answer = await ENTRY;
+            const cues = cuesOf(answer, subtitleLayout()).map(({ lines }) => lines.join("\\n"));
+            return [cues, FORMATS.vtt.render(answer).split(" --> ").length - 1];
+        })()""".replace("ENTRY", ENTRY)
+    )
+    assert exported == [tab.evaluate(lines), len(exported[0])]

@@ -92,7 +92,7 @@ def test_a_menu_lies_over_the_cards_below_it(open_page: OpenPage) -> None:
     choose(page, payload("one.wav", SHORT), payload("two.wav", SHORT))
     expect(page.locator(".fold:enabled")).to_have_count(2)
     page.locator(".fold[aria-expanded=true]").click()
-    card(page, "one.wav").locator(".menu summary").click()
+    card(page, "one.wav").locator(".menu").click()
     last = card(page, "one.wav").locator(".menu-choices button").last
     seen = last.evaluate(
         """(button) => {
@@ -109,7 +109,7 @@ NUM_DELTAS = 2_000
 WATCH_TEXT = """() => {
     window.drawn = 0;
     const isText = ({ target, addedNodes: [added] }) =>
-        target.matches(".transcript") && added?.nodeType === Node.TEXT_NODE;
+        target.closest?.(".transcript") && added?.nodeType === Node.TEXT_NODE;
     new MutationObserver((all) => (window.drawn += all.filter(isText).length))
         .observe(document.getElementById("cards"), { subtree: true, childList: true });
 }"""

@@ -66,7 +66,7 @@ def test_a_word_that_is_clicked_plays_and_is_lit(open_tab: OpenTab) -> None:
     tab = open_tab()
     drop(tab, "call.wav", spoken=say("314159265358979323", gap_s=0.6))
     tab.wait_for_text("#cards .facts", "× real time")
-    tab.wait("document.querySelector('#cards canvas').checkVisibility()")
+    tab.wait("document.querySelector('#cards .wave').checkVisibility()")
     tab.click(".word:nth-child(3)")
     tab.wait("document.querySelector('.word.is-lit') && document.querySelector('audio').currentTime > 0")
 
@@ -96,7 +96,7 @@ def test_the_microphone_of_the_browser_gives_a_recording_to_play(open_tab: OpenT
     tab.wait_for_text("#model", "whisper-digits")
     tab.click("#record")
     tab.wait(LIVE_FOR_TWO_SECONDS)
-    tab.click("#record")
+    tab.click("#stop")
     tab.wait_for_text(".fold", "Recording 1")
     tab.wait("document.querySelector('#message').hidden")
     tab.wait("document.querySelector('.player').checkVisibility()")
@@ -108,7 +108,7 @@ def test_what_is_spoken_becomes_text_and_the_microphone_is_given_back(open_tab: 
     tab.evaluate(f"{SPEECH_FOR_A_MICROPHONE}({json.dumps(encoded(say('271', gap_s=[0.2, 0.2, 1.5])))})")
     tab.click("#record")
     tab.wait_for_text("#live-text", "two seven one")
-    tab.click("#record")
+    tab.click("#stop")
     tab.wait_for_text("#cards .transcript", "two seven one")
     assert tab.evaluate("window.track.readyState") == "ended"
     assert tab.evaluate("document.querySelector('#record-label').textContent") == "Speak"

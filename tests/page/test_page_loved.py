@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 from zipfile import ZipFile
 
@@ -66,7 +65,7 @@ def test_a_transcript_is_downloaded_as_a_word_document(open_page: OpenPage) -> N
     ]
     page = open_page(mock=answering(text=text, segments=segments, words=[]), accept_downloads=True)
     choose(page, payload("call.wav"))
-    card(page, "call.wav").locator("summary", has_text="Download").click()
+    card(page, "call.wav").get_by_role("button", name="Download").click()
     with page.expect_download() as download:
         card(page, "call.wav").get_by_role("button", name=".docx").click()
     assert download.value.suggested_filename == "call.docx"
@@ -91,21 +90,15 @@ def paragraphs_of(document: bytes) -> list[str]:
 # -- Doubtful words --
 
 
-def logprob(token: str, value: float) -> dict[str, Any]:
-    return {"token": token, "logprob": value, "bytes": list(token.encode())}
-
-
 def test_doubtful_words_are_tinted_underlined_and_reached_by_a_button(open_page: OpenPage) -> None:
     words = words_at(("Grüße", 0.0), ("an", 1.0), ("Oberursel", 2.0), ("heute", 3.0))
-    pieces = [(" Gr", -0.1), ("üße", -0.1), (" an", -2.5), (" Ober", -0.1), ("ursel", -1.9), (" heute", -0.2)]
-    sent: list[bytes] = []
-    page = open_page(mock=answering(**words, logprobs=[logprob(*piece) for piece in pieces]))
-    page.on("request", lambda request: sent.append(request.post_data_buffer or b""))
+    for word, confidence in zip(words["words"], (0.9, 0.1, 0.5, 0.7), strict=True):
+        word["confidence"] = confidence
+    page = open_page(mock=answering(**words))
     choose(page, payload("call.wav"))
     done = card(page, "call.wav")
     doubtful = done.locator(".word.is-doubtful")
     expect(doubtful).to_have_text(["an", "Oberursel"])
-    assert any(b'name="include[]"' in form for form in sent)
     style = doubtful.first.evaluate(
         "(word) => [getComputedStyle(word).textDecorationStyle, word.style.color]"
     )
@@ -124,24 +117,25 @@ def test_doubtful_words_are_tinted_underlined_and_reached_by_a_button(open_page:
     expect(doubtful).to_have_text(["an", "Oberursel"])
 
 
-def test_the_doubt_of_a_real_answer_meets_its_words(open_page: OpenPage) -> None:
+def test_the_words_of_a_real_answer_say_how_sure_they_are(open_page: OpenPage) -> None:
     page = open_page()
     with page.expect_response("**/v1/audio/transcriptions") as reply:
         choose(page, payload("call.wav"))
-    done = card(page, "call.wav")
-    done.locator(".word").first.wait_for()
+    card(page, "call.wav").locator(".word").first.wait_for()
     event = next(line for line in reply.value.text().splitlines() if "text.done" in line)
-    tokens = json.loads(event.removeprefix("data: "))["logprobs"]
-    spoken = page.evaluate(
-        """async ([tokens, text]) => {
-            const { doubtfulOf } = await import("/web/doubts.js");
-            const pieces = text.split(" ").map((text) => ({ text }));
-            const all = (logprob) => doubtfulOf(pieces, tokens.map((token) => ({ ...token, logprob })));
-            return [all(-0.01).length, all(-3).length];
+    words = json.loads(event.removeprefix("data: "))["words"]
+    assert all(0 < word["confidence"] < 1 for word in words)
+    shares = page.evaluate(
+        """async (answer) => {
+            const { applyEdits } = await import("/web/edits.js");
+            const words = (confidence) => answer.words.map((word) => ({ ...word, confidence }));
+            const piecesAt = (confidence) => applyEdits({ ...answer, words: words(confidence) }, []).pieces;
+            const numDoubtful = (pieces) => pieces.filter(({ isDoubtful }) => isDoubtful).length;
+            return [0.9, 0.1].map((confidence) => numDoubtful(piecesAt(confidence)));
         }""",
-        [tokens, SPOKEN.text],
+        json.loads(event.removeprefix("data: ")),
     )
-    assert spoken == [0, len(SPOKEN.text.split())]
+    assert shares == [0, len(SPOKEN.text.split())]
 
 
 # -- Find and replace --
@@ -194,7 +188,7 @@ def test_one_who_speaks_is_told_when_the_speakers_come(open_page: OpenPage) -> N
     page = open_page(permissions=["microphone"])
     page.get_by_label("Speakers").select_option("labelled")
     page.get_by_role("button", name="Speak").click()
-    expect(page.locator("#live-status")).to_have_text("Listening … Who speaks is added when you stop.")
+    expect(page.locator("#live-status")).to_have_text("Listening … Who speaks is made sure when you stop.")
     expect(page.locator("#live-text")).to_contain_text("two seven one")
 
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from asr_server.language_codes import NAMES
-from tests.page.both import AnyTab, OpenAny, answer_with, drop
+from tests.page.both import AnyTab, OpenAny, answer_with, document_of, drop
 from tests.page.browsing import words_at
 from tests.page.firefox import ENTER, ESCAPE, TAB
 from tests.support.speech import say
@@ -145,13 +145,7 @@ def test_a_text_from_right_to_left_is_laid_out_so_with_its_speakers(open_any: Op
     for _ in range(2):
         tab.evaluate(f"document.activeElement.dispatchEvent({left})")
     assert tab.evaluate("document.querySelector('.word.is-reached').textContent") == "לך"
-    document = tab.evaluate(
-        """import("/web/docx.js").then(({ documentOf }) => import("/web/store.js").then(async ({ Store }) => {
-            const store = new Store();
-            const [{ id }] = await store.entries();
-            return new TextDecoder().decode(documentOf(await store.answer(id)));
-        }))"""
-    )
+    document = document_of(tab, HEBREW)
     assert "<w:bidi/>" in document
     assert "<w:rtl/>" in document
 
@@ -232,9 +226,9 @@ def test_a_menu_opens_within_the_window(open_any: OpenAny) -> None:
     tab = open_text(open_any, WORDS)
     press_button(tab, "call.wav")
     tab.evaluate("(document.querySelector('#cards').style.marginTop = '200vh', 0)")
-    tab.evaluate("document.querySelector('.menu summary').scrollIntoView({ block: 'end' })")
-    tab.evaluate("document.querySelector('.menu summary').click()")
-    choices = "document.querySelector('.menu[open] .menu-choices')"
+    tab.evaluate("document.querySelector('.menu').scrollIntoView({ block: 'end' })")
+    tab.evaluate("document.querySelector('.menu').click()")
+    choices = "document.querySelector('.menu-choices:popover-open')"
     tab.wait(f"{choices}?.getBoundingClientRect().bottom <= innerHeight + 1")
 
 

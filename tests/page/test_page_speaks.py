@@ -9,7 +9,15 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import Server, run_server
-from tests.page.both import SPEECH_FOR_A_MICROPHONE, WATCH_DOWNLOADS, AnyTab, OpenAny, encoded
+from tests.page.both import (
+    SPEECH_FOR_A_MICROPHONE,
+    WATCH_DOWNLOADS,
+    AnyTab,
+    OpenAny,
+    choose,
+    encoded,
+    hold_answers,
+)
 from tests.page.firefox import NEEDS_SOUND
 from tests.support.speech import say
 
@@ -67,7 +75,7 @@ def test_sessions_are_joined_and_what_lies_between_is_read_as_a_file(
     tab = open_any(hasty_server.url)
     speak(tab)
     speak_until(tab, 2 * SESSION_S + 4)
-    tab.click("#record")
+    tab.click("#stop")
     tab.wait_for_text("#cards .facts", "real time")
     assert "incomplete" not in tab.evaluate("document.querySelector('#cards .facts').textContent")
     assert tab.evaluate("document.querySelector('#cards .transcript').textContent.split(' ').length") >= 15
@@ -84,7 +92,7 @@ def test_a_server_that_is_started_anew_costs_no_sound(open_any: OpenAny) -> None
     tab.wait_for_text("#live-status", "Recording. Text comes later")
     with run_server("--port", port):
         tab.wait_for_text("#live-status", "Listening")
-        tab.click("#record")
+        tab.click("#stop")
         tab.wait_for_text("#cards .facts", "real time")
         length = tab.evaluate("document.querySelector('#cards .clock').textContent.split('/ 0:')[1]")
         assert downloaded_seconds(tab) >= float(length)
@@ -117,6 +125,8 @@ def test_the_text_of_one_who_speaks_is_large_followed_and_alone_on_the_page(open
     speak(tab)
     for selector in (".lead", "#options", "label.button"):
         assert not tab.evaluate(f"document.querySelector({json.dumps(selector)}).checkVisibility()")
+    for selector in ("#stop", "#live-level", "#live-time"):
+        assert tab.evaluate(f"document.querySelector({json.dumps(selector)}).checkVisibility()")
     size = "parseFloat(getComputedStyle(document.querySelector('#live-text')).fontSize)"
     before = tab.evaluate(size)
     tab.click("#larger")
@@ -129,5 +139,139 @@ def test_the_text_of_one_who_speaks_is_large_followed_and_alone_on_the_page(open
     tab.wait("document.querySelector('#live .back').checkVisibility()")
     tab.evaluate("document.querySelector('#live .back').click()")
     tab.wait(f"{box}.scrollTop > 0")
-    tab.click("#record")
+    tab.click("#stop")
     tab.wait("document.querySelector('.fold:enabled')")
+
+
+# -- What is heard --
+
+SOURCES = """(() => {
+    const described = [
+        { kind: "audioinput", deviceId: "a", label: "Desk" },
+        { kind: "audioinput", deviceId: "b", label: "Headset" },
+        { kind: "videoinput", deviceId: "c", label: "Camera" },
+    ];
+    navigator.mediaDevices.enumerateDevices = async () => described;
+    window.asked = [];
+    const { getUserMedia } = navigator.mediaDevices;
+    navigator.mediaDevices.getUserMedia = (wanted) => (window.asked.push(wanted), getUserMedia(wanted));
+    navigator.mediaDevices.getDisplayMedia = (wanted) => (window.asked.push(wanted), getUserMedia(wanted));
+    navigator.mediaDevices.dispatchEvent(new Event("devicechange"));
+})()"""
+
+
+def test_a_microphone_or_the_sound_of_a_tab_is_chosen(open_any: OpenAny) -> None:
+    tab = open_any()
+    tab.wait_for_text("#source", "a tab or the computer")
+    tab.evaluate(f"{SPEECH_FOR_A_MICROPHONE}({json.dumps(encoded(SPEECH))})")
+    tab.evaluate(SOURCES)
+    tab.wait_for_text("#source", "Headset")
+    offered = "[...document.querySelectorAll('#source option')].map(({ textContent }) => textContent).join()"
+    assert tab.evaluate(offered) == "the microphone,Desk,Headset,a tab or the computer"
+    for source, asked in (
+        ("b", {"audio": {"channelCount": 1, "deviceId": "b"}}),
+        ("screen", {"video": True, "audio": True}),
+    ):
+        choose(tab, "#source", source)
+        tab.click("#record")
+        tab.wait_for_text("#live-text", "two seven one")
+        assert tab.evaluate("window.asked.at(-1)") == asked
+        tab.click("#stop")
+        tab.wait("document.querySelector('#live').hidden")
+    tab.evaluate("(navigator.mediaDevices.getDisplayMedia = async () => new MediaStream(), 0)")
+    tab.click("#record")
+    tab.wait_for_text("#message", "What you share has no sound")
+
+
+def test_a_pause_stops_the_time_until_one_goes_on(open_any: OpenAny) -> None:
+    tab = open_any()
+    speak(tab)
+    tab.click("#pause")
+    tab.wait_for_text("#live-status", "Paused")
+    tab.wait("document.querySelector('#live-said').textContent.includes('two seven one')")
+    time = tab.evaluate("document.querySelector('#live-time').textContent")
+    text = tab.evaluate("document.querySelector('#live-text').textContent")
+    size = tab.evaluate(KEPT_BYTES)
+    tab.evaluate("new Promise((resolve) => setTimeout(resolve, 2500))")
+    assert tab.evaluate("document.querySelector('#live-time').textContent") == time
+    assert tab.evaluate(KEPT_BYTES) == size
+    tab.click("#pause")
+    tab.wait(f"document.querySelector('#live-text').textContent.trim().length > {len(text.strip())}")
+    tab.wait_for_text("#live-status", "Listening")
+    tab.click("#stop")
+    tab.wait("document.querySelector('.fold:enabled')")
+
+
+# A server's session, whose events the test sends by `window.emit(type, fields)`
+SESSION = """(() => {
+    window.sent = [];
+    window.WebSocket = class extends EventTarget {
+        static OPEN = 1;
+        readyState = 1;
+        constructor() {
+            super();
+            const message = (event) => new MessageEvent("message", { data: JSON.stringify(event) });
+            const emit = (type, fields) => this.dispatchEvent(message({ type, ...fields }));
+            window.emit = (type, fields) => emit(type, { item_id: "a", ...fields });
+            setTimeout(() => emit("session.created"));
+        }
+        send(data) {
+            const event = JSON.parse(data);
+            if (event.type === "session.update") window.sent.push(event.session);
+        }
+        close() {}
+    };
+})()"""
+READING = "conversation.item.input_audio_transcription"
+LIVE = "document.querySelector('#live-text').textContent.trim()"
+MAY_CHANGE = "document.querySelector('#live-text i').textContent"
+
+
+def emit(tab: AnyTab, type: str, **fields: object) -> None:
+    tab.evaluate(f"(window.emit({json.dumps(type)}, {json.dumps(fields)}), 0)")
+
+
+def test_text_that_may_change_is_shown_as_such_and_stays_where_it_is(open_any: OpenAny) -> None:
+    tab = open_any()
+    tab.wait_for_text("#model", "whisper-digits")
+    tab.evaluate(SESSION)
+    choose(tab, "#speakers", "auto")
+    tab.click("#record")
+    tab.wait("window.sent.length === 2")
+    include, diarized = tab.evaluate("window.sent")
+    assert include["include"] == ["item.input_audio_transcription.interim"]
+    assert diarized["audio"]["input"]["transcription"] == {"model": "gpt-4o-transcribe-diarize"}
+    emit(tab, "input_audio_buffer.speech_started", audio_start_ms=0)
+    emit(tab, f"{READING}.delta", delta="one")
+    emit(tab, f"{READING}.interim", text="one two", tail=" two", words=[], is_final=False)
+    colour = "getComputedStyle(document.querySelector('#live-text {}')).color"
+    assert tab.evaluate(f"{colour.format('i')} !== {colour.format('span')}")
+    assert (tab.evaluate(LIVE), tab.evaluate(MAY_CHANGE)) == ("one two", " two")
+    place = "document.querySelector('#live-text i').getBoundingClientRect().right"
+    before = tab.evaluate(place)
+    emit(tab, f"{READING}.delta", delta=" two")
+    assert (tab.evaluate(LIVE), tab.evaluate(MAY_CHANGE)) == ("one two", "")
+    emit(tab, f"{READING}.interim", text="one two three", tail=" three", words=[], is_final=False)
+    assert tab.evaluate(f"{place} > {before}")
+    words = [
+        {"word": word, "start": i, "end": i + 0.5, "confidence": 0.9 - 0.4 * i}
+        for i, word in enumerate(("one", "two", "three"))
+    ]
+    emit(tab, f"{READING}.interim", text="one two three", tail="", words=words, is_final=True)
+    for speaker, text, start in (("A", "one", 0), ("B", " two three", 1)):
+        emit(tab, f"{READING}.segment", speaker=speaker, text=text, start=start, end=start + 1.5)
+    emit(tab, f"{READING}.completed", transcript="one two three")
+    assert tab.evaluate(LIVE) == "A: one\nB: two three"
+    hold_answers(tab)  # the whole is read again
+    tab.click("#stop")
+    tab.click("#stop")
+    tab.wait(
+        """import("/web/store.js").then(async ({ Store }) => {
+            const store = new Store();
+            const [entry] = await store.entries();
+            const { words, segments } = (entry && (await store.answer(entry.id))) || {};
+            store.database.close();
+            const spoken = segments?.map(({ speaker, text }) => speaker + text).join();
+            return spoken === "Aone,B two three" && words.at(-1).start === 2;
+        })"""
+    )

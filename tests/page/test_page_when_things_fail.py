@@ -58,7 +58,7 @@ def test_an_open_correction_and_what_has_the_focus_stay_when_a_recording_ends(op
     assert asks_before_leaving(page)
     done.locator(".word").nth(1).dblclick()
     done.locator(".word input").fill("won")
-    page.evaluate("document.getElementById('record').click()")  # as by a key: the focus stays in the field
+    page.evaluate("document.getElementById('stop').click()")  # as by a key: the focus stays in the field
     expect(card(page, "Recording 1").locator(".preview")).to_contain_text("two seven one")
     expect(done.locator(".word input")).to_have_value("won")
     done.locator(".word input").press("Enter")

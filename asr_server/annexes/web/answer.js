@@ -1,10 +1,12 @@
 // A transcript as data: its words within its text, its speakers, and what is downloaded.
 
-export const REACH = 32; // most characters between two words of a text
+import { clock } from "./dom.js";
+
+const REACH = 32; // most characters between two words of a text
 
 /**
- * The words of an answer with what stands between them: {gap, text, tail, start, end, segment, word}. `segment` is
- * an index; `word` is the answer's own word, null where it has none and a segment's time is shared out.
+ * The words of an answer with what stands between them: {gap, text, tail, start, end, segment, speaker, word}. `segment`
+ * is an index; `word` is the answer's own word, null where it has none and a segment's time is shared out.
  */
 export function piecesOf(answer) {
   const words = answer.words || [];
@@ -28,6 +30,7 @@ export function piecesOf(answer) {
     if (own.length) own[own.length - 1].tail = body.slice(within);
     else own.push(...spread(segment, body, index));
     if (own.length) own[0].gap = gap + own[0].gap;
+    for (const piece of own) piece.speaker = segment.speaker;
     pieces.push(...own);
   });
   return pieces;
@@ -47,21 +50,28 @@ function spread({ start, end }, body, segment) {
 // -- As paragraphs --
 
 const PARAGRAPH = 60; // words, after which a sentence's end begins a new one
-const SENTENCE_END = /[.!?。！？…]["'”»)]?$/;
+export const SENTENCE_END = /[.!?。！？…]["'”»)]?$/;
 const PAUSE_S = 4; // as good as a sentence's end
 
 /** Where they begin: {first, speaker, isTurn, isTimed} each, `first` an index of `pieces`. */
-export function paragraphsOf({ segments }, pieces) {
+export function paragraphsOf(pieces) {
   const isLong = pieces.length > PARAGRAPH * 2;
   const paragraphs = [];
-  pieces.forEach(({ segment }, i) => {
-    const { speaker } = segments[segment];
+  pieces.forEach(({ speaker }, i) => {
     const last = paragraphs.at(-1);
     const isTurn = Boolean(speaker) && speaker !== last?.speaker;
     const isOther = !last || speaker !== last.speaker || (isLong && begins(pieces, i, last.first));
     if (isOther) paragraphs.push({ first: i, speaker, isTurn, isTimed: isLong });
   });
   return paragraphs;
+}
+
+/** The same with their text, and the time at which each begins. */
+export function writtenParagraphs(answer) {
+  const pieces = piecesOf(answer);
+  const textOf = (from, to) => pieces.slice(from, to).map(({ gap, text, tail }) => (text ? gap + text : "") + tail).join("").trim();
+  const all = paragraphsOf(pieces);
+  return all.map((one, i) => ({ ...one, at: clock(pieces[one.first].start), text: textOf(one.first, all[i + 1]?.first) }));
 }
 
 function begins(pieces, i, first) {
@@ -85,18 +95,12 @@ export function speakersOf({ segments }) {
 
 // -- As text and as a document --
 
-/** With a line for each turn of a speaker, where there are any. */
-export function plainText(answer) {
-  const lines = [];
-  let last = null;
-  for (const { gap, text, tail, segment } of piecesOf(answer)) {
-    const { speaker } = answer.segments[segment];
-    if (!speaker) return answer.text;
-    if (speaker !== last) lines.push(`${speaker}:`);
-    lines[lines.length - 1] += (speaker === last ? gap : " ") + text + tail;
-    last = speaker;
-  }
-  return lines.join("\n");
+/** With a line for each turn of a speaker, where there are any, or for each paragraph and its time. */
+export function plainText(answer, withTimes = false) {
+  const paragraphs = writtenParagraphs(answer);
+  if (withTimes) return paragraphs.map(({ at, speaker, text }) => `[${at}] ${speaker ? `${speaker}: ` : ""}${text}`).join("\n\n");
+  if (!paragraphs.some(({ speaker }) => speaker)) return answer.text;
+  return paragraphs.map(({ speaker, isTurn, text }) => (isTurn ? `\n${speaker}: ${text}` : ` ${text}`)).join("").trim();
 }
 
 /** As the server writes `verbose_json`. */

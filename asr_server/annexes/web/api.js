@@ -1,8 +1,6 @@
 // The server's API. Paths are relative, so that the page works behind any prefix.
 
-import { piecesOf } from "./answer.js";
 import { attempt, inSlices } from "./dom.js";
-import { doubtfulOf } from "./doubts.js";
 
 const KEY = "asr-server-key";
 const BUSY = new Set([429, 503]);
@@ -100,7 +98,6 @@ export function transcribe(file, options, on, signal) {
   if (options.prompt) form.append("hotwords", options.prompt);
   const isTranslation = options.task === "translate"; // into English; the words of it have no times
   if (!isTranslation) for (const times of ["segment", "word"]) form.append("timestamp_granularities[]", times);
-  if (!isTranslation) form.append("include[]", "logprobs"); // says which words are doubtful
   if (!isTranslation && options.language) form.append("language", options.language);
   if (options.speakers === "auto") form.append("diarize", "true");
   else if (options.speakers) form.append("num_speakers", options.speakers);
@@ -124,7 +121,7 @@ export function transcribe(file, options, on, signal) {
       if (call.status !== 200) {
         return reject(errorOf(call.responseText, call.status, Number(call.getResponseHeader("retry-after")) || 0));
       }
-      const end = () => (done ? resolve(withDoubts(done)) : reject(new ApiError("The answer ended early: the server may have stopped.")));
+      const end = () => (done ? resolve(done) : reject(new ApiError("The answer ended early: the server may have stopped.")));
       read().then(end, reject);
     };
     call.onerror = () => file.slice(0, 1).arrayBuffer().then(() => reject(new ApiError(BROKEN)), () => reject(new ApiError(CHANGED, { status: 400 })));
@@ -133,11 +130,6 @@ export function transcribe(file, options, on, signal) {
     signal.addEventListener("abort", () => call.abort());
     call.send(form);
   });
-}
-
-/** A tenth of the size: the indexes of doubtful words in the place of each token's probability. */
-function withDoubts({ logprobs, ...answer }) {
-  return logprobs ? { ...answer, doubtful: doubtfulOf(piecesOf(answer), logprobs) } : answer;
 }
 
 /** Reads the events of a text that grows. */

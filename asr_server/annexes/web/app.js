@@ -5,11 +5,14 @@ import { Cards } from "./cards.js";
 import { $, count, h, show } from "./dom.js";
 import { listenToKeys } from "./keys.js";
 import { Live } from "./live.js";
-import { chosenOptions, offerModels, offerOptions } from "./options.js";
+import { chosenOptions, offerModels, offerOptions, offerOwn } from "./options.js";
 import { Scheduler } from "./scheduler.js";
 import { startWatching, stopWatching } from "./server-view.js";
 import { Serving } from "./serving.js";
 
+const TITLE = document.title;
+
+offerOwn();
 const serving = new Serving();
 const scheduler = new Scheduler(serving);
 const cards = new Cards({
@@ -85,19 +88,13 @@ $("sample").onclick = async () => {
   if (reply) add([new File([await reply.blob()], "Sample.mp3")]);
 };
 
-let depth = 0; // dragging enters and leaves children too
-document.addEventListener("dragenter", (event) => {
+document.addEventListener("dragleave", ({ relatedTarget }) => relatedTarget || $("drop").classList.remove("is-over"));
+document.addEventListener("dragover", (event) => {
   event.preventDefault();
-  depth++;
   $("drop").classList.add("is-over");
 });
-document.addEventListener("dragleave", () => {
-  if (--depth <= 0) $("drop").classList.remove("is-over");
-});
-document.addEventListener("dragover", (event) => event.preventDefault());
 document.addEventListener("drop", (event) => {
   event.preventDefault();
-  depth = 0;
   $("drop").classList.remove("is-over");
   add(event.dataTransfer.files);
 });
@@ -124,10 +121,7 @@ addEventListener("click", () => show($("message"), ""), true); // read by then
 function route() {
   const view = location.hash === "#server" ? "server" : "transcribe";
   for (const section of ["transcribe", "server"]) $(`${section}-view`).hidden = section !== view;
-  for (const link of document.querySelectorAll("nav a")) {
-    if (link.dataset.view === view) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-  }
+  for (const link of document.querySelectorAll("nav a")) link.ariaCurrent = link.dataset.view === view ? "page" : null;
   if (view === "server") startWatching(askForKey);
   else stopWatching();
 }
@@ -138,6 +132,11 @@ document.querySelector(".skip").onclick = (event) => {
 };
 
 listenToKeys(() => cards.open);
+
+setInterval(() => { // also while the tab is hidden, where no frames are drawn
+  const { progress } = cards;
+  document.title = live.isOn ? `● ${TITLE}` : progress ? `${progress} · ${TITLE}` : TITLE;
+}, 1000);
 
 addEventListener("beforeunload", (event) => {
   if (scheduler.size || live.isOn || cards.isBusy) event.preventDefault();

@@ -1,20 +1,15 @@
 // Draws one recording: its progress, then its text with player and downloads. Folded, it is a heading and a line.
 
-import { plainText, speakersOf } from "./answer.js";
-import { copy } from "./clipboard.js";
-import { count, h, onceAFrame, show } from "./dom.js";
-import { download, FORMATS, save } from "./downloads.js";
+import { speakersOf } from "./answer.js";
+import { $, clock, count, editInPlace, h, label, onceAFrame, Owner, partsOf, show } from "./dom.js";
+import { copy, download, save } from "./downloads.js";
+import { nameEdit, turnEdit, wordEdit } from "./edits.js";
 import { detailsOf, factsOf, has, previewOf } from "./entry.js";
-import { placesOf, replaced } from "./find.js";
-import { menu } from "./menu.js";
+import { placesOf, replaced, Replace } from "./find.js";
 import { codeOf } from "./options.js";
-import { Owner } from "./owner.js";
 import { Player } from "./player.js";
-import { Replace } from "./replace.js";
-import { Speakers } from "./speakers.js";
 import { CLOSED } from "./store.js";
 import { Transcript } from "./transcript.js";
-import { Work } from "./work.js";
 
 export class Card {
   /**
@@ -22,16 +17,19 @@ export class Card {
    * its text when it comes.
    */
   constructor(recording, on) {
-    [this.recording, this.on] = [recording, on];
+    Object.assign(this, partsOf("card-template", recording.name), { recording, on });
     this.owner = new Owner();
     this.isFolded = false;
     this.query = "";
-    this.#build();
+    this.#connect();
+    this.#connectText();
     this.owner.listen(recording, "work", onceAFrame(() => this.owner.isClosed || this.#drawWork()));
     this.owner.listen(recording, "state", () => this.#draw());
     this.owner.listen(recording, "text", () => this.#drawText());
     this.owner.listen(recording, "kept", () => this.isFolded && recording.release());
     for (const type of ["kept", "unkept"]) this.owner.listen(recording, type, () => this.#drawText());
+    this.owner.listen($("writing"), "change", () => this.isFolded || this.#drawText()); // subtitles over a video
+    this.#givePlayer();
     this.#draw();
   }
 
@@ -39,64 +37,47 @@ export class Card {
     return this.recording.name;
   }
 
-  #build() {
-    const { name } = this;
-    this.toggle = h("button", { type: "button", className: "fold", dir: "auto" }, name);
+  #connect() {
+    const { recording } = this;
+    this.element.dataset.id = recording.id;
     this.toggle.onclick = () => (this.isFolded ? this.unfold() : this.fold());
-    const texts = Object.entries(FORMATS).map(([format, { label }]) => [label, `.${format}`, () => this.#download(format)]);
-    const sound = this.recording.isSpoken ? [["Sound", ".wav", () => this.#downloadSound()]] : [];
-    this.menu = menu("Download", name, [...texts, ...sound]);
-    this.remove = h("button", { type: "button", className: "icon small quiet", "aria-label": `Delete ${name}`, title: "Delete" }, "✕");
+    this.star.onclick = () => recording.mark({ isStarred: !recording.entry.isStarred });
+    this.pen.onclick = () => this.#editName();
+    this.menu.popoverTargetElement = this.choices;
+    this.choices.onclick = ({ target }) => this.#onChoice(target.closest("button"));
+    this.choices.firstElementChild.hidden = !recording.isSpoken;
     this.remove.onclick = (event) => this.on.remove(this, event);
-    this.work = new Work(this.recording, this.owner, () => this.on.again(this), () => this.player?.length);
-    const title = h("div", { className: "card-title" }, h("h2", {}, this.toggle), this.work.facts);
-    const head = h("div", { className: "card-head" }, title, this.menu, this.remove);
-    this.preview = h("p", { className: "preview", dir: "auto", hidden: true });
-    this.body = h("div", { className: "card-body" }, ...this.#bodyParts());
-    this.element = h("li", { className: "card", "data-id": this.recording.id }, head, this.preview, ...this.work.elements, this.body);
+    this.retry.onclick = () => this.on.again(this);
+    this.anew.onclick = () => this.on.anew(this);
+    this.copying.onclick = () => this.#copy();
+    this.work = new Work(this, () => this.player?.length);
     for (const type of ["wheel", "pointerdown"]) this.owner.listen(this.body, type, () => (this.isLookedAt = true)); // its text stays open
-    this.#givePlayer();
   }
 
-  #bodyParts() {
+  #connectText() {
     const { recording } = this;
-    const text = h("div", { className: "transcript", dir: "auto" });
-    this.speakers = new Speakers((from, to) => this.#rename(from, to));
-    this.bar = h("div", { className: "bar" });
-    this.transcript = new Transcript(text, this.bar, this.owner, {
+    this.speakers = new Speakers(this.people, (from, to) => this.#rename(from, to));
+    this.transcript = new Transcript(this, {
       seek: (time) => this.player?.seek(time),
-      correct: (index, word) => recording.correct(index, word),
+      correct: (index, word) => recording.edit([wordEdit(index, word)]),
       rename: (label, name) => this.speakers.edit(label, name),
-      give: (segments, name) => recording.give(segments, name),
+      give: (turns) => recording.edit(turns.map((turn) => turnEdit(...turn))),
       closed: () => this.#drawText(),
     });
-    this.replace = new Replace({
-      find: () => this.#mark(),
-      count: () => this.#places().length,
+    this.replace = new Replace(this.finding, this.replacing, {
+      find: () => {
+        this.#mark();
+        return this.#places().length;
+      },
       replace: (by, isOne) => this.#replace(by, isOne),
     });
-    this.doubts = h("button", { type: "button", className: "small", title: "Go to the next one", hidden: true });
     this.doubts.onclick = () => this.transcript.reachDoubtful();
-    const { back } = this.transcript.follow;
-    this.actions = h("div", { className: "row actions" }, this.#copyButton(), this.#editButton(text), this.replace.button, this.doubts, this.#anewButton(), back);
-    this.bar.append(this.actions, this.replace.element);
-    return [this.bar, this.speakers.element, text, this.transcript.reached];
+    this.actions.append(this.transcript.follow.back);
   }
 
-  #copyButton() {
-    const button = h("button", { type: "button", className: "small" }, "Copy text");
-    button.onclick = async () => {
-      button.textContent = (await copy(plainText(this.recording.text.answer))) ? "Copied" : "Not copied";
-      setTimeout(() => (button.textContent = "Copy text"), 1500);
-    };
-    return button;
-  }
-
-  /** With what is chosen by now: another language, speakers, words to expect. */
-  #anewButton() {
-    this.anew = h("button", { type: "button", className: "small", title: "With what is chosen above now" }, "Transcribe again");
-    this.anew.onclick = () => this.on.anew(this);
-    return this.anew;
+  async #copy() {
+    this.copying.textContent = (await copy(this.recording.text.answer)) ? "Copied" : "Not copied";
+    setTimeout(() => (this.copying.textContent = "Copy text"), 1500);
   }
 
   /** As soon as there is a recording: this browser may keep it. */
@@ -104,15 +85,16 @@ export class Card {
     const { file } = this.recording;
     this.anew.hidden = !file;
     if (this.player || !file) return; // its size would be asked of the disk
-    this.player = new Player(file, this.name, this.owner, (...time) => this.transcript.light(...time));
+    this.player = new Player(this.recording, this.owner, (...time) => this.transcript.light(...time));
     this.body.prepend(this.player.audio);
     this.bar.prepend(this.player.element);
   }
 
-  #editButton(text) {
-    const button = h("button", { type: "button", className: "small", "aria-pressed": "false" }, "Correct words");
-    button.onclick = () => button.setAttribute("aria-pressed", text.classList.toggle("is-editing"));
-    return button;
+  #editName() {
+    editInPlace(this.title, this.name, `Name of ${this.name}`, (name, key) => {
+      if (name && name !== this.name) this.recording.mark({ name });
+      if (key) this.pen.focus();
+    });
   }
 
   // -- Drawn from its recording --
@@ -121,13 +103,14 @@ export class Card {
     const { recording } = this;
     this.element.classList.toggle("is-working", recording.isAtWork);
     const isRead = Boolean(recording.entry) && !recording.isAtWork;
-    this.menu.hidden = this.actions.hidden = !isRead;
+    for (const part of [this.menu, this.actions, this.star, this.pen]) part.hidden = !isRead;
     this.toggle.disabled = !isRead;
+    this.toggle.textContent = this.name;
     this.#drawWork();
     this.#setFolded(isRead && (!recording.text || !(this.isLookedAt || this.on.mayOpen(this))));
     if (this.isFolded) this.transcript.clear();
     this.#drawText();
-    if (recording.state === "failed" && this.player) this.player.element.hidden = !this.player.picture; // nothing to hear either
+    if (recording.state === "failed" && this.player) this.player.element.hidden = !this.player.length; // nothing to hear either
   }
 
   #drawWork() {
@@ -139,11 +122,7 @@ export class Card {
   #drawText() {
     const { recording } = this;
     if (!recording.entry || recording.isAtWork) return;
-    this.work.setFacts(...factsOf(recording.entry), ...(recording.isUnkept ? ["not kept in this browser: download it"] : []));
-    this.work.setDetails(...detailsOf(recording.entry));
-    this.element.classList.toggle("is-unkept", recording.isUnkept);
-    const { task, language } = recording.entry;
-    this.body.lang = this.preview.lang = task === "translate" ? "en" : codeOf(language);
+    this.#drawHead(recording.entry);
     if (this.isFolded) return this.#showPreview();
     if (!recording.text) return;
     const { answer } = recording.text;
@@ -156,8 +135,19 @@ export class Card {
     this.#mark();
   }
 
+  #drawHead(entry) {
+    if (this.toggle.textContent !== entry.name) label(this.element, entry.name);
+    this.toggle.textContent = entry.name;
+    this.star.textContent = entry.isStarred ? "★" : "☆";
+    this.star.setAttribute("aria-pressed", Boolean(entry.isStarred));
+    this.work.setFacts(...factsOf(entry), ...(this.recording.isUnkept ? ["not kept in this browser: download it"] : []));
+    this.work.setDetails(...detailsOf(entry));
+    this.element.classList.toggle("is-unkept", this.recording.isUnkept);
+    this.body.lang = this.preview.lang = entry.task === "translate" ? "en" : codeOf(entry.language);
+  }
+
   #places() {
-    return placesOf(this.transcript.pieces, this.replace.query, this.replace.whole.checked);
+    return placesOf(this.transcript.pieces, this.replace.query, this.replace.isWhole);
   }
 
   /** All places, or the one that was reached; then the next is. Return how many. */
@@ -165,13 +155,14 @@ export class Card {
     const { cursor, pieces } = this.transcript;
     const all = this.#places();
     const places = isOne ? all.filter(({ first }) => first === cursor) : all;
-    this.recording.replace(replaced(pieces, places, by));
+    const texts = [...replaced(pieces, places, by)];
+    if (texts.length) this.recording.edit(texts.map((text) => wordEdit(...text)));
     if (isOne) this.transcript.reach((all.find(({ first }) => first > cursor) || all[0]).first);
     return places.length;
   }
 
   #mark() {
-    this.transcript.find(this.replace.query || this.query, Boolean(this.replace.query) && this.replace.whole.checked);
+    this.transcript.find(this.replace.query || this.query, this.replace.isWhole);
   }
 
   // -- Folded and unfolded --
@@ -212,27 +203,26 @@ export class Card {
   async #load() {
     const text = await this.recording.load();
     const why = this.recording.store.state === "open" ? "it was deleted in another tab" : CLOSED;
-    if (!text) show(this.work.error, `The text cannot be read from this browser: ${why}.`);
+    if (!text) show(this.error, `The text cannot be read from this browser: ${why}.`);
     return text;
   }
 
-  async #download(format) {
+  /** Of the formats of a text, or the sound of what one spoke, which nobody else has. */
+  async #onChoice(button) {
+    if (!button) return;
+    this.choices.hidePopover();
     const text = await this.#load();
-    if (text) download(text.answer, format, this.name);
+    const { format } = button.dataset;
+    if (format !== "wav") text && download(text.answer, format, this.name);
+    else if (this.recording.file) save(this.recording.file, `${this.name}.wav`);
+    else show(this.error, "This browser has not kept the sound.");
     if (this.isFolded) this.recording.release();
-  }
-
-  /** Of what one spoke: nobody else has it. */
-  async #downloadSound() {
-    await this.#load();
-    if (this.recording.file) save(this.recording.file, `${this.name}.wav`);
-    else show(this.work.error, "This browser has not kept the sound.");
   }
 
   #rename(from, to) {
     const isTaken = speakersOf(this.recording.text.answer).some(({ name }) => name === to);
     if (isTaken && !confirm(`Are ${from} and ${to} the same person?`)) return;
-    this.recording.rename(from, to);
+    this.recording.edit([nameEdit(from, to)]);
   }
 
   // -- Being searched --
@@ -254,5 +244,88 @@ export class Card {
   close() {
     this.owner.close();
     this.element.remove();
+  }
+}
+
+/** What is seen of a recording on its way to a text: what is done with it, for how long, and what went wrong. */
+class Work {
+  /** Draws into the card's parts; `length()`: the recording's seconds, as far as they are known. */
+  constructor(card, length) {
+    const { recording, facts, progress, error, retry, owner } = card;
+    Object.assign(this, { recording, facts, progress, error, retry, length });
+    owner.keep(() => clearInterval(this.timer));
+  }
+
+  draw() {
+    const { isAtWork, state, error } = this.recording;
+    clearInterval(this.timer);
+    if (isAtWork) this.timer = setInterval(() => this.#drawDoing(), 1000);
+    if (isAtWork) this.#drawDoing();
+    else if (state === "failed") this.setFacts("not transcribed");
+    this.progress.hidden = !isAtWork;
+    if (this.error.textContent !== plain(error?.message)) show(this.error, error?.message);
+    this.retry.hidden = !this.recording.isRetriable;
+  }
+
+  #drawDoing() {
+    const { note, since, seconds, state, share } = this.recording;
+    const rest = this.recording.rest(this.length()); // of a length that may be known only by now
+    if (state === "listening" && !rest) this.progress.removeAttribute("value"); // no one knows how far it is
+    else this.progress.value = rest?.share ?? (state === "uploading" ? share : 0);
+    const facts = [rest ? `listening, ${Math.ceil(rest.share * 100)} %` : note];
+    if (since !== null && since !== undefined) facts.push(clock(seconds));
+    if (rest?.seconds != null) facts.push(`about ${clock(Math.ceil(rest.seconds))} left`);
+    this.setFacts(...facts);
+  }
+
+  setFacts(...facts) {
+    this.facts.replaceChildren(...facts.map((fact) => h("span", {}, fact)));
+  }
+
+  /** Behind a word; open they stay so. */
+  setDetails(...details) {
+    const isOpen = this.details?.open;
+    this.details = h("details", { open: isOpen }, h("summary", {}, "Details"), ...details.map((detail) => h("span", {}, detail)));
+    this.facts.append(this.details);
+  }
+}
+
+const plain = (text = "") => text.replaceAll("`", "");
+
+/** The people of a transcript, each with a colour, a name that can be changed, and how long they speak. */
+class Speakers {
+  /** `onRename(from, to)` when one gets another name. */
+  constructor(element, onRename) {
+    Object.assign(this, { element, onRename });
+  }
+
+  show(answer) {
+    const people = speakersOf(answer);
+    const shown = JSON.stringify(people);
+    if (shown === this.shown || this.element.querySelector("input")) return; // a name is being written
+    this.shown = shown;
+    this.element.replaceChildren(...people.map((person) => this.#item(person)));
+    this.element.hidden = !people.length;
+  }
+
+  #item({ name, seconds, color }) {
+    const { element, button, person, time } = partsOf("speaker-template");
+    [person.textContent, time.textContent] = [name, clock(seconds)];
+    element.style = `--speaker: var(--${color})`;
+    element.dataset.name = name;
+    button.onclick = () => this.edit(element, name);
+    return element;
+  }
+
+  /** A field in the place of a name, here or in the text. */
+  edit(element, name) {
+    editInPlace(element, name, `Name of speaker ${name}`, (to, isByKey) => {
+      if (to && to !== name) this.onRename(name, to);
+      if (isByKey) this.#focus(to || name);
+    });
+  }
+
+  #focus(name) {
+    this.element.querySelector(`[data-name="${CSS.escape(name)}"] button`)?.focus({ preventScroll: true }); // one may be reading further down
   }
 }

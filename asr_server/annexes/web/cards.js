@@ -3,14 +3,25 @@
 import { Card } from "./card.js";
 import { $, count, inSlices, lower, show } from "./dom.js";
 import { filesOf, save } from "./downloads.js";
+import { keepChoices } from "./options.js";
 import { Recording } from "./recording.js";
+import { takeUp } from "./sounds.js";
 import { Store } from "./store.js";
-import { takeUp } from "./tape.js";
 import { withOwnNames, zipOf } from "./zip.js";
 
 const KEPT = "Texts, corrections and the sound of what you speak are kept in this browser and nowhere else, the newest 500 of them.";
 const NOT_KEPT = "This browser keeps nothing for this page: transcripts are gone when it is closed.";
 const MAX_REMOVED = 20; // that can be put back
+
+/** Of recordings, by what is chosen; those of a kind stand from the newest on. */
+const ORDERS = {
+  newest: (a, b) => b.order - a.order,
+  oldest: (a, b) => a.order - b.order,
+  name: (a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }),
+  longest: (a, b) => (b.entry?.duration || 0) - (a.entry?.duration || 0),
+  starred: (a, b) => Boolean(b.entry?.isStarred) - Boolean(a.entry?.isStarred),
+};
+const compare = (a, b) => ORDERS[$("sort").value](a, b) || ORDERS.newest(a, b);
 
 export class Cards {
   /** `again(recording)`: one asks for it again; `forget(recordings)`: they need not be transcribed any more. */
@@ -26,6 +37,7 @@ export class Cards {
     this.store.addEventListener("removed", ({ detail }) => this.#onGone(detail.ids));
     this.store.addEventListener("state", () => this.#showKept());
     $("search").oninput = () => this.#search();
+    $("sort").onchange = () => this.#sort();
     $("delete-all").onclick = () => this.#removeAll();
     $("download-all").onclick = () => this.#downloadAll();
     $("undo").onclick = ({ detail }) => detail < 2 && this.#undo(); // it may come under the second half of a double click
@@ -116,11 +128,17 @@ export class Cards {
     card.owner.listen(recording, "kept", () => this.#keepSound(recording));
     card.owner.listen(recording, "unkept", () => this.#onUnkept(recording));
     card.owner.listen(recording, "gone", () => this.#onGone([recording.id]));
-    const at = this.cards.findIndex((other) => other.recording.order < recording.order);
+    const at = this.cards.findIndex((other) => compare(recording, other.recording) < 0);
     const before = at < 0 ? null : this.cards[at];
     this.cards.splice(at < 0 ? this.cards.length : at, 0, card);
     $("cards").insertBefore(card.element, before?.element || null);
     return card;
+  }
+
+  #sort() {
+    keepChoices();
+    this.cards.sort((a, b) => compare(a.recording, b.recording));
+    $("cards").append(...this.cards.map(({ element }) => element));
   }
 
   /** A text that was corrected stays; then there is another card. */
@@ -183,10 +201,17 @@ export class Cards {
     const files = [];
     for (const { recording } of this.#finished().filter(({ element }) => !element.hidden)) {
       const text = await recording.load();
-      if (text) files.push(...filesOf(text.answer, recording.name));
+      if (text) files.push(...(await filesOf(text.answer, recording.name)));
       if (this.#of(recording.id)?.isFolded) recording.release();
     }
-    save(new Blob([zipOf(withOwnNames(files))], { type: "application/zip" }), "transcripts.zip");
+    save(await zipOf(withOwnNames(files)), "transcripts.zip");
+  }
+
+  /** How far those are that are on their way, in words; empty where there are none. */
+  get progress() {
+    const atWork = this.cards.filter(({ recording }) => recording.isAtWork);
+    const share = Math.max(0, ...atWork.map(({ progress }) => progress.position));
+    return atWork.length && `${Math.round(share * 100)} %${atWork.length > 1 ? ` and ${atWork.length - 1} more` : ""}`;
   }
 
   /** Those that failed and may not fail again. */

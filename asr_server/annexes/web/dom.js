@@ -13,6 +13,19 @@ export function h(tag, properties = {}, ...children) {
   return element;
 }
 
+/** The parts of a template's copy by their `data-part`, and the whole as `element`. */
+export function partsOf(id, name) {
+  const element = $(id).content.firstElementChild.cloneNode(true);
+  label(element, name);
+  const parts = [...element.querySelectorAll("[data-part]")].map((part) => [part.dataset.part, part]);
+  return { element, ...Object.fromEntries(parts) };
+}
+
+/** Names what belongs to a recording: `Play call.wav`. */
+export function label(element, name) {
+  for (const part of element.querySelectorAll("[data-label]")) part.setAttribute("aria-label", `${part.dataset.label} ${name}`);
+}
+
 /** What `use` returns; undefined where the browser keeps nothing. */
 export function attempt(use) {
   try {
@@ -60,12 +73,7 @@ export function onceAFrame(draw) {
 }
 
 const SLICE_MS = 5; // of elements, whose layout takes ten times as long
-const pause = () =>
-  new Promise((resolve) => {
-    const { port1, port2 } = new MessageChannel(); // timers are slow in a hidden tab
-    port1.onmessage = () => resolve(port1.close());
-    port2.postMessage(null);
-  });
+const pause = () => globalThis.scheduler?.yield?.() ?? new Promise((resolve) => setTimeout(resolve));
 
 /** Calls `each` for all `items`, the first at once; now and then the browser may draw and listen in between. */
 export async function inSlices(items, each) {
@@ -78,22 +86,57 @@ export async function inSlices(items, each) {
   }
 }
 
-export function color(name) {
-  const probe = h("span", { className: "probe" });
-  probe.style.color = `var(--${name})`;
-  document.body.append(probe);
-  const found = getComputedStyle(probe).color;
-  probe.remove();
-  return found;
+/** What one card or one microphone has taken from the browser; close() gives all of it back. */
+export class Owner extends AbortController {
+  get isClosed() {
+    return this.signal.aborted;
+  }
+
+  listen(target, type, listener) {
+    target.addEventListener(type, listener, { signal: this.signal });
+  }
+
+  /** Calls `release` at close(), or at once where that is over. */
+  keep(release) {
+    if (this.isClosed) release();
+    else this.signal.addEventListener("abort", release, { once: true });
+  }
+
+  close() {
+    this.abort();
+  }
 }
 
-/** A canvas at the screen's resolution. */
-export function context2d(canvas) {
-  const ratio = window.devicePixelRatio || 1;
-  const [width, height] = [canvas.clientWidth, canvas.clientHeight];
-  canvas.width = Math.max(1, Math.round(width * ratio));
-  canvas.height = Math.max(1, Math.round(height * ratio));
-  const context = canvas.getContext("2d");
-  context.scale(ratio, ratio);
-  return { context, width, height };
+const COMPOSING = 229; // all that Safari says of it
+
+/**
+ * A field in the place of some text: Enter or leaving it takes what it says, Escape does not.
+ * `onEnd(text, key)`, with the text of before where nothing is taken and the event of the key that ended it, if one did;
+ * what stood there is back by then.
+ */
+export function editInPlace(element, before, label, onEnd, keys = ["Enter"]) {
+  const content = [...element.childNodes];
+  const field = h("input", { value: before, "aria-label": label, autocomplete: "off" });
+  const fit = () => (field.size = Math.max(3, field.value.length + 1));
+  let isOpen = true;
+  const end = (text, key = null) => {
+    if (!isOpen) return;
+    isOpen = false;
+    element.replaceChildren(...content);
+    onEnd(text, key);
+  };
+  const typed = () => field.value.trim().replace(/\s+/g, " ");
+  fit();
+  field.oninput = fit;
+  field.onblur = () => end(typed());
+  field.onkeydown = (event) => {
+    if (event.isComposing || event.keyCode === COMPOSING) return; // they are the input method's
+    if (event.key === "Escape") end(before, event);
+    else if (keys.includes(event.key)) end(typed(), event);
+    else return;
+    event.preventDefault();
+  };
+  element.replaceChildren(field);
+  field.select();
+  field.focus();
 }

@@ -1,56 +1,71 @@
 // Corrections as a list of operations over the words that the server sent, so that each can be undone, kept and merged.
 // An operation is {id, word, text} with the index of a word, {id, from, to} with the names of a speaker, or
-// {id, segments, to} with the indexes of segments that somebody else has said.
+// {id, first, last, to} with the indexes of words that somebody else has said.
 
 import { piecesOf } from "./answer.js";
 import { newId } from "./dom.js";
 
+const LEAST_CONFIDENCE = 0.6; // of a word that is sure
+
 export const wordEdit = (word, text) => ({ id: newId(), word, text });
-export const turnEdit = (segments, to) => ({ id: newId(), segments, to });
+export const turnEdit = (first, last, to) => ({ id: newId(), first, last, to });
 export const nameEdit = (from, to) => ({ id: newId(), from, to });
 
 /** The answer as corrected and its words, of which an emptied one stays as an empty text. */
 export function applyEdits(base, edits) {
   const pieces = piecesOf(base);
-  const [texts, names, given] = effectOf(base, edits);
-  for (const index of base.doubtful || []) pieces[index].isDoubtful = !texts.has(index);
+  for (const piece of pieces) piece.isDoubtful = piece.word?.confidence < LEAST_CONFIDENCE;
   if (!edits.length) return { pieces, answer: base };
-  const changed = new Set();
-  for (const [index, text] of texts) {
-    if (!pieces[index] || pieces[index].text === text) continue;
-    pieces[index].text = text;
-    changed.add(pieces[index].segment);
-  }
-  return { pieces, answer: { ...base, ...rewritten(base, pieces, changed, (speaker, segment) => given.get(segment) ?? names.get(speaker)) } };
-}
-
-function effectOf({ segments, words }, edits) {
-  const texts = new Map();
-  const names = new Map();
-  const given = new Map(); // names by segment
-  for (const { speaker } of [...(segments || []), ...(words || [])]) if (speaker) names.set(speaker, speaker);
+  const changed = new Set(); // segments
   for (const edit of edits) {
-    if ("word" in edit) texts.set(edit.word, edit.text);
-    else if ("segments" in edit) for (const segment of edit.segments) given.set(segment, edit.to);
-    else for (const map of [names, given]) for (const [key, now] of map) if (now === edit.from) map.set(key, edit.to);
+    if ("word" in edit) correct(pieces[edit.word], edit.text, changed);
+    else if ("first" in edit) for (let i = edit.first; i <= edit.last && pieces[i]; i++) pieces[i].speaker = edit.to;
+    else for (const piece of pieces) if (piece.speaker === edit.from) piece.speaker = edit.to;
   }
-  return [texts, names, given];
+  return { pieces, answer: { ...base, ...rewritten(base, pieces, changed) } };
 }
 
-function rewritten(base, pieces, changed, nameOf) {
-  const named = (item, segment) => (item.speaker ? { ...item, speaker: nameOf(item.speaker, segment) } : item);
-  const places = new Map(pieces.map(({ word, segment }) => [word, segment]));
-  const texts = new Map(pieces.filter(({ word }) => word).map(({ word, text }) => [word, text]));
+function correct(piece, text, changed) {
+  if (!piece) return;
+  piece.isDoubtful = false;
+  if (piece.text === text) return;
+  piece.text = text;
+  changed.add(piece.segment);
+}
+
+/** A segment of several speakers becomes several. */
+function rewritten(base, pieces, changed) {
+  const byWord = new Map(pieces.map((piece) => [piece.word, piece]));
   const words = base.words
-    ?.filter((word) => texts.get(word) !== "")
-    .map((word) => named({ ...word, word: texts.get(word) ?? word.word }, places.get(word)));
+    ?.filter((word) => byWord.get(word)?.text !== "")
+    .map((word) => (byWord.has(word) ? { ...word, word: byWord.get(word).text, ...voiced(byWord.get(word)) } : word));
   const bySegment = Map.groupBy(pieces, ({ segment }) => segment);
-  const segments = (base.segments || []).map((segment, i) => {
-    if (!changed.has(i)) return named(segment, i);
-    const text = segment.text.match(/^\s*/)[0] + join(bySegment.get(i));
-    return named({ ...segment, text, ...(segment.tokens && { tokens: [] }) }, i); // tokens say what was heard
-  });
-  return { text: changed.size ? join(pieces) : base.text, segments, ...(words && { words }) };
+  const segments = (base.segments || []).flatMap((segment, i) => partsOf(segment, bySegment.get(i) || [], changed.has(i)));
+  const numbered = segments.map((segment, id) => ({ ...segment, id }));
+  return { text: changed.size ? join(pieces) : base.text, segments: numbered, ...(words && { words }) };
+}
+
+function partsOf(segment, pieces, isChanged) {
+  const runs = runsOf(pieces);
+  if (runs.length < 2 && !isChanged) return { ...segment, ...voiced(pieces[0] ?? segment) };
+  const space = segment.text.match(/^\s*/)[0];
+  const start = (run) => (run === runs[0] ? segment.start : run[0].start);
+  const end = (run) => (run === runs.at(-1) ? segment.end : run.at(-1).end);
+  const tokens = segment.tokens && { tokens: [] }; // they say what was heard
+  return runs.map((run) => ({ ...segment, start: start(run), end: end(run), ...voiced(run[0]), text: space + join(run), ...tokens }));
+}
+
+const voiced = ({ speaker }) => speaker && { speaker };
+
+/** Of one speaker each. */
+function runsOf(pieces) {
+  const runs = [];
+  for (const piece of pieces) {
+    const last = runs.at(-1);
+    if (last && last[0].speaker === piece.speaker) last.push(piece);
+    else runs.push([piece]);
+  }
+  return runs;
 }
 
 const join = (pieces) => pieces.map(({ gap, text, tail }) => (text ? gap + text : "") + tail).join("").trim();

@@ -6,7 +6,7 @@ import { clock, count, h, lower } from "./dom.js";
 const PREVIEW = 160; // characters
 const NAMED = 4; // speakers; of more, and of mere letters, there is the number
 
-const DATE = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+const DATE = new Intl.DateTimeFormat("en", { dateStyle: "medium" });
 
 /** `took`: seconds from start to end, if that says anything. */
 export function entryOf(name, answer, took) {
@@ -22,17 +22,16 @@ export function describe(entry, answer) {
 const listed = (texts, most) =>
   texts.length > most ? `${texts.slice(0, most).join(", ")} and ${texts.length - most} more` : texts.join(", ");
 
-/** In words: how long it took, how fast that was, and when. */
-export function detailsOf({ duration, took, createdAt }) {
+/** In words: how long it took, and how fast that was. */
+export function detailsOf({ duration, took }) {
   const times = took && duration / took;
   const speed = took && `${times < 10 ? Number(times.toPrecision(times < 1 ? 1 : 2)) : Math.round(times)} × real time`;
   const pace = took && (took < 60 ? `in ${took.toFixed(1)} s` : `in ${clock(took)}`);
-  const date = Number.isFinite(createdAt) && DATE.format(createdAt);
-  return [pace, speed, date].filter(Boolean);
+  return [pace, speed].filter(Boolean);
 }
 
-/** In words: how long it is, of what language and people, and what is missing. */
-export function factsOf({ duration, language, task, truncated, dropped = [], tracks = [], speakers = [], partial }) {
+/** In words: how long it is, when it came, of what language and people, and what is missing. */
+export function factsOf({ duration, createdAt, language, task, truncated, dropped = [], tracks = [], speakers = [], partial }) {
   const spoken = language && language !== "unknown" ? language.charAt(0).toUpperCase() + language.slice(1) : "";
   const kind = task === "translate" ? "translated into English" : spoken;
   const isNamed = speakers.length <= NAMED && speakers.some((name) => name.length > 1);
@@ -42,7 +41,8 @@ export function factsOf({ duration, language, task, truncated, dropped = [], tra
   const left = dropped.map(({ text, start }) => `“${text.trim()}” at ${clock(start)}`);
   const silence = left.length && `left out, since nobody seems to speak there: ${listed(left, NAMED)}`;
   const lack = partial && `incomplete: ${partial}`;
-  return [clock(duration), kind, people, read, loss, silence, lack].filter(Boolean);
+  const date = Number.isFinite(createdAt) && DATE.format(createdAt);
+  return [clock(duration), date, kind, people, read, loss, silence, lack].filter(Boolean);
 }
 
 /** Whether `query`, in lower case, is in its name, its text or the names of its speakers. */

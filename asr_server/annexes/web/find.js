@@ -1,8 +1,57 @@
-// Where a text stands in the words of a transcript, and what they are with another in its place.
+// A row to find words of a transcript and to put others in their place.
 
 import { lower } from "./dom.js";
 
 const LETTER = /[\p{L}\p{N}]/u;
+
+export class Replace {
+  /** `on.find()` marks `query` and returns how often it is there; `on.replace(text, isOne)` returns how many. */
+  constructor(button, element, on) {
+    Object.assign(this, { button, element, on });
+    [this.field, this.by, this.whole] = element.querySelectorAll("input");
+    [this.one, this.all] = element.querySelectorAll("button");
+    this.found = element.querySelector("[role=status]");
+    button.onclick = () => this.#show(element.hidden);
+    this.one.onclick = () => this.#replace(true);
+    this.field.oninput = this.whole.onchange = () => this.#find();
+    element.onkeydown = ({ key }) => {
+      if (key === "Escape") this.#show(false);
+    };
+    element.onsubmit = (event) => {
+      event.preventDefault();
+      this.#replace(false);
+    };
+  }
+
+  /** In lower case; empty while it is closed. */
+  get query() {
+    return this.element.hidden ? "" : lower(this.field.value.trim());
+  }
+
+  get isWhole() {
+    return Boolean(this.query) && this.whole.checked;
+  }
+
+  #show(isOpen) {
+    this.element.hidden = !isOpen;
+    this.button.setAttribute("aria-expanded", isOpen);
+    this.#find();
+    (isOpen ? this.field : this.button).focus();
+  }
+
+  #find() {
+    const number = this.on.find();
+    this.all.disabled = this.one.disabled = !number;
+    this.found.textContent = this.query && `${number} found`;
+  }
+
+  #replace(isOne) {
+    const number = this.on.replace(this.by.value.trim().replace(/\s+/g, " "), isOne);
+    this.#find();
+    this.found.textContent = `${number} replaced`;
+    if (this.all.disabled) this.field.focus(); // the button has lost it
+  }
+}
 
 /** Whether no word goes on at either end of a place. */
 const isWhole = (text, at, end) => !LETTER.test(text[at - 1] ?? "") && !LETTER.test(text[end] ?? "");

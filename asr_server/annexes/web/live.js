@@ -1,17 +1,15 @@
-// What is seen while one speaks: the level of the voice, the time and the text so far.
+// What is seen while one speaks: a bar with the level of the voice and the time, and the text so far.
 
-import { $, clock, color, context2d, h, show } from "./dom.js";
+import { $, clock, h, Owner, show } from "./dom.js";
 import { Follow } from "./follow.js";
 import { Microphone } from "./microphone.js";
-import { chosenOptions } from "./options.js";
-import { Owner } from "./owner.js";
-import { Tape } from "./tape.js";
+import { chosenOptions, offerSources } from "./options.js";
+import { Tape } from "./sounds.js";
 
 const [LEAST_REM, MOST_REM] = [1, 6];
 const LISTENING = "Listening …";
 
 export class Live {
-  levels = [];
   size = 1.5; // of the text, in rem
   microphone = null;
   tape = null;
@@ -28,7 +26,9 @@ export class Live {
     $("larger").onclick = () => this.#resize(1.25);
     $("full").onclick = () => (document.fullscreenElement ? document.exitFullscreen() : $("live").requestFullscreen());
     $("full").hidden = !document.fullscreenEnabled;
-    $("record").onclick = () => (this.microphone ? this.microphone.stop() : this.#start());
+    $("record").onclick = () => this.isOn || this.#start();
+    $("stop").onclick = () => this.microphone?.stop();
+    $("pause").onclick = () => this.#pause(!this.microphone.isPaused);
   }
 
   get isOn() {
@@ -49,10 +49,17 @@ export class Live {
     this.#setRecording(true);
     try {
       await microphone.start();
+      offerSources();
     } catch (error) {
       this.on.refused(error);
       microphone.end(error.message);
     }
+  }
+
+  #pause(isPaused) {
+    this.microphone.pause(isPaused);
+    $("pause").setAttribute("aria-pressed", isPaused);
+    this.#showStatus(isPaused ? "Paused: nothing is heard." : LISTENING);
   }
 
   #take(block) {
@@ -85,25 +92,26 @@ export class Live {
   #setRecording(isOn) {
     if (isOn) this.awake = navigator.wakeLock?.request("screen").catch(() => null); // the screen stays on
     else this.awake?.then((lock) => lock?.release());
-    $("record").classList.toggle("is-recording", isOn);
-    $("record").setAttribute("aria-pressed", isOn);
-    $("record-label").textContent = isOn ? "Stop" : "Speak";
+    const isAtButton = [$("record"), $("stop")].includes(document.activeElement);
     $("live").hidden = $("speaking").hidden = !isOn;
+    if (isAtButton) $(isOn ? "stop" : "record").focus();
+    $("pause").setAttribute("aria-pressed", false);
     this.follow.rest();
     this.follow.isOn = true;
     this.#showStatus(`${LISTENING}${laterOf(chosenOptions())}`);
     for (const id of ["live-text", "live-said", "live-time"]) $(id).replaceChildren();
-    this.levels.length = 0;
+    $("live-level").value = 0;
   }
 
-  /** Each turn in an element of its own; one that is final is read out, once. */
+  /** Each turn in an element of its own, with what may change at its end; one that is final is read out, once. */
   #showText(turns) {
     const shown = $("live-text").children;
     turns.forEach((turn, i) => {
-      const text = `${turn.failed || turn.text} `;
-      if (!shown[i]) $("live-text").append(h("span", { dir: "auto" }));
-      if (shown[i].textContent !== text) shown[i].textContent = text;
-      shown[i].className = turn.final ? "" : "pending";
+      const text = (turn.failed || writtenOf(turn)) + (turn.tail ? "" : " ");
+      if (!shown[i]) $("live-text").append(h("span", { dir: "auto" }, "", h("i")));
+      const [said, tail] = shown[i].childNodes;
+      if (said.data !== text) said.data = text;
+      if (tail.textContent !== turn.tail) tail.textContent = turn.tail;
       if (turn.final && !turn.isRead) $("live-said").append(h("p", { dir: "auto" }, text));
       if (turn.final && !turn.isRead) this.tape?.keep(answerOf(turns, this.microphone.duration));
       turn.isRead ||= turn.final;
@@ -112,15 +120,9 @@ export class Live {
   }
 
   #showLevel(block) {
-    this.levels.push(Math.sqrt(block.reduce((sum, value) => sum + (value / 32768) ** 2, 0) / block.length));
+    const loudness = Math.sqrt(block.reduce((sum, value) => sum + (value / 32768) ** 2, 0) / block.length);
+    $("live-level").value = Math.sqrt(loudness * 3); // as one hears it
     $("live-time").textContent = clock(this.microphone?.duration);
-    const { context, width, height } = context2d($("live-level"));
-    this.levels.splice(0, this.levels.length - Math.floor(width / 5));
-    context.fillStyle = color("accent");
-    this.levels.forEach((level, i) => {
-      const bar = Math.max(2, Math.min(1, Math.sqrt(level * 3)) * height);
-      context.fillRect(i * 5, (height - bar) / 2, 3, bar);
-    });
   }
 
   async #end(turns, partial) {
@@ -135,14 +137,22 @@ export class Live {
   }
 }
 
-/** Neither is done while one speaks. */
+/** Neither is all done while one speaks. */
 function laterOf({ task, speakers }) {
   if (task === "translate") return " The translation comes when you stop.";
-  return speakers ? " Who speaks is added when you stop." : "";
+  return speakers ? " Who speaks is made sure when you stop." : "";
 }
+
+/** On a line for each speaker, where the session tells them apart. */
+const writtenOf = ({ text, parts }) => (parts.length ? parts.map((part) => `\n${part.speaker}: ${part.text.trim()}`).join("") : text);
 
 function answerOf(turns, duration) {
   const said = turns.filter((turn) => turn.text);
-  const segments = said.map(({ start, end, text }, id) => ({ id, start, end: Math.max(start, Math.min(end ?? duration, duration)), text }));
-  return { text: said.map((turn) => turn.text.trim()).join(" "), duration, segments };
+  const parts = said.flatMap((turn) => (turn.parts.length ? turn.parts : [turn]));
+  const segments = parts.map(({ start, end, text, speaker }, id) => {
+    const until = Math.max(start, Math.min(end ?? duration, duration));
+    return { id, start, end: until, text, ...(speaker && { speaker }) };
+  });
+  const words = said.flatMap((turn) => turn.words);
+  return { text: segments.map(({ text }) => text.trim()).join(" "), duration, segments, ...(words.length && { words }) };
 }

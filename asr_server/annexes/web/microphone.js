@@ -1,16 +1,20 @@
 // The microphone: its samples, and the text of the sessions that hear them, one behind the other. It has one end,
 // whatever happens; a session that ends before is followed by another one.
 
-import { Owner } from "./owner.js";
+import { Owner } from "./dom.js";
+import { SCREEN } from "./options.js";
 import { LATE, Session } from "./session.js";
-import { RATE } from "./wav.js";
+import { RATE } from "./sounds.js";
 
 const SILENT = "The browser gave no sound of the microphone.";
 const UNPLUGGED = "The microphone went away.";
+const MUTE = "What you share has no sound: choose a tab, and share its sound too.";
 const JOINED = "Words may be missing where the connection broke.";
 const END_MS = 1000; // in which the last block comes, unless the browser has stopped the audio
 const FIRST_MS = 5000; // in which the first block comes
 const RETRY_MS = 1000;
+const BLOCK = RATE / 10; // samples
+const PAUSE_BLOCKS = 8; // of silence, which end a turn
 const MOST_UNSENT = 100; // blocks of 100 ms, which the next session hears first
 
 const FAILURES = {
@@ -27,7 +31,7 @@ export class Microphone {
   missed = ""; // why the sessions' text is not that of the whole sound
 
   /**
-   * `options` = {language, prompt}; `on.block(samples)`, `on.text(turns)`, `on.away(error)` where no session hears,
+   * `options` = {source, language, prompt, speakers}; `on.block(samples)`, `on.text(turns)`, `on.away(error)` where no session hears,
    * `on.back()`, `on.stopping()`, `on.end(turns, partial)`.
    */
   constructor(options, on) {
@@ -36,13 +40,14 @@ export class Microphone {
 
   async start() {
     if (!navigator.mediaDevices) throw new Error("Browsers give the microphone to pages by https or localhost only.");
-    const stream = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 } }).catch((error) => {
+    const stream = await streamOf(this.options.source).catch((error) => {
       throw new Error(FAILURES[error.name] || error.message);
     });
     for (const track of stream.getTracks()) {
       this.sound.keep(() => track.stop());
       this.sound.listen(track, "ended", () => this.breakOff(UNPLUGGED));
     }
+    if (!stream.getAudioTracks().length) throw new Error(MUTE);
     if (!this.sound.isClosed) await this.#connect();
     if (!this.sound.isClosed) await this.#listen(stream);
   }
@@ -80,15 +85,7 @@ export class Microphone {
   }
 
   async #listen(stream) {
-    let context = new AudioContext({ sampleRate: RATE });
-    let source;
-    try {
-      source = context.createMediaStreamSource(stream);
-    } catch { // a browser that does not resample: the worklet does
-      context.close();
-      context = new AudioContext();
-      source = context.createMediaStreamSource(stream);
-    }
+    const context = new AudioContext({ sampleRate: RATE });
     this.sound.keep(() => context.close());
     await context.audioWorklet.addModule(new URL("pcm-worklet.js", import.meta.url)).catch(() => {
       throw new Error("A part of this page is missing: reload it.");
@@ -96,7 +93,7 @@ export class Microphone {
     if (this.sound.isClosed) return;
     const writer = new AudioWorkletNode(context, "pcm-writer", { numberOfOutputs: 0 });
     writer.port.onmessage = ({ data }) => (data.length ? this.#take(data) : this.#commit());
-    source.connect(writer);
+    context.createMediaStreamSource(stream).connect(writer);
     this.writer = writer;
     this.sound.listen(context, "statechange", () => context.state === "running" || this.breakOff(SILENT));
     const first = setTimeout(() => this.numSamples || this.breakOff(SILENT), FIRST_MS);
@@ -109,8 +106,17 @@ export class Microphone {
     if (!this.isStopping) this.stop();
   }
 
+  /** Nothing is heard until one goes on. */
+  pause(isPaused) {
+    this.isPaused = isPaused;
+    for (let i = 0; isPaused && i < PAUSE_BLOCKS; i++) this.#hear(new Int16Array(BLOCK));
+  }
+
   #take(block) {
-    if (this.sound.isClosed) return;
+    if (!this.sound.isClosed && !this.isPaused) this.#hear(block);
+  }
+
+  #hear(block) {
     const time = this.duration;
     this.numSamples += block.length;
     this.on.block(block);
@@ -157,4 +163,9 @@ export class Microphone {
     const failed = this.turns.find((turn) => turn.failed)?.failed;
     this.on.end(this.turns, this.partial || failed || this.missed || reason);
   }
+}
+
+function streamOf(source) {
+  if (source === SCREEN) return navigator.mediaDevices.getDisplayMedia({ video: true, audio: true });
+  return navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1, ...(source && { deviceId: source }) } });
 }

@@ -1,4 +1,4 @@
-// What is chosen before a recording is sent: its language, what to do with it, its speakers, and words to expect.
+// What is chosen: of the next recording its sound, language, speakers and words to expect; of all texts how they are written.
 
 import { $, attempt, h } from "./dom.js";
 
@@ -10,10 +10,13 @@ const codes = new Map(Object.entries(OTHER_NAMES)); // by a language's name in E
 export const codeOf = (language = "") => codes.get(language) || "";
 
 const STORED = "asr-server-choices";
-const FIELDS = ["model-choice", "language", "task", "speakers", "prompt"];
+const SENT = ["language", "task", "speakers", "prompt"];
+const WRITTEN = ["sort", "cue-width", "cue-lines", "times"];
+const FIELDS = ["model-choice", "source", ...SENT, ...WRITTEN];
+export const SCREEN = "screen"; // the sound of a tab or the computer
 let choices = attempt(() => JSON.parse(localStorage.getItem(STORED))) || {}; // by a field's id
 
-function keepChoices() {
+export function keepChoices() {
   choices = Object.fromEntries(FIELDS.map((id) => [id, $(id).value]));
   attempt(() => localStorage.setItem(STORED, JSON.stringify(choices)));
 }
@@ -41,16 +44,39 @@ export function offerOptions({ languages, tasks = [] }) {
   $("language").replaceChildren(h("option", { value: "" }, "detected"), ...offered);
   $("language-field").hidden = languages.length < 2;
   $("task-field").hidden = !tasks.includes("translate");
-  for (const id of ["language", "task", "speakers", "prompt"]) restore(id);
+  SENT.forEach(restore);
   $("task").onchange = () => ($("language").disabled = $("speakers").disabled = $("task").value === "translate");
   $("task").onchange();
-  $("options").onchange = keepChoices;
   $("options").hidden = false;
+}
+
+/** What can be chosen without a server. */
+export function offerOwn() {
+  WRITTEN.forEach(restore);
+  $("options").onchange = $("writing").onchange = keepChoices;
+  offerSources();
+  navigator.mediaDevices?.addEventListener("devicechange", offerSources);
+}
+
+/** Browsers name microphones to pages that have been given one. */
+export async function offerSources() {
+  const devices = (await navigator.mediaDevices?.enumerateDevices()) ?? [];
+  const named = devices.filter(({ kind, label }) => kind === "audioinput" && label);
+  const offered = named.map(({ deviceId, label }) => h("option", { value: deviceId }, label));
+  if (navigator.mediaDevices?.getDisplayMedia) offered.push(h("option", { value: SCREEN }, "a tab or the computer"));
+  $("source").replaceChildren(h("option", { value: "" }, "the microphone"), ...offered);
+  restore("source");
 }
 
 export function chosenOptions() {
   const task = $("task-field").hidden ? "transcribe" : $("task").value;
   const speakers = task === "translate" ? "" : $("speakers").value;
   const model = $("model-field").hidden ? "" : $("model-choice").value;
-  return { model, task, language: $("language").value, speakers, prompt: $("prompt").value.trim() };
+  return { model, task, language: $("language").value, speakers, prompt: $("prompt").value.trim(), source: $("source").value };
 }
+
+/** Letters a line, and lines, of a subtitle. */
+export const subtitleLayout = () => ({ width: Number($("cue-width").value) || 42, lines: Number($("cue-lines").value) || 2 });
+
+/** Whether texts, documents and copies have the times of their paragraphs. */
+export const writesTimes = () => $("times").value !== "";

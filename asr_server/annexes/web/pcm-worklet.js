@@ -1,21 +1,17 @@
-// The microphone's samples as 16-bit PCM at 24 kHz, 100 ms a message.
-
-const RATE = 24000;
-const BLOCK = RATE / 10;
+// The microphone's samples as 16-bit PCM, 100 ms a message, at the rate of its context.
 
 class PcmWriter extends AudioWorkletProcessor {
+  block = new Int16Array(sampleRate / 10);
+  filled = 0;
+  hasEnded = false;
+
   constructor() {
     super();
-    this.block = new Int16Array(BLOCK);
-    this.filled = 0;
-    this.position = 0; // of the next output sample, in input samples behind `last`
-    this.last = 0;
-    this.hasEnded = false;
     this.port.onmessage = () => this.end();
   }
 
   process([[samples]]) {
-    if (samples && !this.hasEnded) this.resample(samples);
+    for (const sample of (!this.hasEnded && samples) || []) this.write(sample);
     return !this.hasEnded;
   }
 
@@ -26,23 +22,10 @@ class PcmWriter extends AudioWorkletProcessor {
     this.hasEnded = true;
   }
 
-  /** Linear between neighbours; exact where the context runs at 24 kHz already. */
-  resample(samples) {
-    const step = sampleRate / RATE;
-    for (; this.position < samples.length; this.position += step) {
-      const at = Math.floor(this.position);
-      const before = at ? samples[at - 1] : this.last;
-      this.write(before + (samples[at] - before) * (this.position - at));
-    }
-    this.position -= samples.length;
-    this.last = samples[samples.length - 1];
-  }
-
-  write(value) {
-    this.block[this.filled++] = Math.max(-1, Math.min(1, value)) * 32767;
-    if (this.filled < BLOCK) return;
-    this.port.postMessage(this.block);
-    this.block = new Int16Array(BLOCK);
+  write(sample) {
+    this.block[this.filled++] = Math.max(-1, Math.min(1, sample)) * 32767;
+    if (this.filled < this.block.length) return;
+    this.port.postMessage(this.block.slice());
     this.filled = 0;
   }
 }

@@ -1,67 +1,43 @@
-// A recording to be heard: its picture, which is also where to go to, and a button.
+// A recording to be heard: a picture of who speaks when, which is also where to go to, and a button.
 
-import { clock, h } from "./dom.js";
+import { speakersOf } from "./answer.js";
+import { clock, h, label, partsOf } from "./dom.js";
 import { FORMATS } from "./downloads.js";
-import { analyse, draw, inTurn, loudnessOfWords } from "./waveform.js";
-
-const PLAY = "M8 5v14l11-7z";
-const PAUSE = "M7 5h4v14H7zM13 5h4v14h-4z";
-const MEANING = "Bands are speech, gaps are silence; at dashed lines the server cut the recording into chunks. Stripes are speakers.";
 
 const VIDEO = /^video\/|\.(mp4|m4v|mov|webm|mkv)$/i;
-const MOST_MISSING_S = 0.5; // of a video whose sound begins late
-const RATES = [0.75, 1, 1.25, 1.5, 1.75, 2];
+const NUM_BANDS = 500; // of the picture: closer ones are one
 
 let playing = null; // one at a time
+let last = Promise.resolve();
 
-function pathIcon(path) {
-  const icon = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  icon.setAttribute("viewBox", "0 0 24 24");
-  icon.setAttribute("aria-hidden", "true");
-  icon.innerHTML = `<path d="${path}"/>`;
-  return icon;
-}
+/** One after the other: a hundred files are not opened at once. */
+const inTurn = (work) => (last = last.then(work, work));
 
 export class Player {
   /** `onTime(seconds, isPlaying)` is called while it plays and when one goes elsewhere; -1 at rest at the start. */
-  constructor(file, name, owner, onTime) {
-    [this.file, this.name, this.owner, this.onTime] = [file, name, owner, onTime];
+  constructor(recording, owner, onTime) {
+    const { file, name } = recording;
+    Object.assign(this, partsOf("player-template", name), { recording, file, owner, onTime });
     this.answer = null;
     this.length = 0;
     this.isVideo = VIDEO.test(file.type || name);
     this.audio = this.isVideo ? h("video", { className: "screen", controls: true, hidden: true, "aria-label": name }) : h("audio");
     this.audio.preload = "metadata";
-    this.play = h("button", { type: "button", className: "icon play", "aria-label": `Play ${name}` }, pathIcon(PLAY));
-    this.canvas = h("canvas", { "aria-hidden": "true" });
-    this.wave = h("div", { className: "wave", role: "slider", tabindex: "0", "aria-valuemin": "0", "aria-label": `Position in ${name}`, title: MEANING }, this.canvas);
-    this.clock = h("span", { className: "clock" });
-    this.rate = h("select", { className: "rate", "aria-label": `Speed of ${name}`, title: "Speed" }, ...RATES.map((rate) => h("option", { value: rate }, `${rate} ×`)));
-    this.rate.value = "1";
     this.rate.onchange = () => (this.audio.defaultPlaybackRate = this.audio.playbackRate = Number(this.rate.value));
-    this.element = h("div", { className: "player", hidden: true }, this.play, this.wave, this.clock, this.rate);
     this.play.onclick = () => this.toggle();
-    this.wave.onpointerdown = (event) => this.seek((event.offsetX / this.wave.clientWidth) * this.duration);
-    this.wave.onkeydown = (event) => this.#onKey(event);
+    this.place.oninput = () => this.seek(Number(this.place.value));
     this.audio.onplay = this.audio.onpause = this.audio.onended = () => this.#onPlayState();
     this.audio.ontimeupdate = this.audio.onseeked = () => this.#onTime();
-    this.#watch();
-    this.ready = inTurn(() => this.#analyse());
-  }
-
-  #watch() {
-    const size = new ResizeObserver(() => this.#draw());
-    size.observe(this.wave);
-    this.owner.keep(() => size.disconnect());
-    this.owner.keep(() => this.rest());
-    this.owner.keep(() => URL.revokeObjectURL(this.track?.src));
-    this.owner.listen(matchMedia("(prefers-color-scheme: dark)"), "change", () => this.#draw());
+    owner.keep(() => this.rest());
+    owner.keep(() => URL.revokeObjectURL(this.track?.src));
+    inTurn(() => this.#open());
   }
 
   get duration() {
-    return (this.isVideo && this.length) || this.picture?.duration || this.length || this.answer?.duration || 0;
+    return Math.max(this.length, this.answer?.duration ?? 0);
   }
 
-  async #analyse() {
+  async #open() {
     if (this.owner.isClosed) return;
     this.#load();
     await new Promise((resolve) => {
@@ -71,10 +47,10 @@ export class Player {
     });
     if (this.owner.isClosed) return;
     this.length = Number.isFinite(this.audio.duration) ? this.audio.duration : 0;
-    this.picture = await analyse(this.file, this.audio.duration);
     if (this.audio.paused && !(this.isVideo && this.answer)) this.rest();
-    this.element.hidden = !this.picture && !this.answer;
+    this.element.hidden = !this.length && !this.answer;
     this.#onTime();
+    this.#draw();
   }
 
   /** A browser has few players: only what is played has one. */
@@ -94,6 +70,7 @@ export class Player {
     this.audio.pause();
     if (playing === this) playing = null;
     this.audio.onerror = null;
+    this.audio.preload = "auto"; // Chrome may not play what it has begun to load for its length
     URL.revokeObjectURL(this.url);
     this.url = null;
     this.audio.hidden = true;
@@ -119,6 +96,7 @@ export class Player {
     if (!answer) return;
     if (this.isVideo) this.#caption(answer);
     this.#onTime();
+    this.#draw();
   }
 
   /** What was corrected, over the pictures. */
@@ -133,26 +111,23 @@ export class Player {
     this.track.track.mode = mode;
   }
 
+  /** To the next speed of those that are offered. */
+  changeRate(step) {
+    const { options, selectedIndex } = this.rate;
+    this.rate.selectedIndex = Math.min(options.length - 1, Math.max(0, selectedIndex + step));
+    this.rate.onchange();
+  }
+
   seek(time) {
     this.#load();
     this.audio.currentTime = Math.min(Math.max(0, time), this.duration);
     this.#onTime();
   }
 
-  #onKey(event) {
-    const steps = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10 };
-    const ends = { Home: 0, End: this.duration };
-    if (event.key in steps) this.seek(this.audio.currentTime + steps[event.key]);
-    else if (event.key in ends) this.seek(ends[event.key]);
-    else if (event.key === " ") this.toggle();
-    else return;
-    event.preventDefault();
-  }
-
   #onPlayState() {
     const isPaused = this.audio.paused;
-    this.play.replaceChildren(pathIcon(isPaused ? PLAY : PAUSE));
-    this.play.setAttribute("aria-label", `${isPaused ? "Play" : "Pause"} ${this.name}`);
+    this.play.dataset.label = isPaused ? "Play" : "Pause";
+    label(this.element, this.recording.name);
     if (isPaused) return;
     if (playing !== this) playing?.audio.pause();
     playing = this;
@@ -167,19 +142,26 @@ export class Player {
   #onTime() {
     const time = this.audio.currentTime;
     this.clock.textContent = `${clock(time)} / ${clock(this.duration)}`;
-    this.wave.setAttribute("aria-valuemax", this.duration.toFixed(1));
-    this.wave.setAttribute("aria-valuenow", time.toFixed(1));
-    this.wave.setAttribute("aria-valuetext", `${clock(time)} of ${clock(this.duration)}`);
+    this.place.max = this.duration;
+    this.place.value = time;
+    this.place.ariaValueText = `${clock(time)} of ${clock(this.duration)}`;
+    this.wave.style.setProperty("--at", time / this.duration || 0);
     this.onTime(this.audio.paused && time === 0 ? -1 : time, !this.audio.paused);
-    this.#draw();
   }
 
+  /** Bands are speech, in the colour of who speaks. */
   #draw() {
-    if (this.element.hidden || !this.wave.clientWidth) return;
     const { duration, answer } = this;
-    const isWhole = this.picture && Math.abs(this.picture.duration - duration) < MOST_MISSING_S;
-    if (!isWhole && answer && duration) this.words ??= loudnessOfWords(answer, duration);
-    const peaks = isWhole ? this.picture.peaks : this.words;
-    draw(this.canvas, { peaks, duration, segments: answer?.segments || [], position: this.audio.currentTime });
+    if (!answer || !duration) return;
+    const colors = new Map(speakersOf(answer).map(({ name, color }) => [name, color]));
+    const bands = [];
+    for (const { start, end, speaker } of answer.words?.length ? answer.words : answer.segments) {
+      const last = bands.at(-1);
+      if (last && last.speaker === speaker && start - last.end < duration / NUM_BANDS) last.end = end;
+      else bands.push({ start, end, speaker });
+    }
+    const percent = (time) => `${((time / duration) * 100).toFixed(3)}%`;
+    const stop = ({ start, end, speaker }) => `transparent ${percent(start)}, var(--${colors.get(speaker) ?? "wave"}) ${percent(start)} ${percent(end)}, transparent ${percent(end)}`;
+    this.bands.style.background = bands.length ? `linear-gradient(to right, ${bands.map(stop).join(", ")})` : "none";
   }
 }

@@ -2,7 +2,7 @@
 // Events: "work" while it is on its way, "state" for another state, "text" for another text, "kept", "unkept", "gone".
 
 import { newId } from "./dom.js";
-import { applyEdits, nameEdit, turnEdit, wordEdit } from "./edits.js";
+import { applyEdits } from "./edits.js";
 import { describe, entryOf } from "./entry.js";
 import { CLOSED } from "./store.js";
 
@@ -19,7 +19,7 @@ export class Recording extends EventTarget {
   abort = new AbortController();
   amendedAt = 0; // when it was corrected last, in this tab
   #base = null; // the answer as the server sent it, while it is in memory
-  #edited = null;
+  #edited = null; // the answer and its words as corrected, by the corrections in it
   #redoable = [];
   #numSaving = 0;
 
@@ -31,8 +31,12 @@ export class Recording extends EventTarget {
     this.entry = entry;
     this.isKept = Boolean(entry);
     this.isSpoken = Boolean(spokenId || entry?.isSpoken);
-    [this.id, this.name, this.order] = entry ? [entry.id, entry.name, entry.order] : [spokenId || newId(), name, order];
+    [this.id, this.order, this.givenName] = entry ? [entry.id, entry.order] : [spokenId || newId(), order, name];
     if (entry) this.state = entry.partial ? "partial" : "done";
+  }
+
+  get name() {
+    return this.entry?.name ?? this.givenName;
   }
 
   get isAtWork() {
@@ -121,7 +125,7 @@ export class Recording extends EventTarget {
     this.#redoable = [];
     const entry = { ...entryOf(this.name, answer, took), edits: [], revision: 0 };
     const { id, order, isSpoken } = this;
-    this.entry = Object.assign(entry, { id, order, isSpoken }, partial && { partial });
+    this.entry = Object.assign(entry, { id, order, isSpoken, isStarred: this.entry?.isStarred }, partial && { partial });
     this.#edited = null;
     this.#become(partial ? "partial" : "done");
     return this.keep();
@@ -131,8 +135,13 @@ export class Recording extends EventTarget {
 
   /** The answer as corrected and its words; null while it is not in memory. */
   get text() {
-    if (this.#base) this.#edited ??= applyEdits(this.#base, this.entry.edits || []);
-    return this.#base && this.#edited;
+    return this.#base && this.#corrected(this.entry.edits || []);
+  }
+
+  #corrected(edits) {
+    const ids = edits.map(({ id }) => id).join();
+    if (this.#edited?.ids !== ids) this.#edited = { ids, ...applyEdits(this.#base, edits) };
+    return this.#edited;
   }
 
   /** The same, from the store where that is needed; null where it is not kept any more. */
@@ -181,24 +190,7 @@ export class Recording extends EventTarget {
 
   // -- Corrections --
 
-  correct(word, text) {
-    return this.edit([wordEdit(word, text)]);
-  }
-
-  /** `texts` by the index of a word, all in one correction. */
-  replace(texts) {
-    if (texts.size) this.edit([...texts].map(([word, text]) => wordEdit(word, text)));
-  }
-
-  rename(from, to) {
-    return this.edit([nameEdit(from, to)]);
-  }
-
-  /** Segments, by their indexes, to another speaker. */
-  give(segments, to) {
-    return this.edit([turnEdit(segments, to)]);
-  }
-
+  /** Makes corrections that are undone together; see edits.js. */
   edit(added) {
     this.#redoable = [];
     const group = added[0].id;
@@ -220,19 +212,26 @@ export class Recording extends EventTarget {
     return Boolean(again);
   }
 
-  /** At once here; and to what is stored, which may have another tab's corrections too. */
   async #amend(amend) {
     this.amendedAt = performance.now();
-    const base = this.#base;
-    const amended = (entry) => {
+    return this.#change((entry) => {
       const edits = amend(entry.edits || []);
-      return describe({ ...entry, edits }, applyEdits(base, edits).answer);
-    };
-    this.take(amended(this.entry));
+      return describe({ ...entry, edits }, this.#corrected(edits).answer);
+    });
+  }
+
+  /** Another name, or a star. */
+  mark(fields) {
+    return this.#change((entry) => ({ ...entry, ...fields }));
+  }
+
+  /** At once here; and to what is stored, which may have another tab's corrections too. */
+  async #change(change) {
+    this.take(change(this.entry));
     if (!this.isKept) return this.keep();
     this.#numSaving++;
     try {
-      const stored = await this.store.change(this.id, amended);
+      const stored = await this.store.change(this.id, change);
       if (!stored) this.#onLost();
       else if (this.#numSaving === 1) this.take(stored);
     } catch (error) {
@@ -250,7 +249,6 @@ export class Recording extends EventTarget {
   /** The entry as it is now, here or in the store. */
   take(entry) {
     this.entry = entry;
-    this.#edited = null;
     this.#emit("text");
   }
 }

@@ -1,42 +1,36 @@
 // The server at work: `v1/activity` once a second while this view is seen, which begins 15 minutes ago.
 
 import { headers, readiness, request } from "./api.js";
-import { $, clock, color, context2d, count, h } from "./dom.js";
+import { $, clock, count, h } from "./dom.js";
 
 const EVERY_MS = 1000;
 const LOOK_MS = 5000; // of a server that does not answer
 const WINDOW_S = 900;
-const AXIS = 30; // pixels for its numbers
 const GB = 1e9;
 
-let timer = null;
-let onRefused = null;
+let watch = null; // of those who look at it
 
 /** Calls `refused(error)` when the server refuses to be looked at. */
-export function startWatching(refused) {
-  onRefused = refused;
-  if (timer === null) tick();
+export async function startWatching(refused) {
+  const mine = (watch = {});
+  while (watch === mine) { // one look after the other, also of a server that hangs
+    if (!document.hidden) await look(refused);
+    await new Promise((resolve) => setTimeout(resolve, EVERY_MS));
+  }
 }
 
 export function stopWatching() {
-  clearTimeout(timer);
-  timer = null;
+  watch = null;
 }
 
-async function tick() {
-  const mine = (timer = setTimeout(() => {}, 0)); // it is watched
-  if (!document.hidden) await look();
-  if (timer === mine) timer = setTimeout(tick, EVERY_MS); // one look after the other, also of a server that hangs
-}
-
-async function look() {
+async function look(refused) {
   try {
     const reply = await request("v1/activity", { headers: headers(), signal: AbortSignal.timeout(LOOK_MS) });
     showActivity(await reply.json());
     const { isReady, reason } = await readiness();
     showHealth(isReady, reason || "Ready: an engine takes work.");
   } catch (error) {
-    onRefused(error);
+    refused(error);
     showHealth(false, error.message);
   }
 }
@@ -71,18 +65,11 @@ function showActivity({ timeline, ...server }) {
 
 /** A line over the last 15 minutes, between zero and the most that it reached. */
 function plot(name, values, secondsAgo) {
-  const { context, width, height } = context2d($(`${name}-chart`));
+  const [line, text] = $(`${name}-chart`).children;
   const most = Math.max(...values, 1);
-  const [top, bottom] = [10, height - 16];
-  Object.assign(context, { fillStyle: color("muted"), strokeStyle: color("muted"), font: "11px sans-serif" });
-  context.fillText(short(most), 0, top + 4);
-  context.fillText("0", 0, bottom + 4);
-  context.fillText("15 min", AXIS, height - 2);
-  context.strokeRect(AXIS - 4, top, 0, bottom - top);
-  Object.assign(context, { strokeStyle: color("accent"), lineWidth: 2, lineJoin: "round" });
-  context.beginPath();
-  values.forEach((value, i) => context.lineTo(AXIS + (width - AXIS) * (1 - secondsAgo[i] / WINDOW_S), bottom - ((bottom - top) * value) / most));
-  context.stroke();
+  const points = values.map((value, i) => `${100 * (1 - secondsAgo[i] / WINDOW_S)},${100 * (1 - value / most)}`);
+  line.firstChild.setAttribute("points", points.join(" "));
+  text.textContent = `15 min, at most ${short(most)}`;
 }
 
 function rowOf({ model, name, ready, slots, slots_in_use: used, resident_bytes }, models) {
@@ -94,6 +81,5 @@ function rowOf({ model, name, ready, slots, slots_in_use: used, resident_bytes }
 }
 
 function lineOf({ id, status, seconds, audio_s, seconds_ago }) {
-  const parts = id.match(/.{1,8}/g).flatMap((part) => [part, h("wbr")]); // a name of 128 letters fits a phone
-  return h("li", {}, `${clock(seconds_ago)} ago: ${status}, ${short(audio_s)} s of audio in ${short(seconds)} s `, h("span", { className: "muted" }, ...parts));
+  return h("li", {}, `${clock(seconds_ago)} ago: ${status}, ${short(audio_s)} s of audio in ${short(seconds)} s `, h("span", { className: "muted id" }, id));
 }

@@ -1,25 +1,28 @@
 // One session of `/v1/realtime`: samples in, turns of text out. It ends once, by itself or behind what was committed.
 
 import { clientSecret, headers, request } from "./api.js";
-import { Owner } from "./owner.js";
-import { RATE } from "./wav.js";
+import { Owner } from "./dom.js";
+import { RATE } from "./sounds.js";
 
 const SESSIONS = "v1/realtime?intent=transcription";
 const BROKEN = "The connection broke.";
 export const LATE = "The server did not answer to the end.";
+const UPDATE = "update"; // of the events that are answered, or refused
 const LAST_WORDS_MS = 60000; // in which the next event comes behind the last block
 const PADDING_S = 0.3; // the server's: a turn begins so long before its first word
 const SILENCE_S = 0.5; // and ends so long behind its last one
+const INTERIM = "item.input_audio_transcription.interim"; // each reading, also of what may still change
+const DIARIZED = "gpt-4o-transcribe-diarize"; // says who speaks, where the server has models for it
 
 export class Session {
-  turns = new Map(); // by item id: {start, end, text, final}, in seconds of the recording
+  turns = new Map(); // by item id: see newTurn
   isOpen = false;
   start = 0; // of its sound, in seconds of the recording
   until = 0; // it has been sent
   #owner = new Owner();
   #numUpdates = 0; // sent and not answered
 
-  /** `options` = {model, language, prompt}; `on.text()` for other text, `on.end(reason)`, without a reason behind all text. */
+  /** `options` = {model, language, prompt, speakers}; `on.text()` for other text, `on.end(reason)`, without a reason behind all text. */
   constructor(options, on) {
     [this.options, this.on] = [options, on];
   }
@@ -52,15 +55,16 @@ export class Session {
   }
 
   #sendOptions() {
-    const { language, prompt, model } = this.options;
+    const { language, prompt, model, speakers } = this.options;
     const keywords = prompt && prompt.replace(/[<>]/g, " ").split(",");
     const transcription = { ...(model && { model }), ...(language && { language }), ...(keywords && { keywords }) };
-    if (model || language || prompt) this.#update({ audio: { input: { transcription } } });
+    this.#update({ include: [INTERIM], audio: { input: { transcription } } });
+    if (speakers && !model) this.#update({ audio: { input: { transcription: { model: DIARIZED } } } }); // it may be refused
   }
 
   #update(session = {}) {
     this.#numUpdates++;
-    this.socket.send(JSON.stringify({ type: "session.update", session: { type: "transcription", ...session } }));
+    this.socket.send(JSON.stringify({ type: "session.update", event_id: UPDATE, session: { type: "transcription", ...session } }));
   }
 
   /** Samples that begin at `time`, in seconds of the recording. */
@@ -75,18 +79,29 @@ export class Session {
   #onEvent({ type, item_id: id, ...event }) {
     const turn = this.turns.get(id);
     if (this.hasCommitted) this.#expect();
-    if (type === "input_audio_buffer.speech_started") {
-      this.turns.set(id, { start: this.start + event.audio_start_ms / 1000 + PADDING_S, end: null, text: "", final: false });
-    } else if (type === "input_audio_buffer.speech_stopped") turn.end = this.start + event.audio_end_ms / 1000 - SILENCE_S;
-    else if (type === "input_audio_buffer.committed" && !turn) {
-      this.turns.set(id, { start: this.until, end: null, text: "", final: false });
-    } else if (type.endsWith("transcription.delta")) turn.text += event.delta;
-    else if (type.endsWith("transcription.completed")) Object.assign(turn, { text: event.transcript, final: true });
-    else if (type.endsWith("transcription.failed")) Object.assign(turn, { failed: event.error.message, final: true });
-    else if (type === "session.updated") this.isHeard = --this.#numUpdates === 0 && this.hasCommitted;
+    const [, kind] = type.split("input_audio_transcription.");
+    if (type === "input_audio_buffer.speech_started") this.turns.set(id, newTurn(this.start + event.audio_start_ms / 1000 + PADDING_S));
+    else if (type === "input_audio_buffer.speech_stopped") turn.end = this.start + event.audio_end_ms / 1000 - SILENCE_S;
+    else if (type === "input_audio_buffer.committed" && !turn) this.turns.set(id, newTurn(this.until));
+    else if (kind === "delta") Object.assign(turn, { text: turn.text + event.delta, tail: behind(turn.tail, event.delta) });
+    else if (kind === "interim") this.#onReading(turn, event);
+    else if (kind === "segment") turn.parts.push(this.#timed(event));
+    else if (kind === "completed") Object.assign(turn, { text: event.transcript, tail: "", final: true });
+    else if (kind === "failed") Object.assign(turn, { failed: event.error.message, tail: "", final: true });
+    else if (type === "session.updated" || event.error?.event_id === UPDATE) this.isHeard = --this.#numUpdates === 0 && this.hasCommitted;
     else return;
     this.on.text();
     if (this.isHeard && [...this.turns.values()].every((t) => t.final)) this.end();
+  }
+
+  /** Words have times only once they cannot change any more. */
+  #onReading(turn, { tail, words, is_final: isFinal }) {
+    turn.tail = tail;
+    if (isFinal) turn.words.push(...words.map((word) => this.#timed(word)));
+  }
+
+  #timed({ start, end, ...rest }) {
+    return { ...rest, start: start + this.start, end: end + this.start };
   }
 
   /** Behind the last block. The server may not have heard all of it yet: its answer to an update says that it has. */
@@ -109,10 +124,15 @@ export class Session {
     this.isOpen = false;
     this.#owner.close();
     clearTimeout(this.patience);
-    for (const turn of this.turns.values()) turn.final = true;
+    for (const turn of this.turns.values()) Object.assign(turn, { tail: "", final: true });
     this.on.end(reason);
   }
 }
+
+/** In seconds of the recording. `tail` may still change; `words` and `parts`, of a speaker each, have times of their own. */
+const newTurn = (start) => ({ start, end: null, text: "", tail: "", words: [], parts: [], final: false });
+
+const behind = (tail, delta) => (tail.startsWith(delta) ? tail.slice(delta.length) : "");
 
 /** Pages never see the reply to a handshake: the server says the same to a GET. */
 async function reasonOfRefusal() {

@@ -71,60 +71,61 @@ export class Store extends EventTarget {
     this.channel?.postMessage({ what, ...detail });
   }
 
-  async #begin(mode = "readonly") {
+  /** What `use(entries, answers)` gives; null where the store is absent. */
+  async #run(mode, use) {
     await this.opened;
     if (this.state !== "open") return null;
     const transaction = this.database.transaction(TABLES, mode);
-    return { transaction, entries: transaction.objectStore("entries"), answers: transaction.objectStore("answers") };
+    const done = finished(transaction);
+    done.catch(() => {}); // `use` may throw before
+    const found = await use(...TABLES.map((table) => transaction.objectStore(table)));
+    await done;
+    return found;
   }
 
   /** Those kept, newest first; what is over the bounds is deleted, oldest first; what is not understood is left. */
   async entries() {
-    const tables = await this.#begin();
-    if (!tables) return [];
-    const all = (await settled(tables.entries.getAll())).filter(isWhole);
+    const stored = await this.#run("readonly", (entries) => settled(entries.getAll()));
+    const all = (stored ?? []).filter(isWhole);
     for (const entry of all) entry.order ??= entry.createdAt || 0;
     all.sort((a, b) => b.order - a.order || (b.id > a.id ? 1 : -1));
     let numCharacters = 0;
-    const isKept = all.map(({ text }, i) => {
+    const kept = all.filter(({ text }, i) => {
       numCharacters += text.length;
       return i === 0 || (i < MOST && numCharacters <= MOST_CHARACTERS);
     });
-    await this.#delete(all.filter((_, i) => !isKept[i]).map(({ id }) => id));
-    return all.filter((_, i) => isKept[i]);
+    await this.#delete(all.filter((entry) => !kept.includes(entry)).map(({ id }) => id));
+    return kept;
   }
 
   async entry(id) {
-    const tables = await this.#begin();
-    const entry = tables && (await settled(tables.entries.get(id)));
+    const entry = await this.#run("readonly", (entries) => settled(entries.get(id)));
     return isWhole(entry) ? { order: entry.createdAt || 0, ...entry } : null;
   }
 
-  async answer(id) {
-    const tables = await this.#begin();
-    return tables && settled(tables.answers.get(id));
+  answer(id) {
+    return this.#run("readonly", (_, answers) => settled(answers.get(id)));
   }
 
   /** Keeps both; false where the store is absent. */
   async put(entry, answer) {
-    const tables = await this.#begin("readwrite");
-    if (!tables) return false;
-    tables.entries.put(entry);
-    tables.answers.put(answer, entry.id);
-    await finished(tables.transaction);
-    this.#tell("changed", { id: entry.id });
-    return true;
+    const isKept = await this.#run("readwrite", (entries, answers) => {
+      entries.put(entry);
+      answers.put(answer, entry.id);
+      return true;
+    });
+    if (isKept) this.#tell("changed", { id: entry.id });
+    return Boolean(isKept);
   }
 
   /** Replaces an entry by `change(entry)` of what is stored by now; null where another tab has deleted it. */
   async change(id, change) {
-    const tables = await this.#begin("readwrite");
-    if (!tables) return null;
-    const done = finished(tables.transaction);
-    const stored = await settled(tables.entries.get(id));
-    const changed = stored && { ...change(stored), revision: (stored.revision || 0) + 1 };
-    if (changed) tables.entries.put(changed);
-    await done;
+    const changed = await this.#run("readwrite", async (entries) => {
+      const stored = await settled(entries.get(id));
+      const changed = stored && { ...change(stored), revision: (stored.revision || 0) + 1 };
+      if (changed) entries.put(changed);
+      return changed;
+    });
     if (changed) this.#tell("changed", { id });
     return changed || null;
   }
@@ -135,9 +136,6 @@ export class Store extends EventTarget {
   }
 
   async #delete(ids) {
-    const tables = ids.length && (await this.#begin("readwrite"));
-    if (!tables) return;
-    for (const id of ids) for (const table of TABLES) tables[table].delete(id);
-    await finished(tables.transaction);
+    if (ids.length) await this.#run("readwrite", (...tables) => ids.forEach((id) => tables.forEach((table) => table.delete(id))));
   }
 }

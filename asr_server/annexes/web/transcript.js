@@ -1,29 +1,35 @@
 // The text of a recording, whose words light up while it plays and can be clicked, walked through by keys, corrected.
 
 import { paragraphsOf, speakersOf } from "./answer.js";
-import { clock, h, inSlices } from "./dom.js";
-import { editInPlace } from "./field.js";
+import { clock, editInPlace, h, inSlices } from "./dom.js";
 import { placesOf } from "./find.js";
 import { Follow } from "./follow.js";
 
 const LONG = 400; // words, above which the text scrolls in a box of its own
 const BY_KEYS = { tabindex: 0, role: "group", "aria-label": "Transcript. Left and right arrow keys go from word to word, Enter corrects one." };
+const HEARD = 2000; // letters of a paragraph while it is recognised
 
 export class Transcript {
   /**
-   * `bar` lies over its top. `on.seek(time)` for a word that is chosen; `on.correct(index, text)`; `on.rename(label, name)` for a speaker who
-   * is clicked; `on.give(segments, name)` for a turn of another speaker; `on.closed()` behind each field.
+   * Of the parts of a card. `on.seek(time)` for a word that is chosen; `on.correct(index, text)`; `on.rename(label, name)` for a
+   * speaker who is clicked; `on.give(turns)` for words of other speakers, [first, last, name] each; `on.closed()` behind each field.
    */
-  constructor(element, bar, owner, on) {
-    this.element = element;
-    this.on = on;
-    this.follow = new Follow(element, "Back to the playing word", owner, { bar });
-    this.reached = h("span", { className: "visually-hidden", role: "status" });
+  constructor({ text, bar, reached, correcting, turns, giveTo, split, joining, owner }, on) {
+    Object.assign(this, { element: text, reached, giveTo, on });
+    this.follow = new Follow(text, "Back to the playing word", owner, { bar });
     this.clear();
-    element.addEventListener("mousedown", (event) => this.#onPress(event));
-    element.addEventListener("click", (event) => this.#onClick(event));
-    element.addEventListener("dblclick", () => this.edit(this.#indexOf(this.pressed)));
-    element.addEventListener("keydown", (event) => this.#onKey(event));
+    text.addEventListener("mousedown", (event) => this.#onPress(event));
+    text.addEventListener("click", (event) => this.#onClick(event));
+    text.addEventListener("dblclick", () => this.edit(this.#indexOf(this.pressed)));
+    text.addEventListener("keydown", (event) => this.#onKey(event));
+    owner.listen(document, "selectionchange", () => this.#onSelection());
+    correcting.onclick = () => {
+      turns.hidden = !text.classList.toggle("is-editing");
+      correcting.setAttribute("aria-pressed", !turns.hidden);
+    };
+    giveTo.onchange = () => this.#giveSelected(giveTo.value);
+    split.onclick = () => this.#split();
+    joining.onclick = () => this.#join();
   }
 
   clear() {
@@ -34,6 +40,7 @@ export class Transcript {
     this.spans = []; // of the words that are shown
     this.lit = -1; // the word that is heard
     this.cursor = -1; // the word that the arrow keys have reached
+    this.selected = null; // as a range of the document
     this.reached.textContent = "";
     this.element.replaceChildren();
     for (const name of Object.keys(BY_KEYS)) this.element.removeAttribute(name);
@@ -43,17 +50,25 @@ export class Transcript {
   /** What was recognised so far. */
   hear(text) {
     if (this.answer || text.length < this.numHeard) this.clear();
-    this.element.append(text.slice(this.numHeard));
+    if (text.length === this.numHeard) return;
+    const { lastElementChild: last } = this.element;
+    if (!last || last.textContent.length > HEARD) this.element.append(h("p", { dir: "auto" }));
+    this.element.lastElementChild.append(text.slice(this.numHeard));
     this.numHeard = text.length;
   }
 
   /** The words of an answer. Where they are shown already, what is open stays open. */
   show({ answer, pieces }) {
-    const isSame = this.answer && pieces.length === this.pieces.length && speakerLine(answer) === speakerLine(this.answer);
-    if (isSame) this.#update(pieces);
-    else if (!this.isBeingEdited) this.#build(answer, pieces);
-    if (isSame || !this.isBeingEdited) this.answer = answer;
+    const paragraphs = paragraphsOf(pieces);
+    const shape = paragraphs.map(({ first, isTurn }) => `${first} ${isTurn}`).join();
+    const isSame = this.answer && pieces.length === this.pieces.length && shape === this.shape;
+    if (!isSame && this.isBeingEdited) return;
+    if (isSame) this.#update(pieces, paragraphs, answer);
+    else this.#build(answer, pieces, paragraphs);
+    Object.assign(this, { answer, shape });
     this.element.classList.toggle("is-empty", !answer.text);
+    const names = ["Said by …", ...this.#names(), "somebody else"];
+    this.giveTo.replaceChildren(...names.map((name, i) => h("option", { value: i ? name : "" }, name)));
   }
 
   /** A field is open in it. */
@@ -61,46 +76,50 @@ export class Transcript {
     return Boolean(this.element.querySelector("input"));
   }
 
-  #update(pieces) {
+  #update(pieces, paragraphs, answer) {
+    this.#span(pieces.length - 1);
     pieces.forEach(({ text, isDoubtful }, i) => {
-      const span = this.#span(i);
-      if (text !== this.pieces[i].text && !span.querySelector("input")) span.textContent = text;
-      span.classList.toggle("is-doubtful", Boolean(isDoubtful));
+      const [span, before] = [this.spans[i], this.pieces[i]];
+      if (text !== before.text && !span.querySelector("input")) span.textContent = text;
+      if (isDoubtful !== before.isDoubtful) span.classList.toggle("is-doubtful", Boolean(isDoubtful));
     });
     this.pieces = pieces;
+    const colors = colorsOf(answer);
+    paragraphs.forEach(({ speaker, isTurn }, i) => {
+      const element = this.element.children[i];
+      if (speaker) element.style = `--speaker: var(--${colors.get(speaker)})`;
+      const name = isTurn && element.querySelector("bdi");
+      if (name && name.textContent !== speaker) name.textContent = speaker;
+    });
   }
 
-  #build(answer, pieces) {
-    const place = this.answer ? this.element.scrollTop : 0;
+  #build(answer, pieces, paragraphs) {
     const { cursor } = this;
+    const isAnother = this.answer !== null;
     this.clear();
-    Object.assign(this, { answer, pieces });
+    this.pieces = pieces;
     if (!pieces.length) {
       this.element.textContent = answer.text || "Nothing was said.";
       return;
     }
     this.element.classList.toggle("is-long", pieces.length > LONG);
     for (const [name, value] of Object.entries(BY_KEYS)) this.element.setAttribute(name, value);
-    this.paragraphs = this.#paragraphsOf(answer, pieces);
+    this.paragraphs = this.#elementsOf(paragraphs, colorsOf(answer));
     inSlices(this.paragraphs, (paragraph) => this.element.append(paragraph));
-    if (!place) return;
+    if (!isAnother || cursor < 0) return;
     this.#point(cursor);
-    this.#span(pieces.length - 1);
-    this.element.scrollTop = place;
+    this.#bringIntoView(this.#span(cursor));
   }
 
-  *#paragraphsOf(answer, pieces) {
-    const colors = new Map(speakersOf(answer).map(({ name, color }) => [name, color]));
-    const all = paragraphsOf(answer, pieces);
-    for (const [i, { first, speaker, isTurn, isTimed }] of all.entries()) {
+  *#elementsOf(paragraphs, colors) {
+    const { pieces } = this;
+    for (const [i, { first, speaker, isTurn, isTimed }] of paragraphs.entries()) {
       const at = { "data-time": clock(pieces[first].start) };
-      const giving = h("button", { type: "button", className: "give", title: "Somebody else has said this" });
-      giving.setAttribute("aria-label", `${speaker} did not say this`);
-      const label = isTurn ? h("span", { className: "speaker", title: "Rename", ...at }, h("bdi", {}, speaker), giving) : "";
+      const label = isTurn ? h("span", { className: "speaker", title: "Rename", ...at }, h("bdi", {}, speaker)) : "";
       const element = h("p", isTimed && !label ? at : {}, label);
       if (speaker) element.style = `--speaker: var(--${colors.get(speaker)})`;
       element.classList.toggle("turn", Boolean(speaker));
-      const own = pieces.slice(first, all[i + 1]?.first);
+      const own = pieces.slice(first, paragraphs[i + 1]?.first);
       this.spans.push(...own.map(({ text, isDoubtful }) => h("span", { className: isDoubtful ? "word is-doubtful" : "word" }, text)));
       element.append(...own.flatMap(({ gap, tail }, k) => [gap, this.spans[first + k], tail]).filter(Boolean));
       element.dir = "auto"; // last: it looks at each letter
@@ -118,16 +137,11 @@ export class Transcript {
 
   /** The arrow keys go on from there while it plays. */
   light(time, isPlaying = false) {
-    let [low, high] = [0, this.pieces.length]; // the first that begins later
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (this.pieces[middle].start <= time + 0.01) low = middle + 1;
-      else high = middle;
-    }
-    const found = low && time <= this.pieces[low - 1].end + 0.15 ? low - 1 : -1;
+    const low = this.pieces.findLastIndex(({ start }) => start <= time + 0.01);
+    const found = low >= 0 && time <= this.pieces[low].end + 0.15 ? low : -1;
     const isOther = found !== this.lit;
     if (isOther) this.#light(found);
-    if (isPlaying && found >= 0) this.#point(found);
+    if (isPlaying && found >= 0 && !this.isBeingEdited) this.#point(found);
     if (isPlaying || this.isPlaying) this.#follow(isPlaying);
     else if (isOther && found >= 0 && this.follow.isOn) this.#bringIntoView(this.spans[found]);
   }
@@ -151,11 +165,14 @@ export class Transcript {
     this.lit = index;
   }
 
-  #bringIntoView(span) {
+  #bringIntoView(span, isAgain = false) {
     if (!this.element.classList.contains("is-long")) return;
     const [box, word] = [this.element.getBoundingClientRect(), span.getBoundingClientRect()];
     if (word.top >= box.top && word.bottom <= box.bottom) return;
     this.element.scrollTop += word.top - box.top - box.height / 3;
+    if (isAgain) return;
+    const frame = () => new Promise(requestAnimationFrame);
+    frame().then(frame).then(() => this.#bringIntoView(span, true)); // what is seen by then has its own height
   }
 
   // -- Being found --
@@ -168,7 +185,7 @@ export class Transcript {
     if (places.length) this.#bringIntoView(this.#span(places[0].first));
   }
 
-  // -- Being corrected --
+  // -- Being walked through --
 
   #indexOf(target) {
     return this.spans.indexOf(target.closest(".word"));
@@ -183,23 +200,10 @@ export class Transcript {
     const target = event.detail ? this.pressed : event.target; // a key or a script presses nothing
     const index = this.#indexOf(target);
     const label = target.closest(".speaker");
-    if (target.matches("input")) return;
-    if (target.matches(".give")) this.#give(target.closest("p"));
-    else if (label) this.on.rename(label, label.textContent);
+    if (target.matches("input") || (this.selected && event.detail === 1)) return;
+    if (label) this.on.rename(label, label.textContent);
     else if (this.element.classList.contains("is-editing")) this.edit(index);
     else this.#choose(index);
-  }
-
-  /** The turn of a paragraph, to the next speaker. */
-  #give(paragraph) {
-    const first = this.pieces[this.spans.indexOf(paragraph.querySelector(".word"))].segment;
-    const { segments } = this.answer;
-    const names = speakersOf(this.answer).map(({ name }) => name);
-    if (names.length < 2) names.push("Speaker 2");
-    const { speaker } = segments[first];
-    const end = segments.findIndex((segment, i) => i > first && segment.speaker !== speaker);
-    const turn = [...segments.keys()].slice(first, end < 0 ? undefined : end);
-    this.on.give(turn, names[(names.indexOf(speaker) + 1) % names.length]);
   }
 
   #onKey(event) {
@@ -239,20 +243,85 @@ export class Transcript {
     this.#bringIntoView(this.#span(index));
   }
 
+  // -- Being corrected --
+
+  /** Enter takes a word and confirms it; Tab goes on to the next one, Shift+Tab back, Ctrl+Enter begins a turn with it. */
   edit(index) {
     const span = this.#span(index);
     if (!span || span.querySelector("input")) return;
     this.#point(index);
     this.follow.stop();
     const before = this.pieces[index].text;
-    editInPlace(span, before, before ? `Correct “${before}”` : "Put a word back", (text, isByKey, isConfirmed) => {
-      const isSure = isConfirmed && this.pieces[index].isDoubtful;
+    const end = (text, key) => {
+      const isSure = key?.key === "Enter" && this.pieces[index].isDoubtful;
       span.textContent = this.pieces[index].text; // another tab may have corrected it meanwhile
-      if (isByKey) this.element.focus();
+      if (key) this.element.focus({ preventScroll: true });
       if (text !== before || isSure) this.on.correct(index, text);
       this.on.closed();
-    });
+      if (key?.key === "Tab") this.edit(index + (key.shiftKey ? -1 : 1));
+      else if (key?.key === "Enter" && key.ctrlKey) this.#split();
+    };
+    editInPlace(span, before, before ? `Correct “${before}”` : "Put a word back", end, ["Enter", "Tab"]);
+  }
+
+  // -- Who says it --
+
+  #names() {
+    return this.answer ? speakersOf(this.answer).map(({ name }) => name) : [];
+  }
+
+  #onSelection() {
+    const selection = getSelection();
+    if (!selection.rangeCount || !this.element.contains(selection.anchorNode)) return;
+    this.selected = selection.isCollapsed ? null : selection.getRangeAt(0).cloneRange();
+  }
+
+  /** The words of the turn of a word: [first, last]. */
+  #turnOf(index) {
+    const isOther = ({ speaker }) => speaker !== this.pieces[index].speaker;
+    const before = this.pieces.slice(0, index).findLastIndex(isOther);
+    const after = this.pieces.findIndex((piece, i) => i > index && isOther(piece));
+    return [before + 1, (after < 0 ? this.pieces.length : after) - 1];
+  }
+
+  /** The words that are selected, or else the turn of the one that was reached. */
+  #giveSelected(name) {
+    const within = this.spans.flatMap((span, i) => (this.selected?.intersectsNode(span) ? [i] : []));
+    const [first, last] = within.length ? [within[0], within.at(-1)] : this.#turnOf(Math.max(0, this.cursor));
+    this.#give(first, last, name === "somebody else" ? this.#newName() : name);
+  }
+
+  #newName() {
+    const names = this.#names();
+    let number = Math.max(2, names.length + 1);
+    while (names.includes(`Speaker ${number}`)) number++;
+    return `Speaker ${number}`;
+  }
+
+  /** Where nobody has a name all others get one too. */
+  #give(first, last, name) {
+    this.selected = null;
+    const others = this.#names().length ? [] : [[0, this.pieces.length - 1, "Speaker 1"]];
+    this.on.give([...others, [first, last, name]]);
+  }
+
+  /** Somebody else than `index` says: the next of those who speak. */
+  #nextName(index) {
+    const names = this.#names();
+    if (names.length < 2) return this.#newName();
+    return names[(names.indexOf(this.pieces[index].speaker) + 1) % names.length];
+  }
+
+  /** With the word that was reached somebody else begins. */
+  #split() {
+    if (this.cursor >= 0) this.#give(this.cursor, this.#turnOf(this.cursor)[1], this.#nextName(this.cursor));
+  }
+
+  /** The turn of the word that was reached is of the one who spoke before. */
+  #join() {
+    const [first, last] = this.#turnOf(Math.max(0, this.cursor));
+    if (first) this.#give(first, last, this.pieces[first - 1].speaker);
   }
 }
 
-const speakerLine = ({ segments }) => segments.map(({ speaker }) => speaker || "").join("\n");
+const colorsOf = (answer) => new Map(speakersOf(answer).map(({ name, color }) => [name, color]));
