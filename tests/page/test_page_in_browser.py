@@ -751,7 +751,10 @@ def test_axe_finds_no_fault_in_any_colours_and_nothing_scrolls_sideways(
     card(page, "call.wav").get_by_role("button", name="Find and replace").press("Enter")
     card(page, "call.wav").locator(".word").last.dblclick()
     card(page, "call.wav").locator(".menu").press("Enter")
+    page.keyboard.press("Escape")
     card(page, "call.wav").get_by_role("button", name="Correct words").press("Enter")
+    card(page, "call.wav").locator(".word").first.dblclick()
+    expect(card(page, "call.wav").locator(".word input")).to_be_focused()
     for state in ("transcribe", "speaking", "server"):
         if state == "speaking":
             page.get_by_role("button", name="Speak").click()

@@ -143,7 +143,8 @@ export class Card {
     this.work.setFacts(...factsOf(entry), ...(this.recording.isUnkept ? ["not kept in this browser: download it"] : []));
     this.work.setDetails(...detailsOf(entry));
     this.element.classList.toggle("is-unkept", this.recording.isUnkept);
-    this.body.lang = this.preview.lang = entry.task === "translate" ? "en" : codeOf(entry.language);
+    const lang = entry.task === "translate" ? "en" : codeOf(entry.language);
+    if (this.body.lang !== lang) this.body.lang = this.preview.lang = lang; // it would cost the style of each word
   }
 
   #places() {

@@ -38,11 +38,16 @@ function rewritten(base, pieces, changed) {
   const byWord = new Map(pieces.map((piece) => [piece.word, piece]));
   const words = base.words
     ?.filter((word) => byWord.get(word)?.text !== "")
-    .map((word) => (byWord.has(word) ? { ...word, word: byWord.get(word).text, ...voiced(byWord.get(word)) } : word));
+    .map((word) => wordAs(word, byWord.get(word)));
   const bySegment = Map.groupBy(pieces, ({ segment }) => segment);
   const segments = (base.segments || []).flatMap((segment, i) => partsOf(segment, bySegment.get(i) || [], changed.has(i)));
   const numbered = segments.map((segment, id) => ({ ...segment, id }));
   return { text: changed.size ? join(pieces) : base.text, segments: numbered, ...(words && { words }) };
+}
+
+function wordAs(word, piece) {
+  const isSame = !piece || (piece.text === word.word && piece.speaker === word.speaker);
+  return isSame ? word : { ...word, word: piece.text, ...voiced(piece) };
 }
 
 function partsOf(segment, pieces, isChanged) {

@@ -44,6 +44,7 @@ export class Transcript {
     this.reached.textContent = "";
     this.element.replaceChildren();
     for (const name of Object.keys(BY_KEYS)) this.element.removeAttribute(name);
+    this.element.dir = "auto";
     this.element.classList.remove("is-long");
   }
 
@@ -103,6 +104,7 @@ export class Transcript {
       return;
     }
     this.element.classList.toggle("is-long", pieces.length > LONG);
+    this.element.removeAttribute("dir"); // each paragraph has its own
     for (const [name, value] of Object.entries(BY_KEYS)) this.element.setAttribute(name, value);
     this.paragraphs = this.#elementsOf(paragraphs, colorsOf(answer));
     inSlices(this.paragraphs, (paragraph) => this.element.append(paragraph));
