@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -23,6 +22,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.util import CommandError
+from filelock import FileLock, Timeout
 from sqlalchemy import Connection, Engine, create_engine, delete, event, exists, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -48,7 +48,7 @@ class Store:
         self._database = folder / "jobs.sqlite"
         self._inode = 0
         self._engine: Engine | None = None
-        self._lock: int | None = None
+        self._lock = FileLock(folder / "lock", mode=0o600, thread_local=False)
         self._clock_began_at = time.monotonic()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="asr-jobs")
 
@@ -56,21 +56,16 @@ class Store:
         """Raises StorageUnavailable: no folder, a broken database, or another server that has it."""
         try:
             self.files.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._take_lock()
+            self._lock.acquire(blocking=False)
             self._open_database()
+        except Timeout as error:
+            raise StorageUnavailable(f"{self.folder} keeps no jobs: another server uses it") from error
         except CommandError as error:
             self.close()
             raise StorageUnavailable(f"{self.folder} is of a newer version of the server.") from error
         except (SQLAlchemyError, OSError) as error:
             self.close()
             raise StorageUnavailable(f"{self.folder} keeps no jobs: {_reason(error)}") from error
-
-    def _take_lock(self) -> None:
-        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError("another server uses it") from None
 
     def _open_database(self) -> None:
         self._close_database()
@@ -90,9 +85,7 @@ class Store:
     def close(self) -> None:
         self._thread.shutdown()
         self._close_database()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.release()
 
     @property
     def clock_s(self) -> float:
