@@ -25,6 +25,7 @@ from tests.support.until import wait_until
 URL = "/v1/audio/transcriptions"
 # In float32 the text of a chunk does not depend on what is decoded beside it.
 OPTIONS = ("--dtype", "float32", "--max-slots", "4", "--log-level", "debug")
+LIMIT_S = 2 * 3600.0  # of each wait of a trial
 MOST_IN_FLIGHT = 12  # chunks with a replica: its slots and one batch of the encoder, or reported and not kept
 FIELDS = {"response_format": "verbose_json"}
 WORDS = FIELDS | {"timestamp_granularities[]": ["segment", "word"]}
@@ -41,7 +42,7 @@ def digits(seed: int, num_digits: int) -> Samples:
 
 
 def send(server: Server, recording: bytes, **fields: Any) -> httpx.Response:
-    return httpx.post(server.url + URL, files={"file": recording}, data=fields, timeout=250)
+    return httpx.post(server.url + URL, files={"file": recording}, data=fields, timeout=LIMIT_S)
 
 
 def job(server: Server, id: str) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def survive(tmp_path: Path, recordings: list[bytes], num_kills: int, *options: s
             kill_when_further(server, chance.uniform(0, 1 / num_kills))
             logs.append(server.written())
     with run_server(*options, *folder) as server:
-        wait_until(lambda: all(each["completed_at"] for each in jobs_of(server)), pause_s=0.2)
+        wait_until(lambda: all(each["completed_at"] for each in jobs_of(server)), LIMIT_S, 0.2)
         assert [(each["id"], each["status"]) for each in jobs_of(server)] == [(id, "completed") for id in ids]
         contents = [server.get(f"{URL}/{id}/content").json() for id in ids]
         assert [text_and_times(each) for each in contents] == [text_and_times(each) for each in expected]
@@ -95,7 +96,7 @@ def kill_when_further(server: Server, share: float) -> None:
         return sum(float(each[which] or 0) for each in jobs_of(server))
 
     until_s = min(seconds("seconds_total") - 1e-3, seconds("seconds_done") + share * seconds("seconds_total"))
-    wait_until(lambda: seconds("seconds_done") >= until_s)
+    wait_until(lambda: seconds("seconds_done") >= until_s, LIMIT_S)
     os.killpg(server.process.pid, signal.SIGKILL)
     server.process.wait()
 
@@ -105,7 +106,7 @@ def check_what_was_done(logs: list[str], ids: list[str], num_kills: int) -> None
     num_sent, num_sent_undisturbed = (
         len(re.findall(rf"\[api {kind}_\w+\].* chunk \d+ goes to", log)) for kind in ("job", "req")
     )
-    assert num_sent_undisturbed > len(ids)
+    assert num_sent_undisturbed >= len(ids)
     assert num_sent <= num_sent_undisturbed + num_kills * MOST_IN_FLIGHT
     assert max(Counter(re.findall(r"job (job_\w+): completed", log)).values()) == 1
 
@@ -153,11 +154,13 @@ def test_the_command_leaves_its_recording_to_the_server_and_comes_back_for_it(tm
 
 
 @pytest.mark.trial
+@pytest.mark.timeout(2 * LIMIT_S)
 def test_two_hundred_recordings_survive_twenty_kills(tmp_path: Path) -> None:
     survive(tmp_path, [wav(digits(seed, 20)) for seed in range(200)], 20, *OPTIONS)
 
 
 @pytest.mark.trial
+@pytest.mark.timeout(2 * LIMIT_S)
 def test_a_long_recording_with_published_weights_survives_five_kills(tmp_path: Path) -> None:
     checkpoint = str(real_checkpoint("base"))
     survive(tmp_path, [wav(digits(0, 600))], 5, checkpoint, *OPTIONS, "--short-audio", "tail")
