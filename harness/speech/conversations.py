@@ -6,22 +6,23 @@ Used by `benchmarks/speakers.py`, whose first lines say who the people are.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-import soundfile
-import soxr
 from scipy.signal import butter, sosfilt
 
 from asr_server.annexes.speakers.labels import Turn
 from asr_server.core import SAMPLE_RATE, Samples
 from harness.speech.corpora import ROOT, Clip, corpus, fillets, librivox
+from harness.speech.noises import mono
 from harness.speech.speech_times import speech_of, without_pauses
 from harness.speech.synthesis import is_installed, say
 from harness.speech.telephone import by_telephone
@@ -121,8 +122,8 @@ def sayings(voices: str = "tuned") -> dict[str, list[Said]]:
             found.setdefault(speaker, []).append(_said(clip.samples(), clip.text or ""))
     sentences = _SENTENCES.read_text().splitlines()[:60]
     for voice in {"tuned": ("awb", "rms", "slt"), "others": ("kal16",)}.get(voices, ()):
-        if said := [_flite(voice, text) for text in sentences]:
-            found[voice] = [each for each in said if each]
+        if shutil.which("flite"):
+            found[voice] = [_said(flite(voice, text), text) for text in sentences]
     if voices == "tuned" and is_installed():
         found["joe"] = [_said(say(text), text) for text in sentences[:40]]
     long_enough = {
@@ -148,16 +149,10 @@ def _said(samples: Samples, text: str) -> Said:
     return Said(samples, text, speech_of(samples))
 
 
-def _flite(voice: str, text: str) -> Said | None:
+def flite(voice: str, text: str) -> Samples:
     with tempfile.NamedTemporaryFile(suffix=".wav") as file:
-        try:
-            subprocess.run(
-                ["flite", "-voice", voice, "-t", text, "-o", file.name], check=True, capture_output=True
-            )
-        except (OSError, subprocess.CalledProcessError):
-            return None
-        samples, rate = soundfile.read(file.name, dtype="float32")
-    return _said(samples if rate == SAMPLE_RATE else soxr.resample(samples, rate, SAMPLE_RATE), text)
+        subprocess.run(["flite", "-voice", voice, "-t", text, "-o", file.name], check=True)
+        return mono(Path(file.name))
 
 
 def people(voices: str) -> list[str]:

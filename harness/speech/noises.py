@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -172,16 +173,16 @@ def _talk(count: int, rng: Random) -> Samples:
 
 @cache
 def recorded_talks() -> tuple[Samples, ...]:
-    return tuple(_mono(RECORDINGS / name) for name in TALKS if (RECORDINGS / name).exists())
+    return tuple(mono(RECORDINGS / name) for name in TALKS if (RECORDINGS / name).exists())
 
 
 @cache
 def recorded_cough() -> Samples:
     path = RECORDINGS / "cough.wav"
-    return _mono(path) if path.exists() else np.empty(0, np.float32)
+    return mono(path) if path.exists() else np.empty(0, np.float32)
 
 
-def _mono(path: object) -> Samples:
+def mono(path: Path) -> Samples:
     samples, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
     return np.asarray(soxr.resample(samples.mean(axis=1), rate_hz, SAMPLE_RATE), np.float32)
 

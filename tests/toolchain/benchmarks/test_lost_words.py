@@ -9,7 +9,7 @@ from asr_server.audio.native import FLAC_LAYOUTS
 from asr_server.audio.stream import Mono16k
 from asr_server.core import SAMPLE_RATE
 from benchmarks.batch_reader import Reading
-from benchmarks.lost_words import change
+from benchmarks.lost_words import change, num_rightly_read
 from harness.speech.conditions import CONDITIONS, GIVEN, LEVEL_DB, Sound
 from harness.speech.corpora import known_clips
 from harness.speech.synthesis import SaidSentence, Speech
@@ -34,6 +34,11 @@ def test_a_word_is_lost_if_only_the_plain_transcript_has_it() -> None:
 
 def test_a_word_that_only_the_condition_shows_is_no_loss() -> None:
     assert change(TRUTH, "The tram was late", Reading("The train was late", [])).lost == ()
+
+
+def test_dropped_text_is_right_if_it_is_said_and_nowhere_in_the_answer() -> None:
+    dropped = ("nobody had told us why", "Thank you.", "the train was late")
+    assert num_rightly_read(TRUTH, Reading("The train was late again", [], dropped)) == 5
 
 
 @pytest.mark.parametrize("condition", sorted(set(CONDITIONS) - GIVEN - {"languages"}))
