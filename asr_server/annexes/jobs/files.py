@@ -122,7 +122,7 @@ async def delete_file(request: Request, id: str) -> Response:
     file = await store.find(File, owner_of(request), id)
     hide = update(File).where(File.number == file.number).values(is_listed=False)
     await store.run(lambda session: session.execute(hide))
-    await store.collect()
+    await store.collect(file.id)
     return JSONResponse({"id": id, "object": "file", "deleted": True})
 
 

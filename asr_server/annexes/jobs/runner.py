@@ -24,6 +24,7 @@ from asr_server.annexes.jobs.live import Changes, JobEvent, LiveJob
 from asr_server.annexes.jobs.results import KnownResults
 from asr_server.annexes.jobs.rows import Content, Job, Result
 from asr_server.annexes.jobs.store import Store, storing
+from asr_server.api import transcribe
 from asr_server.api.errors import body_of, response_to
 from asr_server.api.events import EventWriter, event
 from asr_server.api.models import ServedModel
@@ -33,14 +34,6 @@ from asr_server.api.request import (
     parse_translation_request,
 )
 from asr_server.api.state import AppState
-from asr_server.api.transcribe import (
-    STREAM_END,
-    body_response,
-    recording_for,
-    rendered,
-    session_for,
-    whole_answer,
-)
 from asr_server.audio.decoder import TOO_MANY_FILES
 from asr_server.checkpoint.cache import revision_of
 from asr_server.errors import (
@@ -167,7 +160,7 @@ class Runner:
         job.status = values["status"]
         self._on_finished(job)
         with suppress(StorageUnavailable):  # the next sweep tries again
-            await self.store.collect()
+            await self.store.collect(job.file)
         return True
 
     async def _end_of(self, job: Job, live: LiveJob) -> End:
@@ -189,23 +182,26 @@ class Runner:
 
     async def _transcribe(self, job: Job, live: LiveJob) -> End:
         request = await self._request_of(job)
-        recording = recording_for(request, await asyncio.to_thread(self._recording_of, job))
+        recording = transcribe.recording_for(request, await asyncio.to_thread(self._recording_of, job))
         live.events, live.done_s = [], 0.0
         writer, model = EventWriter(request.fields, request.render_options), request.model
         reports, keep = await self.store.run(_results_of, job), partial(self._keep_result, job, live)
         known = KnownResults(model.dispatcher, _engine_of(model), reports, keep)
         with metrics.current_request_stats().stage("transcription"):
-            async with model.using(), session_for(self._state, request, recording, known.open) as session:
+            async with (
+                model.using(),
+                transcribe.session_for(self._state, request, recording, known.open) as session,
+            ):
                 async for delta in session:
                     live.add(delta.text, writer.delta(delta))
                     live.done_s = max(live.done_s, delta.end_s)
                     self.changes.notify(job.id)
                 transcript = await session.transcript()
-        response = await whole_answer(transcript, request, body_response)
-        done = await rendered(transcript, lambda: writer.done(transcript))
+        response = await transcribe.whole_answer(transcript, request, transcribe.body_response)
+        done = await transcribe.rendered(transcript, lambda: writer.done(transcript))
         status = "incomplete" if transcript.is_cut_short else "completed"
         values = {"status": status, "duration_s": transcript.duration_s}
-        return _content(response, live.close(done + STREAM_END)), values
+        return _content(response, live.close(done + transcribe.STREAM_END)), values
 
     async def _keep_result(self, job: Job, live: LiveJob, chunk: int, part: int, data: bytes) -> None:
         await self.store.run(_keep_result, job, chunk, part, data)

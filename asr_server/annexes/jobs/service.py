@@ -146,7 +146,10 @@ class Jobs:
         session.add_all(rows[1:])
 
     async def describe(self, job: Job) -> JobBody:
-        place = await self.store.run(_place_of, job) if job.status == "queued" else None
+        ahead = select(func.count()).where(Job.status == "queued", Job.number <= job.number)
+        place = None
+        if job.status == "queued":
+            place = await self.store.run(lambda session: session.scalar(ahead))
         return make_body(job, self.runner.live.get(job.id), place)
 
     async def delete(self, owner: str, id: str) -> None:
@@ -197,8 +200,3 @@ def _held(session: Session, owner: str | None = None) -> dict[str, float]:
         "max_jobs_bytes": total(File, func.sum(File.num_bytes), sqlalchemy.true()),
         "max_jobs_audio_s": total(Job, func.sum(Job.duration_s), Job.status.in_(UNFINISHED)),
     }
-
-
-def _place_of(session: Session, job: Job) -> int | None:
-    ahead = select(func.count()).where(Job.status == "queued", Job.number <= job.number)
-    return session.scalar(ahead)

@@ -23,7 +23,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.util import CommandError
 from filelock import FileLock, Timeout
-from sqlalchemy import Connection, Engine, create_engine, delete, event, exists, select, update
+from sqlalchemy import Connection, Engine, create_engine, delete, event, exists, select, true, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -140,9 +140,9 @@ class Store:
             await self.remove([id])
             raise
 
-    async def collect(self) -> None:
-        """Remove what nobody sees and no job needs any more."""
-        await self.remove(await self.run(_collect))
+    async def collect(self, *ids: str) -> None:
+        """Remove what nobody sees and no job needs any more: of these files, or of all."""
+        await self.remove(await self.run(_collect, ids))
 
     async def remove(self, ids: list[str]) -> None:
         for id in ids:
@@ -197,9 +197,10 @@ def _read_content(session: Session, job: Job, clock_s: float) -> Content:
     return content
 
 
-def _collect(session: Session) -> list[str]:
+def _collect(session: Session, ids: tuple[str, ...]) -> list[str]:
     is_needed = exists().where(Job.file == File.id, Job.status.in_(UNFINISHED))
-    gone = delete(File).where(File.is_listed.is_(False), ~is_needed).returning(File.id)
+    is_meant = File.id.in_(ids) if ids else true()
+    gone = delete(File).where(is_meant, File.is_listed.is_(False), ~is_needed).returning(File.id)
     return list(session.scalars(gone))
 
 
