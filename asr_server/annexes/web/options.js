@@ -64,7 +64,7 @@ export async function offerSources() {
   const named = devices.filter(({ kind, label }) => kind === "audioinput" && label);
   const offered = named.map(({ deviceId, label }) => h("option", { value: deviceId }, label));
   if (navigator.mediaDevices?.getDisplayMedia) offered.push(h("option", { value: SCREEN }, "a tab or the computer"));
-  $("source").replaceChildren(h("option", { value: "" }, "the microphone"), ...offered);
+  $("source").replaceChildren(h("option", { value: "" }, "microphone"), ...offered);
   restore("source");
 }
 
