@@ -151,6 +151,10 @@ class ActiveChunk:
         wanted = self.options.max_new_tokens
         self.max_tokens = room if wanted is None else min(room, wanted)
 
+    def take_given(self, tokenizer: Tokenizer) -> None:
+        self.tokens = list(self.options.given_tokens)
+        self.decoded = self.result("stop", tokenizer)
+
     @property
     def is_greedy(self) -> bool:
         """Return whether the likeliest tokens are chosen, by a search or one by one."""

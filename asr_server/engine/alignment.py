@@ -25,7 +25,7 @@ from asr_server.engine.cuda import HostCopy, Transfers
 from asr_server.engine.prompt import sot_sequence
 from asr_server.model import DecoderCache, Whisper
 from asr_server.model.cache import Slots
-from asr_server.model.rows import rows_of
+from asr_server.model.rows import CacheRows, rows_of
 
 Matrix = npt.NDArray[np.floating]
 NAN: Final = "the model produced NaN on this audio; check the weights or try another --dtype"
@@ -80,14 +80,20 @@ _EXCHANGES = (
 _TINY = torch.finfo(torch.float32).tiny
 
 
+class Attended(NamedTuple):
+    # [2, rows, positions]: what it is worth to lay a row at a position, and its attention. Summed over heads,
+    # a row for each text token, a position for each 20 ms of the audio: 1.2 MB for 100 tokens in 30 s.
+    sums: HostCopy
+    logprobs: HostCopy | None  # of the tokens of a given text
+
+
 @dataclass(frozen=True, eq=False)
 class PendingAlignment:
     chunk: ActiveChunk
     result: ChunkResult
     num_tokens: int  # text tokens that are to have times
-    # [2, rows, positions]: what it is worth to lay a row at a position, and its attention. Summed over heads,
-    # a row for each text token, a position for each 20 ms of the audio: 1.2 MB for 100 tokens in 30 s.
     sums: HostCopy
+    logprobs: HostCopy | None
 
     def is_ready(self) -> bool:
         return self.sums.is_ready()
@@ -99,11 +105,19 @@ class PendingAlignment:
         first = first_frames(gain)
         peaks, focus = _within(attention, first)
         return msgspec.structs.replace(
-            self.result,
+            self._scored_result(),
             token_times_s=_of_length(first * SECONDS_PER_POSITION, self.num_tokens + 1),
             token_peaks_s=_of_length((peaks + 0.5) * SECONDS_PER_POSITION, self.num_tokens),
             token_focus=_of_length(focus, self.num_tokens),
             pauses_s=tuple((start_s, end_s) for start_s, end_s in self.chunk.pauses.tolist()),
+        )
+
+    def _scored_result(self) -> ChunkResult:
+        if self.logprobs is None:
+            return self.result
+        logprobs = self.logprobs.array()
+        return msgspec.structs.replace(
+            self.result, logprobs=tuple(logprobs.tolist()), avg_logprob=float(logprobs.mean())
         )
 
 
@@ -131,6 +145,7 @@ class AlignedText(NamedTuple):
     first_row: int  # the position that predicts the first text token
     num_text: int  # text tokens, of which the last ones may have found no position
     num_positions: int  # of the encoder's output
+    is_given: bool  # nobody has decoded it: its tokens' log-probabilities are wanted
 
     @property
     def num_rows(self) -> int:
@@ -152,8 +167,7 @@ class Aligner:
             index = torch.tensor(own, dtype=torch.long, device=model.device)
             self._heads[layer] = [index[i : i + heads_at_once] for i in range(0, len(own), heads_at_once)]
 
-    def start(self, texts: Sequence[AlignedText], slots: Slots) -> list[HostCopy]:
-        """Return the sums of `PendingAlignment`."""
+    def start(self, texts: Sequence[AlignedText], slots: Slots) -> list[Attended]:
         sums = [
             torch.zeros(2, text.num_rows, text.num_positions, device=self._model.device) for text in texts
         ]
@@ -161,7 +175,25 @@ class Aligner:
             for text, query, (gain, attention) in zip(texts, queries, sums, strict=True):
                 keys = self._cache.audio_keys(layer, text.audio_slot, text.num_positions)
                 self._add_layer(gain, attention, text, layer, query, keys)
-        return [self._transfers.to_host(self._model.shard.sum(each) / self._num_heads) for each in sums]
+        logprobs = [self._transfers.to_host(each) if len(each) else None for each in self._scored(slots, texts)]
+        return [
+            Attended(self._transfers.to_host(self._model.shard.sum(each) / self._num_heads), scored)
+            for each, scored in zip(sums, logprobs, strict=True)
+        ]
+
+    def _scored(self, slots: Slots, texts: Sequence[AlignedText]) -> list[Tensor]:
+        """Return the log-probabilities of given texts' tokens; empty for others."""
+        scored = [torch.empty(0)] * len(texts)
+        if any(text.is_given for text in texts):
+            tokens, positions, rows = self._fed(slots, texts)
+            hidden = self._model.decoder(tokens, positions, rows)
+            for number, text in enumerate(texts):
+                if text.is_given:
+                    before = slice(text.first_row, text.first_row + text.num_text)
+                    said = tokens[number, text.first_row + 1 :][: text.num_text, None]
+                    scores = self._model.decoder.logits(hidden[number, before])
+                    scored[number] = scores.log_softmax(-1).gather(1, said)[:, 0]
+        return scored
 
     def text_of(self, chunk: ActiveChunk, result: ChunkResult) -> AlignedText:
         specials, duration_s = self._tokenizer.specials, len(chunk.samples) / SAMPLE_RATE
@@ -171,9 +203,12 @@ class Aligner:
         tokens = [*prompt, *text, specials.end_of_text][: self._model.sizes.text_positions]
         num_samples = len(chunk.samples) if tail_s is None else round(tail_s * SAMPLE_RATE)
         num_positions = min(max(1, num_samples // SAMPLES_PER_POSITION), self._model.sizes.audio_positions)
-        return AlignedText(chunk.slot, chunk.audio_slot, tokens, len(prompt) - 1, len(text), num_positions)
+        rows = len(prompt) - 1, len(text), num_positions
+        is_given = bool(chunk.options.given_tokens)
+        return AlignedText(chunk.slot, chunk.audio_slot, tokens, *rows, is_given)
 
-    def _queries(self, slots: Slots, texts: Sequence[AlignedText]) -> Iterator[tuple[int, Tensor]]:
+    def _fed(self, slots: Slots, texts: Sequence[AlignedText]) -> tuple[Tensor, Tensor, CacheRows]:
+        """Return what the decoder takes to read these texts at once."""
         device, end_of_text = self._model.device, self._tokenizer.specials.end_of_text
         longest = max(len(text.tokens) for text in texts)
         padded = [text.tokens + [end_of_text] * (longest - len(text.tokens)) for text in texts]
@@ -181,6 +216,10 @@ class Aligner:
         positions = torch.arange(longest, device=device).expand_as(tokens)
         rows = rows_of(self._cache, slots, positions, context=longest)
         self._cache.text_ends.extend([text.slot for text in texts], longest)
+        return tokens, positions, rows
+
+    def _queries(self, slots: Slots, texts: Sequence[AlignedText]) -> Iterator[tuple[int, Tensor]]:
+        tokens, positions, rows = self._fed(slots, texts)
         last = max(self._model.alignment_heads)
         for layer, queries in enumerate(self._model.decoder.audio_queries(tokens, positions, rows)):
             if layer in self._model.alignment_heads:

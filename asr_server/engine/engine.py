@@ -303,7 +303,12 @@ class Engine:
         self._report_languages()
         for chunk in known:
             chunk.set_prompt(self.tokenizer.specials, self.model.sizes.text_positions)
-        for alike in grouped(known, key=lambda chunk: (len(chunk.prompt), chunk.sot_index)):
+        given = [chunk for chunk in known if chunk.options.given_tokens]
+        for chunk in given:
+            chunk.take_given(self.tokenizer)
+            self._stages.move(chunk, Stage.DECODED)
+        decoded_here = [chunk for chunk in known if chunk not in given]
+        for alike in grouped(decoded_here, key=lambda chunk: (len(chunk.prompt), chunk.sot_index)):
             self._feed_prompts(alike)
 
     def _needs_detection(self, chunk: ActiveChunk) -> bool:

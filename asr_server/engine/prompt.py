@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from asr_server.checkpoint.tokenizer import SpecialTokens
 from asr_server.core import POSITIONS_PER_S, DecodingOptions, Samples
 from asr_server.model import WhisperSizes
+
+
+BESIDE_GIVEN: Final = 3  # tokens: a language that is detected yet, <|notimestamps|> and the text's end
 
 
 def prompt_of(
@@ -62,13 +67,16 @@ def checked_language(
         raise ValueError("temperatures must be one or more numbers not below 0")
     if options.max_new_tokens is not None and options.max_new_tokens < 1:
         raise ValueError("max_new_tokens must be at least 1")
-    if any(not 0 <= token < sizes.vocabulary for token in options.prompt_tokens):
-        raise ValueError("a prompt token is not in this checkpoint's vocabulary")
+    tokens = (*options.prompt_tokens, *options.given_tokens)
+    if any(not 0 <= token < sizes.vocabulary for token in tokens):
+        raise ValueError("a token of the prompt or the given text is not in this checkpoint's vocabulary")
     if len(samples) == 0 or not np.isfinite(samples).all():
         raise ValueError("no samples, or samples that are not finite")
     if len(samples) > sizes.window.num_samples:
         raise ValueError(f"the chunk is longer than the model's window of {sizes.window.duration_s:g} s")
-    prompt_of(options, language, specials, sizes.text_positions)
+    prompt, _ = prompt_of(options, language, specials, sizes.text_positions)
+    if len(prompt) + BESIDE_GIVEN + len(options.given_tokens) > sizes.text_positions:
+        raise ValueError(f"the given text has more than {sizes.text_positions} tokens")
     return language
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult, Samples
 from asr_server.engine.active_chunk import ActiveChunk
-from asr_server.engine.alignment import AlignedText, Aligner, PendingAlignment
+from asr_server.engine.alignment import AlignedText, Aligner, Attended, PendingAlignment
 from asr_server.engine.beam import num_candidates, num_named
 from asr_server.engine.boost import Row
 from asr_server.engine.config import EngineConfig
@@ -313,13 +313,13 @@ class Runner:
         """Find when the tokens were said; on CUDA, launch the work."""
         texts = [self._aligner.text_of(chunk, result) for chunk, result in finished]
         return [
-            PendingAlignment(chunk, result, text.num_text, sums)
-            for (chunk, result), text, sums in zip(finished, texts, self.attend(texts), strict=True)
+            PendingAlignment(chunk, result, text.num_text, *attended)
+            for (chunk, result), text, attended in zip(finished, texts, self.attend(texts), strict=True)
         ]
 
     @on_all_ranks
     @torch.inference_mode()
-    def attend(self, texts: Sequence[AlignedText]) -> list[HostCopy]:
+    def attend(self, texts: Sequence[AlignedText]) -> list[Attended]:
         return self._aligner.start(texts, self._block([text.slot for text in texts]))
 
     # -- Slots --------------------------------------------------------------------------------------------
