@@ -118,7 +118,7 @@ _DESCRIPTION: Final = (
     "cannot describe: it speaks OpenAI's realtime events. A path that is not here is answered 404, another "
     "method 405 with `Allow`, both with an ErrorBody."
 )
-_FILE: Final = {
+FILE_SCHEMA: Final = {
     "type": "string",
     "format": "binary",
     "description": f"The recording: {RECORDING_FORMATS}. No name is needed.",
@@ -171,7 +171,7 @@ def _schemas() -> dict[str, Any]:
 def _form(fields_type: type[AudioFields], models: Models) -> tuple[dict[str, Any], dict[str, Any]]:
     schema = fields_type.model_json_schema(ref_template=REF, schema_generator=_WithoutNull)
     parts: dict[str, Any] = schema.pop("$defs", {})
-    schema["properties"] = {"file": _FILE} | schema["properties"]
+    schema["properties"] = {"file": FILE_SCHEMA} | schema["properties"]
     schema["properties"]["model"]["default"] = models.default.name
     if not models.take_any_name:
         schema["properties"]["model"]["enum"] = list(models.names)

@@ -58,7 +58,7 @@ def parse_fields(pairs: Iterable[tuple[str, str]], fields_type: type[F]) -> F:
 
 
 def split_unknown(
-    pairs: Iterable[tuple[str, str]], fields_type: type[AudioFields]
+    pairs: Iterable[tuple[str, str]], fields_type: type[BaseModel]
 ) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
     known: list[tuple[str, str]] = []
     unknown: dict[str, None] = {}

@@ -189,7 +189,8 @@ MAX_FIELDS: Final = 512
 MAX_NAME_BYTES: Final = 256
 MAX_VALUE_BYTES: Final = 64 * 1024
 VOICE_FIELD: Final = "known_speaker_references"
-MAX_VOICE_BYTES: Final = MIB  # of one such value, as base64: 10 s of 16 bits at 37 kHz
+TEXT_FIELD: Final = "text"  # that is aligned
+MAX_LONG_BYTES: Final = MIB  # of one such value: 10 s of 16 bits at 37 kHz in base64, 16 hours of speech
 MAX_HEADER_BYTES: Final = 4096  # of one part
 MAX_PATH_BYTES: Final = 256  # a longer file is not looked at as a path
 MAX_DELIMITERS: Final = MAX_FIELDS + 16  # also of those that stand within a part
@@ -272,7 +273,8 @@ class Form:
             self._value += data[start : min(end, start + MAX_PATH_BYTES - len(self._value) + 1)]
             return
         self._value += data[start:end]
-        limit = MAX_VOICE_BYTES if self._name.startswith(VOICE_FIELD) else MAX_VALUE_BYTES
+        is_long = self._name == TEXT_FIELD or self._name.startswith(VOICE_FIELD)
+        limit = MAX_LONG_BYTES if is_long else MAX_VALUE_BYTES
         if len(self._value) > limit:
             raise self._invalid_text(f"is longer than {limit} bytes")
 

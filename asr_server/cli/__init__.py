@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from asr_server import __version__
+from asr_server.cli.align import align
 from asr_server.cli.models import convert, models
 from asr_server.cli.serve import health, serve
 from asr_server.cli.transcribe import transcribe
@@ -16,5 +17,5 @@ def main() -> None:
     """A speech-to-text server that speaks OpenAI's audio API."""
 
 
-for command in (serve, transcribe, models, convert, health):
+for command in (serve, transcribe, align, models, convert, health):
     main.add_command(command)

@@ -175,7 +175,9 @@ class Aligner:
             for text, query, (gain, attention) in zip(texts, queries, sums, strict=True):
                 keys = self._cache.audio_keys(layer, text.audio_slot, text.num_positions)
                 self._add_layer(gain, attention, text, layer, query, keys)
-        logprobs = [self._transfers.to_host(each) if len(each) else None for each in self._scored(slots, texts)]
+        logprobs = [
+            self._transfers.to_host(each) if len(each) else None for each in self._scored(slots, texts)
+        ]
         return [
             Attended(self._transfers.to_host(self._model.shard.sum(each) / self._num_heads), scored)
             for each, scored in zip(sums, logprobs, strict=True)

@@ -10,7 +10,6 @@ from asr_server.checkpoint.tokenizer import SpecialTokens
 from asr_server.core import POSITIONS_PER_S, DecodingOptions, Samples
 from asr_server.model import WhisperSizes
 
-
 BESIDE_GIVEN: Final = 3  # tokens: a language that is detected yet, <|notimestamps|> and the text's end
 
 

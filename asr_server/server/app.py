@@ -19,6 +19,7 @@ from fastapi_offline import FastAPIOffline
 
 from asr_server import __version__
 from asr_server.annexes import compat, page
+from asr_server.annexes.alignment import routes as alignment
 from asr_server.annexes.deepgram import routes as deepgram
 from asr_server.annexes.jobs import JobsSettings
 from asr_server.annexes.keys.api_keys import ApiKeys
@@ -94,7 +95,14 @@ def create_app(
         started_at=int(time.time()),
     )
     errors.install(app)
-    own_routers = (transcribe.router, routes.probes, model_loading_router, routes.models, activity.router)
+    own_routers = (
+        transcribe.router,
+        alignment.router,
+        routes.probes,
+        model_loading_router,
+        routes.models,
+        activity.router,
+    )
     others_routers = (realtime.router, deepgram.router, compat.azure, compat.whisper)
     metrics_routers = () if settings.has_metrics_port else (metrics.router,)
     for router in (*own_routers, *metrics_routers, *others_routers):  # routes are tried in this order

@@ -44,6 +44,7 @@ CORE = {
 }
 FRONT = {"api", "audio", "channel", "dispatch", "formats", "protocols", "transcription"}  # of the API process
 ANNEXES = {
+    "annexes.alignment": {"api", "audio", "dispatch", "formats", "transcription"},
     "annexes.compat": {"api", "audio", "formats", "transcription"},
     "annexes.deepgram": {"annexes.realtime", "api", "audio"},
     "annexes.jobs": {"api", "audio", "channel", "dispatch", "formats", "transcription"},

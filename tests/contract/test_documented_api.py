@@ -12,10 +12,15 @@ from pydantic import BaseModel
 
 from asr_server import errors
 from asr_server.annexes import compat
+from asr_server.annexes.alignment.align import GREATEST_LOSS
+from asr_server.annexes.alignment.bodies import AlignmentJson
+from asr_server.annexes.alignment.routes import AlignmentFields, ForcedAlignmentFields
+from asr_server.annexes.alignment.stretches import MAX_READ_S
 from asr_server.annexes.model_sources.names import repositories
 from asr_server.api.errors import FOREIGN_FIELDS
 from asr_server.api.models import Models
 from asr_server.api.schemas import TranscriptionFields, TranslationFields
+from asr_server.api.upload import MAX_LONG_BYTES
 from asr_server.config import MIB
 from asr_server.errors import ModelNotFound
 from asr_server.server.settings import ServerSettings
@@ -64,9 +69,24 @@ def test_each_field_is_in_a_page(name: str) -> None:
     assert any(re.search(rf"\b{name}\b", (DOCS / page).read_text()) for page in pages)
 
 
+def test_the_page_of_alignments_has_its_fields_its_answer_and_its_numbers() -> None:
+    page = (DOCS / "alignment.md").read_text()
+    assert {name for row in rows("alignment.md", "field") for name in quoted(row[0])} == {
+        *AlignmentFields.model_fields,
+        "file",
+    }
+    example = page.partition("```json")[2].partition("```")[0]
+    shown = AlignmentJson.model_validate_json(example)
+    assert shown.model_fields_set == AlignmentJson.model_fields.keys() - {"characters", "truncated", "tracks"}
+    assert f"{MAX_LONG_BYTES // MIB} MiB" in page
+    assert f"{GREATEST_LOSS:.2f}" in page
+    assert f"more than {MAX_READ_S:g} s" in page
+
+
 COMPATIBLE: dict[str, tuple[type[BaseModel], str, frozenset[str]]] = {
     "POST /asr": (compat.AsrFields, "audio_file", frozenset(compat.ASR_WITHOUT_EFFECT)),
     "POST /detect-language": (compat.DetectionFields, "audio_file", frozenset({"video_file"})),
+    "POST /v1/forced-alignment": (ForcedAlignmentFields, "file", frozenset({"enabled_spooled_file"})),
     "POST /inference": (compat.InferenceFields, "file", compat.INFERENCE_WITHOUT_EFFECT),
 }
 

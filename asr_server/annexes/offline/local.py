@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +96,7 @@ class LocalTranscriber:
         self._limits = AudioLimits.from_settings(settings, window)
         self._dispatcher = Dispatcher(settings, window=window)
         self._pool = PreprocessPool(settings.preprocess_workers)
-        self._transcriber = Transcriber(
+        self.transcriber = Transcriber(
             self._dispatcher, self._pool, tokenizer, settings.check_voice, settings.temperatures
         )
         self._speakers, self._voices = job.speakers, job.voices
@@ -104,7 +104,7 @@ class LocalTranscriber:
         self._clips = job.clips
         self._stands_in = bool(settings.why_embedded)
         self.model = settings.model_names[0]
-        self.options = _decoding_options(job, self._transcriber, settings)
+        self.options = _decoding_options(job, self.transcriber, settings)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[LocalTranscriber]:
@@ -131,11 +131,9 @@ class LocalTranscriber:
             raise EngineUnavailable(reason) from error
 
     async def _transcribe(self, source: Source, on_progress: OnProgress, own: DecodingOptions) -> Transcript:
-        recording = Recording(
-            source, self._limits, bool(self._speakers), choice=self._choice, clips=self._clips
-        )
+        recording = self.recording(source, self._clips)
         track = SpeakerTrack(self._voices) if self._voices else None
-        async with self._transcriber.run(recording, own, self._speakers, track) as session:
+        async with self.transcriber.run(recording, own, self._speakers, track) as session:
             async for delta in session:
                 on_progress(delta.end_s, recording.expected_duration_s)
             transcript = await session.transcript()
@@ -145,13 +143,16 @@ class LocalTranscriber:
             )
         return transcript
 
+    def recording(self, source: Source, clips: Sequence[Clip]) -> Recording:
+        return Recording(source, self._limits, bool(self._speakers), choice=self._choice, clips=clips)
+
     def options_for(self, language: str | None, prompt: str | None) -> DecodingOptions:
         """Raises InvalidValue."""
         own = self.options
         if language is not None:
-            own = msgspec.structs.replace(own, language=self._transcriber.languages.given_code(language))
+            own = msgspec.structs.replace(own, language=self.transcriber.languages.given_code(language))
         if prompt is not None:
-            tokens = prompt_tokens(self._transcriber.tokenizer, prompt)
+            tokens = prompt_tokens(self.transcriber.tokenizer, prompt)
             own = msgspec.structs.replace(own, prompt_tokens=tokens)
         return own
 

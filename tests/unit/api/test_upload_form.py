@@ -208,7 +208,7 @@ def header(num_bytes: int) -> bytes:
         (lambda num: body(FILE, part("prompt", b"x" * num)), form_module.MAX_VALUE_BYTES, "prompt"),
         (
             lambda num: body(FILE, part("known_speaker_references[]", b"x" * num)),
-            form_module.MAX_VOICE_BYTES,
+            form_module.MAX_LONG_BYTES,
             "known_speaker_references[]",
         ),
         (header, form_module.MAX_HEADER_BYTES, None),

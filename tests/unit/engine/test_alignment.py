@@ -89,6 +89,36 @@ def test_a_full_text_is_aligned_only_where_its_times_are_shown(embedded: Checkpo
     assert full.token_times_s == (() if text_only else short.token_times_s)
 
 
+def test_a_given_text_is_aligned_like_the_same_text_decoded(embedded: Checkpoint) -> None:
+    options, spoken = DecodingOptions(language="en", word_timestamps=True), say("3817", gap_s=0.4).samples
+    (decoded,) = transcribe(embedded.engine(), [spoken], options)
+    text = tuple(filter(embedded.tokenizer.is_text, decoded.tokens))
+    given = msgspec.structs.replace(options, given_tokens=text)
+    others = msgspec.structs.replace(options, given_tokens=text[::-1])
+    engine = embedded.engine(num_slots=2)
+    for name, asked in {"given": given, "decoded": options, "others": others}.items():
+        submit(engine, name, spoken, asked)
+    found = results(run(engine))
+    assert found["decoded"] == decoded
+    same = found["given"]
+    assert (same.tokens, same.token_times_s) == (text, decoded.token_times_s)
+    assert same.token_focus == decoded.token_focus
+    assert len(same.logprobs) == len(text)
+    assert same.avg_logprob > -1 > found["others"].avg_logprob
+    assert engine.slots_in_use == 0
+
+
+@pytest.mark.parametrize(("tokens", "says"), [((-1,), "vocabulary"), ((1,) * 446, "tokens")])
+def test_a_given_text_that_cannot_be_fed_fails_alone(
+    embedded: Checkpoint, tokens: tuple[int, ...], says: str
+) -> None:
+    engine = embedded.engine()
+    options = DecodingOptions(language="en", word_timestamps=True, given_tokens=tokens)
+    submit(engine, "wrong", say("3").samples, options)
+    (failed,) = (event for event in run(engine) if isinstance(event, Failed))
+    assert says in failed.message
+
+
 @pytest.mark.trial
 def test_a_text_that_fills_every_position_has_times_for_all_of_it(pocket: Checkpoint) -> None:
     """The text is fed behind one token more than it was decoded behind."""

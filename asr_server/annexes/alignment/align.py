@@ -1,0 +1,156 @@
+"""Give each word of a text its time in a recording that has been transcribed.
+
+A word that was heard as it is written has the transcript's time. What lies between such words is read once
+more (`stretches.py`), and marked as not spoken where the decoder finds it unlikely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator, Sequence, Set
+from itertools import groupby
+from statistics import fmean
+from typing import Final, NamedTuple
+
+from asr_server.annexes.alignment.matching import Pair, Part, letters_in, matched, parts_of, words_in
+from asr_server.annexes.alignment.stretches import OpenRecording, Stretch, StretchReader
+from asr_server.core import Transcript, Word
+from asr_server.errors import InvalidValue
+from asr_server.language_codes import UNSPACED
+from asr_server.levels import runs
+from asr_server.transcription.confidence import LEAST_PROBABILITY
+from asr_server.transcription.request import Transcriber
+from asr_server.transcription.word_times import edges_by_letters
+
+# Nobody says more: 40 letters a second, between two edges that may be off by so much together.
+MAX_LETTERS_PER_S: Final = 40.0
+EDGES_OFF_S: Final = 0.2
+MAX_LOSS: Final = 3.0  # in the mean of a stretch's words: of others than those said it is greater
+GREATEST_LOSS: Final = -math.log(LEAST_PROBABILITY)
+
+
+class AlignedWord(NamedTuple):
+    text: str  # as it was given
+    start_s: float
+    end_s: float
+    is_spoken: bool = True  # else it has no length, and lies where it would be said
+    confidence: float | None = None  # the probability that it was said; None after a replica was lost
+    loss: float | None = None  # minus the logarithm of its tokens' mean probability; None likewise
+
+    @property
+    def characters(self) -> list[tuple[str, float, float]]:
+        """Return each character, its start and its end: a share of the word's time."""
+        characters = [each for each in self.text if not each.isspace()]
+        edges_s = edges_by_letters(characters, self.start_s, self.end_s)
+        return [(each, *edge_s) for each, edge_s in zip(characters, edges_s, strict=True)]
+
+
+class Alignment(NamedTuple):
+    words: list[AlignedWord]  # all of the text
+    not_in_text: list[Word]  # what was said besides, in runs
+    transcript: Transcript
+    is_spaced: bool
+
+    @property
+    def loss(self) -> float | None:
+        losses = [word.loss for word in self.words if word.loss is not None and word.is_spoken]
+        return fmean(losses) if losses else None
+
+    @property
+    def not_spoken(self) -> list[Pair]:
+        """Return the first word and the end of each run that nobody says."""
+        return [(first, end) for first, end in runs([not word.is_spoken for word in self.words]).tolist()]
+
+    def text_of(self, first: int, end: int) -> str:
+        return (" " if self.is_spaced else "").join(word.text for word in self.words[first:end])
+
+
+def require_words(text: str) -> None:
+    """Raises InvalidValue."""
+    if not letters_in(text):
+        raise InvalidValue("'text' has no word.", "text")
+
+
+async def align(
+    text: str, transcript: Transcript, transcriber: Transcriber, open_recording: OpenRecording
+) -> Alignment:
+    """Align a text that has words. Raises what a second reading of the recording raises."""
+    language = transcript.languages[0] if transcript.languages else None
+    is_spaced, heard = language not in UNSPACED, transcript.words
+    words = words_in(text, is_spaced)
+    timed, used = await asyncio.to_thread(_as_heard, words, heard)
+    places = [each for each in _between(timed, transcript.duration_s) if _has_room(each, words)]
+    reader = StretchReader(transcriber, open_recording, language, is_spaced)
+    for place, said in await reader.read(places, words, timed, transcript.duration_s):
+        if fmean(map(_loss, said)) <= MAX_LOSS:
+            timed[place.first : place.end] = said
+            used |= {number for number, word in enumerate(heard) if place.holds(word)}
+    return Alignment(list(_placed(words, timed)), list(_besides(heard, used)), transcript, is_spaced)
+
+
+def _as_heard(words: Sequence[str], heard: Sequence[Word]) -> tuple[list[Word | None], set[int]]:
+    """Return the times of words that match whole, and the numbers of the words that were heard so."""
+    given, others = parts_of(words), parts_of([word.text for word in heard])
+    partners: list[list[int | None]] = [[] for _ in words]
+    found = dict(matched([part.letters for part in given], [part.letters for part in others]))
+    for number, part in enumerate(given):
+        partners[part.word].append(found.get(number))
+    times_s = _times_of_parts(others, heard)
+    timed: list[Word | None] = []
+    used: set[int] = set()
+    for text, own in zip(words, partners, strict=True):
+        matches = [number for number in own if number is not None]
+        if len(matches) < len(own):
+            timed.append(None)
+            continue
+        sources = [others[number].word for number in matches]
+        used.update(sources)
+        least = min((heard[number] for number in sources), key=lambda word: word.confidence or 0.0)
+        timed.append(
+            Word(text, times_s[matches[0]][0], times_s[matches[-1]][1], least.probability, least.confidence)
+        )
+    return timed, used
+
+
+def _times_of_parts(parts: Sequence[Part], heard: Sequence[Word]) -> list[tuple[float, float]]:
+    """Share out each word's time among its parts, by their letters."""
+    times_s: list[tuple[float, float]] = []
+    for number, own in groupby(parts, key=lambda part: part.word):
+        word = heard[number]
+        times_s += edges_by_letters([part.letters for part in own], word.start_s, word.end_s)
+    return times_s
+
+
+def _between(timed: Sequence[Word | None], duration_s: float) -> Iterator[Stretch]:
+    for first, end in runs([word is None for word in timed]).tolist():
+        before, behind = timed[first - 1] if first else None, timed[end] if end < len(timed) else None
+        start_s, end_s = before.end_s if before else 0.0, behind.start_s if behind else duration_s
+        yield Stretch(first, end, start_s, end_s)
+
+
+def _has_room(place: Stretch, words: Sequence[str]) -> bool:
+    num_letters = sum(len("".join(letters_in(word))) for word in words[place.first : place.end])
+    return num_letters <= MAX_LETTERS_PER_S * (place.end_s - place.start_s + EDGES_OFF_S)
+
+
+def _loss(word: Word) -> float:
+    return -math.log(max(LEAST_PROBABILITY, word.probability or 0.0))
+
+
+def _placed(words: Sequence[str], timed: Sequence[Word | None]) -> Iterator[AlignedWord]:
+    at_s = 0.0
+    for text, word in zip(words, timed, strict=True):
+        if word is None:
+            yield AlignedWord(text, at_s, at_s, is_spoken=False)
+        else:
+            loss = None if word.probability is None else _loss(word)
+            yield AlignedWord(text, word.start_s, word.end_s, True, word.confidence, loss)
+            at_s = word.end_s
+
+
+def _besides(heard: Sequence[Word], used: Set[int]) -> Iterator[Word]:
+    is_besides = [number not in used and bool(letters_in(word.text)) for number, word in enumerate(heard)]
+    for first, end in runs(is_besides).tolist():
+        text = "".join(word.text for word in heard[first:end]).strip()
+        yield Word(text, heard[first].start_s, heard[end - 1].end_s)

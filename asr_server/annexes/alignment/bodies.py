@@ -1,0 +1,169 @@
+"""The answers to an alignment: ours, ElevenLabs', and a transcript for subtitles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from asr_server.annexes.alignment.align import GREATEST_LOSS, AlignedWord, Alignment
+from asr_server.core import Segment, Word
+from asr_server.formats.render import Body, Duration, RecordingUsage, Time, Tracks, Truncated, verbose_body
+from asr_server.formats.subtitles import srt, vtt
+
+Granularity = Literal["word", "character"]
+
+
+class AlignedWordBody(Body):
+    word: str
+    """The word as the text has it, punctuation included."""
+    start: Time
+    end: Time
+    confidence: float | None = None
+    """How probable it is that the word was said; absent after a replica was lost."""
+    loss: float | None = None
+    """Minus the logarithm of its tokens' mean probability; absent likewise."""
+
+
+class AlignedCharacter(Body):
+    character: str
+    """One of a word's characters."""
+    start: Time
+    end: Time
+
+
+class NotSpoken(Body):
+    text: str
+    """Words of the text, in a row, that nobody says."""
+    at: Time
+
+
+class NotInText(Body):
+    text: str
+    """What was said and heard there."""
+    start: Time
+    end: Time
+
+
+class AlignmentJson(Body):
+    language: str
+    """The lower-case English name of the language; `unknown` where nothing tells."""
+    duration: Duration
+    words: list[AlignedWordBody] | None = None
+    """The words of the text that are said, with `granularity` word."""
+    characters: list[AlignedCharacter] | None = None
+    """Their characters, with `granularity` character: each has a share of its word's time."""
+    loss: float | None = None
+    """The mean of the words' losses; absent where no word is said."""
+    not_spoken: list[NotSpoken]
+    """What of the text nobody says, and where it would come."""
+    not_in_text: list[NotInText]
+    """What somebody says that the text lacks."""
+    usage: RecordingUsage
+    truncated: Truncated = None
+    tracks: Tracks = None
+
+
+def alignment_body(alignment: Alignment, granularity: Granularity) -> AlignmentJson:
+    spoken = [word for word in alignment.words if word.is_spoken]
+    by_word = granularity == "word"
+    of_recording = verbose_body(alignment.transcript)
+    return AlignmentJson(
+        language=of_recording.language,
+        duration=of_recording.duration,
+        words=[_word(word) for word in spoken] if by_word else None,
+        characters=None if by_word else list(_characters(spoken)),
+        loss=_rounded(alignment.loss),
+        not_spoken=[
+            NotSpoken(text=alignment.text_of(first, end), at=_seconds(alignment.words[first].start_s))
+            for first, end in alignment.not_spoken
+        ],
+        not_in_text=[
+            NotInText(text=word.text, start=_seconds(word.start_s), end=_seconds(word.end_s))
+            for word in alignment.not_in_text
+        ],
+        usage=of_recording.usage,
+        truncated=of_recording.truncated,
+        tracks=of_recording.tracks,
+    )
+
+
+def _word(word: AlignedWord) -> AlignedWordBody:
+    times = {"start": _seconds(word.start_s), "end": _seconds(word.end_s)}
+    return AlignedWordBody(word=word.text, **times, confidence=word.confidence, loss=_rounded(word.loss))
+
+
+def _characters(words: list[AlignedWord]) -> Iterator[AlignedCharacter]:
+    for word in words:
+        for character, start_s, end_s in word.characters:
+            yield AlignedCharacter(character=character, start=_seconds(start_s), end=_seconds(end_s))
+
+
+def _seconds(time_s: float) -> float:
+    return round(time_s, 3)
+
+
+def _rounded(loss: float | None) -> float | None:
+    return None if loss is None else round(loss, 4)
+
+
+# -- ElevenLabs' ---------------------------------------------------------------------------------------------
+
+
+class ForcedCharacter(Body):
+    text: str
+    start: float
+    end: float
+
+
+class ForcedWord(ForcedCharacter):
+    loss: float
+
+
+class ForcedAlignment(Body):
+    characters: list[ForcedCharacter]
+    words: list[ForcedWord]
+    loss: float
+
+
+def forced_alignment_body(alignment: Alignment) -> ForcedAlignment:
+    """Return all of the text: what is not spoken has no length, and the greatest loss."""
+    words = [
+        ForcedWord(
+            text=word.text,
+            start=_seconds(word.start_s),
+            end=_seconds(word.end_s),
+            loss=GREATEST_LOSS if word.loss is None else word.loss,
+        )
+        for word in alignment.words
+    ]
+    return ForcedAlignment(
+        characters=[
+            ForcedCharacter(text=character, start=_seconds(start_s), end=_seconds(end_s))
+            for word in alignment.words
+            for character, start_s, end_s in word.characters
+        ],
+        words=words,
+        loss=sum(word.loss for word in words) / len(words),
+    )
+
+
+# -- Files -----------------------------------------------------------------------------------------------
+
+
+def rendered(alignment: Alignment, file_format: str, granularity: Granularity) -> str:
+    if file_format == "json":
+        return alignment_body(alignment, granularity).model_dump_json(exclude_none=True) + "\n"
+    write = vtt if file_format == "vtt" else srt
+    return write(_spoken(alignment), end_s=alignment.transcript.duration_s)
+
+
+def _spoken(alignment: Alignment) -> list[Segment]:
+    """Return the text that is said as one segment with words."""
+    space = " " if alignment.is_spaced else ""
+    words = tuple(
+        Word(space + word.text, word.start_s, word.end_s) for word in alignment.words if word.is_spoken
+    )
+    if not words:
+        return []
+    text = "".join(word.text for word in words)
+    return [Segment(0, 0, words[0].start_s, words[-1].end_s, text, (), 0.0, 0.0, 1.0, 0.0, words)]

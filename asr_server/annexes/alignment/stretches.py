@@ -1,0 +1,208 @@
+"""Read stretches of a recording once more, each with the text that may be said there.
+
+The decoder is given the text, between words that are known to be said: it says when each word was said and
+how likely that is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from asr_server.audio.recording import Recording
+from asr_server.core import SAMPLE_RATE, Chunk, Clip, Samples, Word
+from asr_server.dispatch.queue import RequestHandle
+from asr_server.levels import joined
+from asr_server.telemetry import unique_request_id
+from asr_server.transcription.progress import StallWatch
+from asr_server.transcription.request import Transcriber, task_group
+from asr_server.transcription.segments import decode_part
+from asr_server.transcription.word_times import edges_by_letters
+
+# A stretch is read with so many of the known words around it, at most so far away, and with some sound around
+# these, as edges of words are not exact.
+CONTEXT_WORDS: Final = 4
+CONTEXT_S: Final = 3.0
+MARGIN_S: Final = 0.1
+MAX_READ_S: Final = 30.0  # Whisper's window
+MAX_TOKENS: Final = 440  # of the decoder's 448 positions
+
+OpenRecording = Callable[[Sequence[Clip]], Recording]
+
+
+class Stretch(NamedTuple):
+    """Words of the text without times, and the sound between the known words around them."""
+
+    first: int
+    end: int
+    start_s: float
+    end_s: float
+
+    def holds(self, word: Word) -> bool:
+        return self.start_s <= (word.start_s + word.end_s) / 2 < self.end_s
+
+
+class _Reading(NamedTuple):
+    stretch: Stretch
+    words: Sequence[str]  # with the known ones around
+    num_before: int  # known ones before the stretch
+    start: int  # samples
+    end: int
+    tokens: tuple[int, ...]
+
+    @property
+    def fits(self) -> bool:
+        return self.end - self.start <= MAX_READ_S * SAMPLE_RATE and len(self.tokens) <= MAX_TOKENS
+
+
+Timed = Sequence[Word | None]  # the text's words, where their times are known
+Said = tuple[Stretch, list[Word]]
+
+
+@dataclass(frozen=True)
+class StretchReader:
+    transcriber: Transcriber
+    open_recording: OpenRecording
+    language: str | None
+    is_spaced: bool
+
+    async def read(
+        self,
+        stretches: Sequence[Stretch],
+        words: Sequence[str],
+        timed: Sequence[Word | None],
+        duration_s: float,
+    ) -> list[Said]:
+        """Return the words of each stretch that fits into a window, with times in the file.
+
+        Raises what reading a recording raises.
+        """
+        all_readings = (self._reading(each, words, timed, duration_s) for each in stretches)
+        readings = [each for each in all_readings if each.fits]
+        return await self._read(readings) if readings else []
+
+    def _reading(self, stretch: Stretch, words: Sequence[str], timed: Timed, duration_s: float) -> _Reading:
+        before = _known(reversed(timed[max(0, stretch.first - CONTEXT_WORDS) : stretch.first]), stretch)
+        behind = _known(timed[stretch.end : stretch.end + CONTEXT_WORDS], stretch)
+        start_s = before[-1].start_s if before else stretch.start_s
+        end_s = behind[-1].end_s if behind else stretch.end_s
+        start = round(max(0.0, start_s - MARGIN_S) * SAMPLE_RATE)
+        end = round(min(duration_s, end_s + MARGIN_S) * SAMPLE_RATE)
+        own = words[stretch.first - len(before) : stretch.end + len(behind)]
+        text = " " + " ".join(own) if self.is_spaced else "".join(own)
+        tokens = tuple(self.transcriber.tokenizer.encode(text))
+        return _Reading(stretch, own, len(before), start, end, tokens)
+
+    async def _read(self, readings: Sequence[_Reading]) -> list[Said]:
+        transcriber, cutter = self.transcriber, _Cutter(readings)
+        clips = [(each.start / SAMPLE_RATE, each.end / SAMPLE_RATE) for each in readings]
+        recording = self.open_recording([Clip(*clip) for clip in joined(clips)])
+        recording.listener = cutter.push
+        handle = transcriber.dispatcher.open(unique_request_id())
+        watch = StallWatch(handle, transcriber.pool, transcriber.stall_limits)
+        try:
+            async with task_group() as group:
+                working: list[asyncio.Task[list[Said]]] = []
+                watching = group.create_task(watch.run(working))
+                working.append(group.create_task(self._read_all(recording, cutter, handle, watch)))
+                said = await working[0]
+                watching.cancel()
+                return said
+        finally:
+            handle.cancel()
+            recording.close()
+
+    async def _read_all(
+        self, recording: Recording, cutter: _Cutter, handle: RequestHandle, watch: StallWatch
+    ) -> list[Said]:
+        finished = False
+        reading = list[asyncio.Task[Said]]()
+        async with task_group() as group:
+            while not finished:
+                room = await handle.wait_for_capacity()
+                with watch.waiting_for_pool():
+                    _, finished = await self.transcriber.pool.decode_slice(recording, room)
+                if finished:
+                    cutter.finish()
+                while cutter.ready:
+                    await handle.wait_for_capacity()
+                    each, samples = cutter.ready.popleft()
+                    chunk = Chunk(len(reading), each.start, samples)
+                    reading.append(group.create_task(self._said(each, chunk, handle)))
+                    await asyncio.sleep(0)  # it is in the queue by then, and counted
+        return [each.result() for each in reading]
+
+    async def _said(self, reading: _Reading, chunk: Chunk, handle: RequestHandle) -> Said:
+        options = self.transcriber.options(
+            language=self.language, word_timestamps=True, given_tokens=reading.tokens
+        )
+        result = await handle.submit(chunk, options)
+        part = decode_part(chunk, result, options, self.transcriber.tokenizer)
+        heard = [word for span in part.spans for word in span.words]
+        words = list(_regrouped(reading.words, heard, chunk.start_s))
+        own = reading.num_before, reading.num_before + reading.stretch.end - reading.stretch.first
+        return reading.stretch, [_within(word, reading.stretch) for word in words[slice(*own)]]
+
+
+def _known(beside: Iterable[Word | None], stretch: Stretch) -> list[Word]:
+    """Return the known words beside a stretch, the nearest one first."""
+    known: list[Word] = []
+    for word in beside:
+        if word is None or max(stretch.start_s - word.start_s, word.end_s - stretch.end_s) > CONTEXT_S:
+            break
+        known.append(word)
+    return known
+
+
+def _regrouped(texts: Sequence[str], words: Sequence[Word], offset_s: float) -> Iterator[Word]:
+    """Give the texts the times of their characters, as the tokenizer's words have them."""
+    characters = [
+        msgspec.structs.replace(word, start_s=offset_s + start_s, end_s=offset_s + end_s)
+        for word in words
+        for start_s, end_s in edges_by_letters("".join(word.text.split()), word.start_s, word.end_s)
+    ]
+    at = 0
+    for text in texts:
+        own = characters[at : at + len("".join(text.split()))]
+        at += len(own)
+        least = min(own, key=lambda each: each.probability or 0.0)
+        yield msgspec.structs.replace(least, text=text, start_s=own[0].start_s, end_s=own[-1].end_s)
+
+
+def _within(word: Word, stretch: Stretch) -> Word:
+    start_s = min(max(word.start_s, stretch.start_s), stretch.end_s)
+    return msgspec.structs.replace(word, start_s=start_s, end_s=max(start_s, min(word.end_s, stretch.end_s)))
+
+
+class _Cutter:
+    """Cut readings out of a recording's samples, as they are decoded."""
+
+    def __init__(self, readings: Sequence[_Reading]) -> None:
+        self.ready: deque[tuple[_Reading, Samples]] = deque()
+        self._todo = deque(readings)
+        self._kept: Samples = np.empty(0, np.float32)  # from the first sample that a reading needs yet
+        self._first = 0
+
+    def push(self, samples: Samples) -> None:
+        self._kept = np.concatenate([self._kept, samples])
+        end = self._first + len(self._kept)
+        while self._todo and self._todo[0].end <= end:
+            self._cut(self._todo.popleft())
+        first = min(self._todo[0].start, end) if self._todo else end
+        self._kept, self._first = self._kept[first - self._first :], first
+
+    def finish(self) -> None:
+        """Cut what reaches beyond the last sample, by rounding."""
+        while self._todo:
+            self._cut(self._todo.popleft())
+
+    def _cut(self, reading: _Reading) -> None:
+        samples = self._kept[reading.start - self._first : reading.end - self._first]
+        if len(samples):
+            self.ready.append((reading, samples.copy()))
