@@ -21,7 +21,7 @@ GRAM: Final = 4  # words in a row that fix the course, where both sides have the
 ROUNDS: Final = 3  # what a whole chapter has twice, a stretch of it may have once
 MAX_CELLS: Final = 40_000  # of difflib's: 200 words on each side
 # A match by chance is short, with more words beside it that do not match.
-FEWEST_LETTERS: Final = 12  # that stand together, in a text that has so many
+FEWEST_LETTERS: Final = 20  # that stand together, in a text that has so many
 MAX_BETWEEN: Final = 6  # words that do not match, between those that stand together
 LEAST_SHARE: Final = 0.5  # of words that match, where such stand together
 

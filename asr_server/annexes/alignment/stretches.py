@@ -101,42 +101,35 @@ class StretchReader:
 
     async def _read(self, readings: Sequence[_Reading]) -> list[Said]:
         transcriber, cutter = self.transcriber, _Cutter(readings)
-        clips = [(each.start / SAMPLE_RATE, each.end / SAMPLE_RATE) for each in readings]
-        recording = self.open_recording([Clip(*clip) for clip in joined(clips)])
+        clips = joined([(each.start / SAMPLE_RATE, each.end / SAMPLE_RATE) for each in readings])
+        recording = self.open_recording([Clip(*clip) for clip in clips])
         recording.listener = cutter.push
         handle = transcriber.dispatcher.open(unique_request_id())
-        watch = StallWatch(handle, transcriber.pool, transcriber.stall_limits)
+        watch, this = StallWatch(handle, transcriber.pool, transcriber.stall_limits), asyncio.current_task()
+        assert this is not None
+        reading: list[asyncio.Task[Said]] = []
         try:
             async with task_group() as group:
-                working: list[asyncio.Task[list[Said]]] = []
-                watching = group.create_task(watch.run(working))
-                working.append(group.create_task(self._read_all(recording, cutter, handle, watch)))
-                said = await working[0]
+                watching = group.create_task(watch.run([this]))
+                finished = False
+                while not finished:
+                    room = await handle.wait_for_capacity()
+                    with watch.waiting_for_pool():
+                        _, finished = await transcriber.pool.decode_slice(recording, room)
+                    if finished:
+                        cutter.finish()
+                    while cutter.ready:
+                        await handle.wait_for_capacity()
+                        each, samples = cutter.ready.popleft()
+                        chunk = Chunk(len(reading), each.start, samples)
+                        reading.append(group.create_task(self._said(each, chunk, handle)))
+                        await asyncio.sleep(0)  # it is in the queue by then, and counted
+                said = [await each for each in reading]
                 watching.cancel()
                 return said
         finally:
             handle.cancel()
             recording.close()
-
-    async def _read_all(
-        self, recording: Recording, cutter: _Cutter, handle: RequestHandle, watch: StallWatch
-    ) -> list[Said]:
-        finished = False
-        reading = list[asyncio.Task[Said]]()
-        async with task_group() as group:
-            while not finished:
-                room = await handle.wait_for_capacity()
-                with watch.waiting_for_pool():
-                    _, finished = await self.transcriber.pool.decode_slice(recording, room)
-                if finished:
-                    cutter.finish()
-                while cutter.ready:
-                    await handle.wait_for_capacity()
-                    each, samples = cutter.ready.popleft()
-                    chunk = Chunk(len(reading), each.start, samples)
-                    reading.append(group.create_task(self._said(each, chunk, handle)))
-                    await asyncio.sleep(0)  # it is in the queue by then, and counted
-        return [each.result() for each in reading]
 
     async def _said(self, reading: _Reading, chunk: Chunk, handle: RequestHandle) -> Said:
         options = self.transcriber.options(

@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 
 from asr_server.annexes.alignment.matching import letters_in, matched, words_in
 
-FREQUENT = ["the", "of", "and"]
+VOCABULARY = ["".join("abcdefghij"[int(digit)] for digit in str(100 + n)) for n in range(3000)]
+SHARES = [(3 + number) ** -1.2 for number in range(3000)]  # as in a language, a few words make up a third
 
 
 def a_book(num_words: int, seed: int = 0) -> list[str]:
-    """As in a language, few words make up half of it."""
-    draw = random.Random(seed)
-    rare = [f"w{number}" for number in range(3000)]
-    return [draw.choice(FREQUENT if draw.random() < 0.5 else rare) for _ in range(num_words)]
+    return random.Random(seed).choices(VOCABULARY, SHARES, k=num_words)
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=60), st.lists(st.sampled_from("abcd"), max_size=60))
@@ -61,8 +59,8 @@ def test_a_repeated_paragraph_matches_once() -> None:
 def test_other_text_with_the_same_frequent_words_matches_nowhere() -> None:
     text, heard = a_book(180, seed=1), a_book(180, seed=2)
     by_difflib = difflib.SequenceMatcher(None, text, heard, autojunk=False).get_matching_blocks()
-    assert sum(block.size for block in by_difflib) > 25, "or the test proves nothing"
-    assert len(matched(text, heard)) < 10
+    assert sum(block.size for block in by_difflib) > 5, "or the test proves nothing"
+    assert matched(text, heard) == []
     assert matched(a_book(5000, seed=1), a_book(5000, seed=2)) == []
 
 
