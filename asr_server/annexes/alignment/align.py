@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+from bisect import bisect
 from collections.abc import Iterator, Sequence, Set
 from itertools import groupby
 from statistics import fmean
 from typing import Final, NamedTuple
+
+import msgspec
 
 from asr_server.annexes.alignment.matching import Pair, Part, letters_in, matched, parts_of, words_in
 from asr_server.annexes.alignment.stretches import OpenRecording, Stretch, StretchReader
@@ -82,34 +85,30 @@ async def align(
     timed, used = await asyncio.to_thread(_as_heard, words, heard)
     places = [each for each in _between(timed, transcript.duration_s) if _has_room(each, words)]
     reader = StretchReader(transcriber, open_recording, language, is_spaced)
+    middles_s = [(word.start_s + word.end_s) / 2 for word in heard]
     for place, said in await reader.read(places, words, timed, transcript.duration_s):
         if fmean(map(_loss, said)) <= MAX_LOSS:
             timed[place.first : place.end] = said
-            used |= {number for number, word in enumerate(heard) if place.holds(word)}
+            used.update(range(bisect(middles_s, place.start_s), bisect(middles_s, place.end_s)))
     return Alignment(list(_placed(words, timed)), list(_besides(heard, used)), transcript, is_spaced)
 
 
 def _as_heard(words: Sequence[str], heard: Sequence[Word]) -> tuple[list[Word | None], set[int]]:
     """Return the times of words that match whole, and the numbers of the words that were heard so."""
     given, others = parts_of(words), parts_of([word.text for word in heard])
-    partners: list[list[int | None]] = [[] for _ in words]
     found = dict(matched([part.letters for part in given], [part.letters for part in others]))
-    for number, part in enumerate(given):
-        partners[part.word].append(found.get(number))
     times_s = _times_of_parts(others, heard)
-    timed: list[Word | None] = []
+    timed: list[Word | None] = [None] * len(words)
     used: set[int] = set()
-    for text, own in zip(words, partners, strict=True):
-        matches = [number for number in own if number is not None]
-        if len(matches) < len(own):
-            timed.append(None)
-            continue
-        sources = [others[number].word for number in matches]
-        used.update(sources)
-        least = min((heard[number] for number in sources), key=lambda word: word.confidence or 0.0)
-        timed.append(
-            Word(text, times_s[matches[0]][0], times_s[matches[-1]][1], least.probability, least.confidence)
-        )
+    for number, own in groupby(range(len(given)), key=lambda place: given[place].word):
+        places = list(own)
+        matches = [found[place] for place in places if place in found]
+        if len(matches) == len(places):
+            sources = {others[match].word for match in matches}
+            least = min((heard[source] for source in sources), key=lambda word: word.confidence or 0.0)
+            start_s, end_s = times_s[matches[0]][0], times_s[matches[-1]][1]
+            timed[number] = msgspec.structs.replace(least, text=words[number], start_s=start_s, end_s=end_s)
+            used |= sources
     return timed, used
 
 

@@ -44,9 +44,6 @@ class Stretch(NamedTuple):
     start_s: float
     end_s: float
 
-    def holds(self, word: Word) -> bool:
-        return self.start_s <= (word.start_s + word.end_s) / 2 < self.end_s
-
 
 class _Reading(NamedTuple):
     stretch: Stretch
