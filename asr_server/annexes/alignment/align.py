@@ -7,10 +7,11 @@ more (`stretches.py`), and marked as not spoken where the decoder finds it unlik
 from __future__ import annotations
 
 import asyncio
+import difflib
 import math
 from bisect import bisect
 from collections.abc import Iterator, Sequence, Set
-from itertools import groupby
+from itertools import chain, groupby
 from statistics import fmean
 from typing import Final, NamedTuple
 
@@ -30,6 +31,7 @@ from asr_server.transcription.word_times import edges_by_letters
 MAX_LETTERS_PER_S: Final = 40.0
 EDGES_OFF_S: Final = 0.2
 MAX_LOSS: Final = 3.0  # in the mean of a stretch's words: of others than those said it is greater
+LEAST_LIKENESS: Final = 0.6  # of the letters of names, say, that were heard as others
 GREATEST_LOSS: Final = -math.log(LEAST_PROBABILITY)
 
 
@@ -87,9 +89,13 @@ async def align(
     reader = StretchReader(transcriber, open_recording, language, is_spaced)
     middles_s = [(word.start_s + word.end_s) / 2 for word in heard]
     for place, said in await reader.read(places, words, timed, transcript.duration_s):
-        if fmean(map(_loss, said)) <= MAX_LOSS:
+        there = range(bisect(middles_s, place.start_s), bisect(middles_s, place.end_s))
+        if (
+            fmean(map(_loss, said)) <= MAX_LOSS
+            or _likeness(said, [heard[i] for i in there]) >= LEAST_LIKENESS
+        ):
             timed[place.first : place.end] = said
-            used.update(range(bisect(middles_s, place.start_s), bisect(middles_s, place.end_s)))
+            used.update(there)
     return Alignment(list(_placed(words, timed)), list(_besides(heard, used)), transcript, is_spaced)
 
 
@@ -131,6 +137,11 @@ def _between(timed: Sequence[Word | None], duration_s: float) -> Iterator[Stretc
 def _has_room(place: Stretch, words: Sequence[str]) -> bool:
     num_letters = sum(len("".join(letters_in(word))) for word in words[place.first : place.end])
     return num_letters <= MAX_LETTERS_PER_S * (place.end_s - place.start_s + EDGES_OFF_S)
+
+
+def _likeness(said: Sequence[Word], heard: Sequence[Word]) -> float:
+    own, others = ("".join(chain(*(letters_in(word.text) for word in words))) for words in (said, heard))
+    return difflib.SequenceMatcher(None, own, others, autojunk=False).ratio()
 
 
 def _loss(word: Word) -> float:
