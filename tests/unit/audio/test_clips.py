@@ -10,7 +10,7 @@ import pytest
 import soundfile
 
 from asr_server.audio.recording import Recording
-from asr_server.core import SAMPLE_RATE, Chunk, Clip, Samples
+from asr_server.core import SAMPLE_RATE, Clip, Samples
 from asr_server.errors import InvalidAudio
 
 SECONDS = 12
@@ -48,17 +48,6 @@ def test_a_clip_without_an_end_goes_on_to_that_of_the_recording(tmp_path: Path) 
     found, recording = read(tmp_path / "a.wav", Clip(11.0, math.inf))
     assert np.array_equal(found[11 * SAMPLE_RATE :], whole[11 * SAMPLE_RATE :])
     assert recording.expected_duration_s == recording.duration_s == SECONDS
-
-
-def test_chunks_lie_within_the_clips(tmp_path: Path) -> None:
-    loud(tmp_path / "a.wav")
-    recording = Recording(tmp_path / "a.wav", clips=[Clip(2.0, 3.0), Clip(10.0, 11.0)])
-    pieces, is_over = [], False
-    while not is_over:
-        found, is_over = recording.next_slice()
-        pieces += found
-    chunks = [piece for piece in pieces if isinstance(piece, Chunk)]
-    assert sum(float(np.abs(chunk.samples).sum()) for chunk in chunks) == 0.5 * 2 * SAMPLE_RATE
 
 
 def test_each_channel_is_clipped(tmp_path: Path) -> None:

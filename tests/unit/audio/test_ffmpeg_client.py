@@ -86,14 +86,6 @@ def test_one_process_for_each_open_file_and_idle_ones_are_used_again(path: Path)
     assert {process.pid for process in decoding()} < busy
 
 
-def test_idle_processes_that_died_are_replaced(path: Path) -> None:
-    pieces_of(path)
-    for process in decoding():
-        process.kill()
-    until(lambda: not decoding())
-    assert pieces_of(path)[0]
-
-
 def test_a_process_works_only_while_a_thread_waits_for_it(path: Path) -> None:
     recording = Recording(path, AudioLimits())
     recording.next_slice()
@@ -122,26 +114,6 @@ def test_a_process_that_crashes_costs_its_own_file_only(path: Path) -> None:
     assert metrics.REGISTRY.get_sample_value(deaths) == deaths_before + 1
     assert list(slices(one))
     assert pieces_of(path)[1].duration_s == pytest.approx(65, abs=0.05)
-
-
-def test_stopping_is_left_to_the_server(path: Path) -> None:
-    recording = Recording(path, AudioLimits())
-    recording.next_slice()
-    for process in family():
-        process.send_signal(signal.SIGTERM)
-        process.send_signal(signal.SIGINT)
-    assert list(slices(recording))
-
-
-def test_no_key_is_in_the_environment_of_those_who_decode(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
-    with Recording(path, AudioLimits()) as recording:
-        recording.next_slice()
-        assert len(family()) == 2
-        for process in family():
-            assert "s3cret" not in process.environ().values()
 
 
 def begun(path: Path) -> tuple[Recording, list[Chunk], psutil.Process]:
@@ -194,22 +166,6 @@ def test_processes_that_are_frozen_are_killed_and_the_file_decoded_once_more(
     assert "no answer for 1.5 s" in caplog.text
     assert "decoded once more" in caplog.text
     until(lambda: not any(alive(process) for process in frozen))
-
-
-def test_a_file_whose_process_is_frozen_twice_is_answered_and_not_held(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recording, _, process = begun(path)
-    frozen = [process]
-    monkeypatch.setattr(ffmpeg_client, "MAX_SILENCE_MS", LimitOfTheFrozen(frozen))
-    process.send_signal(signal.SIGSTOP)
-    while not (replaced := [other for other in decoding() if other != process and alive(other)]):
-        recording.next_slice()
-    replaced[0].send_signal(signal.SIGSTOP)
-    frozen.append(replaced[0])
-    with pytest.raises(DecodingUnavailable):
-        list(slices(recording))
-    until(lambda: not alive(replaced[0]))
 
 
 def test_a_file_whose_process_the_system_ends_twice_is_no_fault_of_its_sender(path: Path) -> None:
@@ -271,17 +227,6 @@ def test_closing_a_recording_ends_its_process(path: Path) -> None:
     until(lambda: not alive(process))
 
 
-def test_shutdown_leaves_nothing_behind(path: Path) -> None:
-    recording = Recording(path, AudioLimits())
-    recording.next_slice()
-    processes = family()
-    assert len(processes) == 2
-    decode_processes.shutdown()
-    recording.close()
-    until(lambda: not any(alive(process) for process in processes))
-    assert pieces_of(path)[0]  # and it starts again when it is needed
-
-
 @pytest.mark.parametrize("frozen", ["none", "all"])
 def test_nothing_outlives_a_server_that_is_killed(path: Path, frozen: str) -> None:
     script = (
@@ -301,15 +246,6 @@ def test_nothing_outlives_a_server_that_is_killed(path: Path, frozen: str) -> No
             one.suspend()
         server.kill()
     until(lambda: not alive(forkserver) and not alive(process))
-
-
-def test_ctrl_c_is_sent_to_no_child_that_may_still_load_its_libraries(path: Path) -> None:
-    """It goes to the whole group of processes, and would print a traceback."""
-    recording = Recording(path, AudioLimits())
-    recording.next_slice()
-    assert len(family()) == 2
-    assert all(os.getpgid(process.pid) != os.getpgid(0) for process in family())
-    recording.close()
 
 
 def test_an_answer_longer_than_any_packet_decodes_to_is_not_read(

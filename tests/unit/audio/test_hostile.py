@@ -33,10 +33,10 @@ def resident_mb() -> tuple[float, float]:
     return sizes[0], max(sizes[1:], default=0.0)
 
 
-def survive(files: dict[str, bytes], count: int, seed: int) -> None:
-    pieces_of(files["a.m4a"])  # the decode processes are started
-    num_read = 0
-    for name, content in mutated(files, count, seed):
+@pytest.mark.slow
+def test_200_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
+    files, count, num_read = originals(tmp_path), 200, 0
+    for name, content in mutated(files, count, seed=1):
         start = time.perf_counter()
         with contextlib.suppress(RequestError):
             pieces_of(content)
@@ -45,35 +45,10 @@ def survive(files: dict[str, bytes], count: int, seed: int) -> None:
     assert 0.2 * count < num_read < 0.9 * count  # the mutations are neither harmless nor all fatal
 
 
-@pytest.mark.slow
-def test_200_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
-    survive(originals(tmp_path), 200, seed=1)
-
-
-@pytest.mark.trial
-@pytest.mark.timeout(900)
-def test_2000_mutated_files_are_read_or_refused_without_growth(tmp_path: Path) -> None:
-    files = originals(tmp_path)
-    survive(files, 500, seed=2)
-    before_mb, _ = resident_mb()
-    survive(files, 1500, seed=3)
-    after_mb, decoding_mb = resident_mb()
-    print(f"{before_mb:.0f} MB before, {after_mb:.0f} MB after, {decoding_mb:.0f} MB in a decode process")
-    assert after_mb - before_mb < 32
-    assert decoding_mb < 128
-
-
 @cache
 def silent_opus(duration_s: float) -> bytes:
     """What a bomb is made of: an hour of it is a few kilobytes."""
     return streamed(np.zeros((round(duration_s * 8000), 1), np.float32), 8000, "libopus", "ogg")
-
-
-def test_a_long_recording_in_a_small_file_stops_at_the_limit() -> None:
-    bomb = silent_opus(120)
-    assert len(bomb) < 60_000
-    with pytest.raises(AudioTooLong, match="--max-audio-s"):
-        pieces_of(bomb, max_audio_s=100)
 
 
 def test_decoded_bytes_are_counted_at_the_file_s_own_rate_and_layout() -> None:
@@ -109,11 +84,6 @@ def test_a_wav_of_too_many_channels_is_refused(num_channels: int) -> None:
     with pytest.raises(RequestError) as caught:
         pieces_of(bytes(header))
     assert caught.value.param == "file"
-
-
-def test_work_on_one_file_is_bounded_in_time() -> None:
-    with pytest.raises(AudioTooLong, match="decoding time"):
-        pieces_of(silent_opus(120), max_preprocess_s=0.02)
 
 
 @pytest.mark.trial

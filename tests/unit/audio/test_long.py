@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 
-from tests.unit.audio.audio_files import make, spoken
 from tests.unit.audio.test_recording_pool import hours_of_mp3
 
 pytestmark = pytest.mark.slow
@@ -67,17 +65,3 @@ TWO_HOURS = pytest.param(2.0, marks=[pytest.mark.trial, pytest.mark.timeout(600)
 def test_hours_of_mp3_take_no_more_memory_than_two_minutes(tmp_path: Path, hours: float) -> None:
     short = hours_of_mp3(tmp_path, 1 / 30).rename(tmp_path / "short.mp3")
     compare(short, hours_of_mp3(tmp_path, hours), round(hours * 3600))
-
-
-@pytest.mark.trial
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["a.flac", "a.opus"])
-def test_ten_hours_take_no_more_memory_than_two_minutes(tmp_path: Path, name: str) -> None:
-    frames = np.tile(spoken()[:, 0], round(120 * 16_000 / len(spoken())))[:, None]
-    short = make(tmp_path, name, frames, 16_000).rename(tmp_path / "short")
-    long = tmp_path / name
-    if name == "a.opus":  # Ogg streams may be chained
-        long.write_bytes(short.read_bytes() * 300)
-    else:
-        make(tmp_path, name, np.tile(frames, (300, 1)), 16_000)
-    compare(short, long, 300 * len(frames) / 16_000)

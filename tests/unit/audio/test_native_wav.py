@@ -84,13 +84,6 @@ def test_ffmpeg_writing_to_a_pipe(tmp_path: Path) -> None:
     assert not decoder.truncated
 
 
-def test_a_file_cut_short_gives_what_it_has(tmp_path: Path) -> None:
-    (tmp_path / "a.wav").write_bytes(raw_wav(bytes(3201), data_size=6400))
-    frames, decoder = decoded(tmp_path / "a.wav")
-    assert frames.shape == (1600, 1)
-    assert decoder.truncated
-
-
 @pytest.mark.parametrize(
     "content",
     [

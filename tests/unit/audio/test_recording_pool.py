@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from asr_server.audio.decoder import AudioLimits
-from asr_server.audio.ffmpeg_client import decode_processes
 from asr_server.audio.recording import Cancelled, PreprocessPool, Recording
 from asr_server.core import Piece
-from asr_server.errors import InvalidAudio
 from tests.support.until import until
 from tests.unit.audio.audio_files import make, spoken, tiled
 
@@ -147,17 +145,6 @@ async def test_a_slice_cancelled_in_the_queue_gives_its_place_back(tmp_path: Pat
     pool.shutdown()
 
 
-async def test_an_error_of_one_file_is_its_own(pool: PreprocessPool, tmp_path: Path) -> None:
-    good, bad = talk(tmp_path, "a.m4a", 0.5), tmp_path / "bad.m4a"
-    bad.write_bytes(b"\0\0\0\x18ftypM4A " + bytes(5000))
-    results = await asyncio.gather(
-        *(finish(pool, Recording(source, AudioLimits())) for source in (good, bad, good)),
-        return_exceptions=True,
-    )
-    assert isinstance(results[1], InvalidAudio)
-    assert all(isinstance(result, list) for result in (results[0], results[2]))
-
-
 async def test_other_work_shares_the_threads_and_its_errors_arrive(pool: PreprocessPool) -> None:
     assert await pool.run(divmod, 17, 5) == (3, 2)
     with pytest.raises(ZeroDivisionError):
@@ -175,14 +162,3 @@ async def test_shutdown_ends_what_runs(tmp_path: Path) -> None:
     pool.shutdown()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(result, Cancelled | asyncio.CancelledError | RuntimeError) for result in results)
-
-
-async def test_the_next_pool_uses_the_same_forkserver(tmp_path: Path) -> None:
-    """The libraries take half a second to load."""
-    path, used = talk(tmp_path, "a.m4a", 0.1), []
-    for _ in range(2):
-        pool = PreprocessPool(num_workers=1)
-        await finish(pool, Recording(path, AudioLimits()))
-        pool.shutdown()
-        used.append(decode_processes.forkserver_pid)
-    assert used[0] == used[1] is not None

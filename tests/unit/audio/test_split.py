@@ -123,10 +123,6 @@ def test_a_constant_offset_and_slow_rumble_are_not_sound() -> None:
     assert decibels(powers(np.full(SAMPLE_RATE, 0.5, np.float32))).max() < -85
 
 
-def test_a_file_of_exactly_one_window_is_one_chunk() -> None:
-    assert [len(chunk.samples) for chunk in chunks(split(noise(MAX_CHUNK, 0.1)))] == [MAX_CHUNK]
-
-
 def test_sound_without_any_pause_is_cut_all_the_same() -> None:
     pieces = split(noise(100 * SAMPLE_RATE, 0.1))
     assert all(isinstance(piece, Chunk) for piece in pieces)
