@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asr_server.cli.checks import ray_package
-from tests.support.embedded import embedded
 from tests.support.until import wait_until
 from tests.system.cli.test_transcribe import COMMAND, heard, record
-from tests.unit.cli.test_manifest import errors, results, write_manifest
 
 NUM_LINES = 120
 
 
-def test_without_ray_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    (problem,) = ray_package(embedded(executor="ray"))
-    assert problem.endswith("needs Ray, an extra: pip install '.[ray]' in the checkout")
-    assert not list(ray_package(embedded()))
+def write_manifest(path: Path, *lines: dict[str, Any] | str) -> Path:
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("".join(f"{text}\n" for text in texts))
+    return path
+
+
+def results(out: Path) -> dict[str, str]:
+    """The texts by the names of their files."""
+    return {path.name: path.read_text() for path in out.rglob("*.txt")}
+
+
+def errors(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "errors.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.trial

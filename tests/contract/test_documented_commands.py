@@ -137,7 +137,7 @@ RUN_ELSEWHERE = {
     "make serve": "here, as a dry run",
     "make transcribe": "here, as a dry run; its command in tests/contract/test_documentation.py",
     "asr-server serve turbo": "tests/contract/test_documentation.py, but for the model",
-    "asr-server serve --models": "tests/unit/cli/test_serve_models.py",
+    "asr-server serve --models": "tests/unit/cli/test_serve_calls.py",
     "asr-server transcribe examples": "tests/contract/test_documentation.py",
     "asr-server transcribe talk.m4a --model ggml-small.bin": "tests/unit/checkpoint/test_adopt.py",
     "asr-server models": "tests/system/cli/test_default_model.py",

@@ -15,12 +15,7 @@ from click.testing import CliRunner
 
 from asr_server.cli import main
 from asr_server.cli.checks import FOR_A_SERVER
-from asr_server.cli.options import (
-    SettingsError,
-    checked_settings,
-    configure_log,
-    unknown_variables,
-)
+from asr_server.cli.options import SettingsError, checked_settings, configure_log, unknown_variables
 from asr_server.cli.serve import serve
 from asr_server.config import EMBEDDED_MODEL, flag_name, variable_name
 from asr_server.errors import CheckpointError

@@ -1,21 +1,29 @@
-"""`asr-server serve` up to the server, and `asr-server health` at one that answers as it is told."""
+"""`asr-server serve` up to the server, its list of models, and `asr-server health` at one that answers."""
 
 from __future__ import annotations
 
 import http.server
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from asr_server.cli import main
-from asr_server.cli.serve import health_url
+from asr_server.cli import checks, main
+from asr_server.cli.checks import FOR_A_MODEL
+from asr_server.cli.options import checked_settings
+from asr_server.cli.serve import health_url, read_models
+from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
 from asr_server.server.settings import ServerSettings
+from tests.support.embedded import embedded
+from tests.unit.cli.test_options import problems
 
 
 class Server:
@@ -124,3 +132,283 @@ def test_flags_and_environment_say_where_the_server_listens(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert health_url(arguments) == url
+
+
+def refusal(*arguments: str) -> list[str]:
+    result = CliRunner().invoke(main, ["serve", "--port", "0", *arguments])
+    assert result.exit_code == 2
+    return result.output.splitlines()
+
+
+def test_a_flag_names_models_by_name_and_path() -> None:
+    base, turbo = read_models("base,turbo=/models/large-v3-turbo")
+    assert (base["served_model_name"], base["model"]) == ("", "base")
+    assert "model_alias" not in base  # it has those of --model-alias
+    assert turbo == {"served_model_name": "turbo", "model": "/models/large-v3-turbo", "model_alias": ""}
+
+
+def test_a_file_gives_each_model_settings_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(
+        "- name: base\n  aliases: [whisper-1, small]\n  load: pinned\n"
+        "- name: turbo\n  model: /models/turbo\n  dtype: int8\n  replicas: 2\n  idle_unload_s: 600\n"
+    )
+    base, turbo = read_models(str(path))
+    assert base == {
+        "served_model_name": "base",
+        "model": "base",
+        "model_alias": "whisper-1,small",
+        "load": "pinned",
+    }
+    assert (turbo["model"], turbo["dtype"], turbo["replicas"], turbo["idle_unload_s"]) == (
+        *("/models/turbo", "int8"),
+        *(2, 600),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("base: turbo", "must be a list of models"),
+        ("- [", "not YAML"),
+        ("- model: base", "model 1 of the file has no name"),
+        ("- name: base\n  dtyp: int8", "base has the unknown key 'dtyp'; known: name, aliases, model"),
+        ("- name: base\n  aliases: whisper-1", "aliases of base must be a list"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(text)
+    (line,) = refusal("--models", str(path))
+    assert line.startswith("Error: --models (ASR_SERVER_MODELS) is ")
+    assert reason in line
+
+
+def test_a_wrong_setting_names_its_model(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(
+        f"- name: digits\n  model: {EMBEDDED_MODEL}\n  dtype: int3\n- name: nowhere\n  model: /none\n"
+    )
+    wrong_value, no_model = refusal("--models", str(path))
+    assert wrong_value.startswith("Error: model digits: --dtype (ASR_SERVER_DTYPE) is 'int3'")
+    assert no_model.startswith("Error: model nowhere: --model (ASR_SERVER_MODEL) is '/none'")
+
+
+def test_two_models_cannot_share_a_name() -> None:
+    (line,) = refusal("--models", f"one={EMBEDDED_MODEL},one={EMBEDDED_MODEL}")
+    assert line.endswith("one is the name of 2 models")
+
+
+def test_models_cannot_be_combined_with_a_model() -> None:
+    (line,) = refusal("whisper-digits", "--models", f"one={EMBEDDED_MODEL}")
+    assert "leave out MODEL" in line
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
+    """The settings of the models that a server would be run with."""
+    found: list[ServerSettings] = []
+
+    def run(models: list[ServerSettings]) -> int:
+        found.extend(models)
+        return 0
+
+    monkeypatch.setattr("asr_server.server.run.run", run)
+    return found
+
+
+def test_a_server_has_one_model_or_all_of_the_list_with_its_other_settings(
+    served: list[ServerSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ASR_SERVER_MODEL")
+    one = ["serve", str(EMBEDDED_MODEL), "--port", "0", "--drain-s", "7"]
+    assert CliRunner().invoke(main, one).exit_code == 0
+    assert [(each.model_names[0], each.drain_s) for each in served] == [("whisper-digits", 7)]
+    served.clear()
+    listed = f"a={EMBEDDED_MODEL}, b={EMBEDDED_MODEL}"
+    done = CliRunner().invoke(main, ["serve", "--models", listed, "--port", "0", "--drain-s", "7"])
+    assert done.exit_code == 0, done.output
+    assert [(each.model_names[0], each.drain_s, each.model) for each in served] == [
+        ("a", 7, str(EMBEDDED_MODEL)),
+        ("b", 7, str(EMBEDDED_MODEL)),
+    ]
+    assert "whisper-1" in served[0].model_names
+    assert served[1].model_names == ("b",)
+
+
+@pytest.mark.parametrize("text", ["a=", "", "base,,turbo"])
+def test_an_entry_without_a_model_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"must be name=MODEL,name=MODEL, and '.*' names no model"):
+        list(read_models(text))
+
+
+def test_cuda_without_a_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver(name: str) -> None:
+        raise OSError
+
+    monkeypatch.setattr("ctypes.CDLL", no_driver)
+    (line,) = problems(device="cuda")
+    assert line == (
+        "--device (ASR_SERVER_DEVICE) is 'cuda': this machine has no NVIDIA driver; allowed here: auto or cpu"
+    )
+
+
+def test_tls_files_that_are_missing_or_do_not_belong_together_are_one_line_each(tmp_path: Path) -> None:
+    key, no_pem = tmp_path / "key.pem", tmp_path / "no.pem"
+    no_pem.write_text("no certificate")
+    missing = problems(ssl_certfile=str(key), ssl_keyfile=str(key))
+    (line,) = missing
+    assert line.startswith("--ssl-certfile (ASR_SERVER_SSL_CERTFILE) is ")
+    assert "No such file" in line
+    (alone,) = problems(ssl_keyfile=str(no_pem))
+    assert "needs a certificate too: --ssl-certfile" in alone
+    (broken,) = problems(ssl_certfile=str(no_pem))
+    assert "PEM" in broken
+
+
+def test_an_address_that_is_not_free_or_not_here_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        (taken,) = problems(port=port)
+        assert taken.startswith(f"--port (ASR_SERVER_PORT) is {port}: cannot listen on 127.0.0.1 port {port}")
+        given = {"port": port, "model": "whisper-digits"}
+        settings = checked_settings(given, FOR_A_MODEL)  # without a server its address is no matter
+        assert settings == embedded(port=port, served_model_name="whisper-digits")
+        (taken,) = problems(wyoming_port=port)
+        assert taken.startswith(f"--wyoming-port (ASR_SERVER_WYOMING_PORT) is {port}: cannot listen")
+        (taken,) = problems(metrics_port=port, reuse_port=True)
+        assert taken.startswith(f"--metrics-port (ASR_SERVER_METRICS_PORT) is {port}: cannot listen")
+    (elsewhere,) = problems(host="192.0.2.1")
+    assert elsewhere.startswith("--host (ASR_SERVER_HOST) is '192.0.2.1': cannot listen")
+    (elsewhere,) = problems(metrics_port=0, metrics_host="192.0.2.1")
+    assert elsewhere.startswith("--metrics-host (ASR_SERVER_METRICS_HOST) is '192.0.2.1': cannot listen")
+
+
+def test_the_wyoming_door_says_which_package_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wyoming", None)
+    (missing,) = problems(wyoming_port=0)
+    assert missing.endswith("an extra: pip install '.[wyoming]' in the checkout")
+
+
+def test_more_ranks_than_the_model_can_be_split_into_are_refused() -> None:
+    (line,) = problems(model="whisper-digits", tensor_parallel_size="3", device="cpu")
+    assert line.endswith("is 3: must divide the model's encoder_attention_heads, 4")
+
+
+def test_two_doors_on_one_port_are_refused() -> None:
+    (line,) = problems(port="7001", wyoming_port="7001")
+    assert (
+        line == "--wyoming-port (ASR_SERVER_WYOMING_PORT) is 7001: must differ from --port (ASR_SERVER_PORT)"
+    )
+    (line,) = problems(wyoming_port="7001", metrics_port="7001")
+    assert line.startswith(
+        "--metrics-port (ASR_SERVER_METRICS_PORT) is 7001: must differ from --wyoming-port"
+    )
+
+
+# -- Each check by itself ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "executor", "is_wrong"),
+    [
+        ("cuda", "multiprocess", True),
+        ("cuda", "inline", True),
+        ("cuda", "ray", False),
+        ("auto", "inline", False),
+    ],
+)
+def test_only_a_gpu_that_was_asked_for_here_has_to_be_there(
+    device: Any, executor: Any, is_wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_driver(name: str) -> None:
+        raise OSError
+
+    monkeypatch.setattr("ctypes.CDLL", no_driver)
+    assert len(list(checks.gpu(embedded(device=device, executor=executor)))) == is_wrong
+
+
+@pytest.mark.parametrize(
+    ("values", "num_gpus", "reasons"),
+    [
+        ({"tensor_parallel_size": 1, "executor": "inline"}, 0, []),
+        ({"executor": "inline"}, 0, ["needs --executor multiprocess or ray"]),
+        (
+            {"executor": "ray", "replicas_per_device": 2},
+            1,
+            ["with --executor ray needs --replicas-per-device 1"],
+        ),
+        ({"executor": "ray", "replicas_per_device": 1}, 1, []),
+        ({"executor": "multiprocess", "replicas_per_device": 2}, 0, []),
+        ({}, 0, []),
+        ({}, 1, ["needs as many GPUs; this process sees 1"]),
+        ({}, 2, []),
+        ({"device": "cpu"}, 1, []),
+    ],
+)
+def test_what_ranks_need(
+    values: dict[str, Any], num_gpus: int, reasons: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "num_gpus", lambda: num_gpus)
+    lines = checks.tensor_parallel(embedded(**{"tensor_parallel_size": 2} | values))
+    assert [line.rpartition(": ")[2] for line in lines] == reasons
+
+
+def test_a_certificate_with_its_key_is_taken_and_one_with_a_password_is_not(
+    tmp_path: Path, certificate: str
+) -> None:
+    both = Path(certificate).read_text()
+    key, locked = tmp_path / "key.pem", tmp_path / "locked.pem"
+    key.write_text(both[both.index("-----BEGIN PRIVATE") : both.index("-----BEGIN CERT")])
+    alone = tmp_path / "alone.pem"
+    alone.write_text(both[both.index("-----BEGIN CERT") :])
+    command = ["openssl", "rsa", "-aes128", "-passout", "pass:x", "-in", str(key), "-out", str(locked)]
+    subprocess.run(command, check=True, capture_output=True)
+    assert not list(checks.tls_files(embedded(ssl_certfile=certificate)))
+    assert not list(checks.tls_files(embedded(ssl_certfile=str(alone), ssl_keyfile=str(key))))
+    assert not list(checks.tls_files(embedded()))
+    for key_file in ("", str(locked)):
+        (line,) = checks.tls_files(embedded(ssl_certfile=str(alone), ssl_keyfile=key_file))
+        assert "must be a readable certificate in PEM format" in line
+
+
+@pytest.mark.parametrize(
+    ("check", "values", "lines"),
+    [
+        (checks.wyoming, {"wyoming_port": -1, "host": "192.0.2.1"}, []),
+        (checks.wyoming, {"wyoming_port": 0, "port": 0}, []),
+        (checks.metrics, {"metrics_port": -1, "host": "192.0.2.1"}, []),
+        (checks.metrics, {"metrics_port": 0, "port": 0, "wyoming_port": 0}, []),
+        (checks.metrics, {"metrics_port": 0, "host": "192.0.2.1", "metrics_host": "127.0.0.1"}, []),
+        (checks.address, {"port": 0, "host": "h" * 70}, ["--host"]),
+        (checks.address, {"port": 0, "host": "192.0.2.1"}, ["--host"]),
+    ],
+)
+def test_ports_that_are_free_or_not_wanted_are_right(
+    check: checks.Check, values: dict[str, Any], lines: list[str]
+) -> None:
+    assert [line.split()[0] for line in check(embedded(**values))] == lines
+
+
+def test_a_port_is_shared_with_servers_that_share_it_too() -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert not list(checks.address(embedded(port=port, reuse_port=True)))
+        assert len(list(checks.address(embedded(port=port)))) == 1
+
+
+def test_a_port_that_was_just_left_is_free() -> None:
+    """Its last connection waits to be forgotten, which keeps nobody from listening there."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            listener.accept()[0].close()  # who closes first keeps the address for a while
+    assert not list(checks.address(embedded(port=port)))
+
+
+def test_a_key_is_never_printed() -> None:
+    assert checks.problem("api_key", "s3cret", "no") == "--api-key (ASR_SERVER_API_KEY) is wrong: no"
+    assert checks.problem("port", 7, "two\n  lines") == "--port (ASR_SERVER_PORT) is 7: two lines"

@@ -102,8 +102,7 @@ def test_the_parts_of_a_manifest_are_each_line_once(tmp_path: Path, part_bytes: 
 
 
 @pytest.mark.parametrize(
-    ("content", "count"),
-    [(b"", 0), (b"{}", 1), (b"{}\n", 1), (b"{}\n{}", 2), (b"\n{}\n \r\n{}\n\n", 2)],
+    ("content", "count"), [(b"", 0), (b"{}", 1), (b"{}\n", 1), (b"{}\n{}", 2), (b"\n{}\n \r\n{}\n\n", 2)]
 )
 def test_lines_are_counted_without_blank_ones_with_or_without_a_last_line_break(
     tmp_path: Path, content: bytes, count: int

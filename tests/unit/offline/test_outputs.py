@@ -103,10 +103,7 @@ def test_a_folder_that_cannot_be_made_is_the_reason_of_one_failure(tmp_path: Pat
     (tmp_path / "sub").touch()
     failure = outputs(tmp_path).prepare(0)
     assert failure is not None
-    assert (failure.name, failure.reason) == (
-        "a.wav",
-        f"cannot make the folder {tmp_path}/sub: File exists",
-    )
+    assert (failure.name, failure.reason) == ("a.wav", f"cannot make the folder {tmp_path}/sub: File exists")
 
 
 async def test_what_exists_is_refused_skipped_or_replaced_as_asked(tmp_path: Path) -> None:
