@@ -8,9 +8,8 @@ import pytest_asyncio
 
 from asr_server.dispatch.dispatcher import Dispatcher
 from tests.cluster.ray_cluster import RayCluster, ray_cluster
-from tests.support.dispatchers import IN_MODULE, OPTIONS, chunk, heard, named_replicas, running, until_ready
+from tests.support.dispatchers import IN_MODULE, OPTIONS, chunk, heard, running, until_ready
 from tests.support.speech import say
-from tests.support.until import until
 from tests.system.dispatch.test_executors import (  # noqa: F401
     test_a_bad_chunk_harms_nobody_else,
     test_a_cancelled_request_leaves_nothing_and_the_next_is_served,
@@ -54,28 +53,3 @@ async def test_a_host_that_is_lost_takes_no_request_with_it(
     assert [heard(result) for result in results] == [spoken.digits for spoken in said]
     assert "replica " in two_replicas.supervisor.last_failure
     assert two_replicas.ready
-
-
-@pytest.mark.trial
-@IN_MODULE
-async def test_after_a_host_is_lost_the_replica_of_another_host_starts_anew(
-    two_replicas: Dispatcher, cluster: RayCluster
-) -> None:
-    """Which takes half a minute of Ray; in the suite replicas start anew while both hosts are there."""
-    await asyncio.to_thread(cluster.kill_other_host)
-    await until_noticed_by_ray()
-    await until(lambda: sum(state.ready for state in two_replicas.supervisor.replica_states) == 1)
-    (before,) = [state for state in two_replicas.supervisor.replica_states if state.ready]
-    (process,) = named_replicas()
-    process.kill()
-    states = two_replicas.supervisor.replica_states
-    await until(lambda: any(state.ready for state in states if state is not before))
-    assert heard(await two_replicas.open("a").submit(chunk(say("314")), OPTIONS)) == "314"
-
-
-async def until_noticed_by_ray() -> None:
-    import ray
-
-    async with asyncio.timeout(60):
-        while sum(node["Alive"] for node in await asyncio.to_thread(ray.nodes)) > 1:
-            await asyncio.sleep(0.1)

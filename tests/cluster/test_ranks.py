@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,11 +12,9 @@ import httpx
 import psutil
 import pytest
 
-from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.processes import ProcessReplica
-from asr_server.model.sizes import Shard, WhisperSizes
 from tests.cluster.ray_cluster import ray_cluster
 from tests.conftest import run_server
 from tests.support.checkpoints import large_directory, narrow_large_directory
@@ -146,26 +143,6 @@ def is_replica(process: psutil.Process) -> bool:
     return "asr-server replica 0" in " ".join(process.cmdline())
 
 
-@pytest.mark.trial
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("rank", [0, 1])
-async def test_a_rank_that_is_killed_or_frozen_under_load_costs_no_chunk_and_leaves_no_rank(
-    rank: int, sign: signal.Signals
-) -> None:
-    async with running(tensor_parallel_size=2) as dispatcher:
-        expected = await decode(dispatcher, [PLAIN])
-        ranks = ranks_of(dispatcher)
-        tasks = [
-            asyncio.create_task(dispatcher.open(spoken.digits).submit(chunk(spoken, index), PLAIN))
-            for index, spoken in enumerate(SAID)
-        ]
-        await asyncio.sleep(0)
-        ranks[rank].send_signal(sign)
-        results = await asyncio.wait_for(asyncio.gather(*tasks), 150)
-        assert [result.tokens for result in results] == [result.tokens for result in expected]
-        await until_gone(ranks)
-
-
 async def test_a_request_survives_rank_1_and_no_rank_survives_the_server() -> None:
     """Through HTTP, with rank 1 killed under way, and then the server."""
     with run_server("--dtype", "float32", "--tensor-parallel-size", "2", "--device", "cpu") as server:
@@ -198,19 +175,3 @@ def ranks_of_server(pid: int) -> list[psutil.Process]:
         for title, process in sorted(named.items())
         if title in ("asr-server replica 0", "asr-server replica 0 rank 1")
     ]
-
-
-async def test_a_model_that_cannot_be_split_is_told_in_a_line() -> None:
-    heads = WhisperSizes.from_directory(Path(EMBEDDED_MODEL)).encoder_heads
-    dispatcher = Dispatcher(embedded(tensor_parallel_size=heads + 1, device="cpu"))
-    await dispatcher.start()
-    await until(lambda: dispatcher.supervisor.given_up)
-    assert dispatcher.supervisor.last_failure == (
-        f"--tensor-parallel-size {heads + 1} does not divide the model's encoder_attention_heads, {heads}"
-    )
-    await dispatcher.stop()
-
-
-def test_each_head_belongs_to_one_rank() -> None:
-    shards = [Shard(rank, 4) for rank in range(4)]
-    assert [shard.heads([0, 1, 5, 19], 20) for shard in shards] == [[0, 1], [0], [], [4]]

@@ -239,9 +239,7 @@ async def test_keys_are_fresh_and_stay_out_of_what_is_logged(client: TcpEngineCl
     other.close()
 
 
-async def test_log_lines_reach_the_server_cut_and_end_with_the_replica(
-    client: TcpEngineClient,
-) -> None:
+async def test_log_lines_reach_the_server_cut_and_end_with_the_replica(client: TcpEngineClient) -> None:
     server = TcpEngineServer(client.address, on_lost=Lost())
     await connected(client, server)
     handler = server.log_handler()

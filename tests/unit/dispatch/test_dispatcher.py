@@ -3,10 +3,8 @@ import gc
 import logging
 import weakref
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from asr_server import metrics
@@ -20,11 +18,8 @@ from asr_server.channel.messages import (
     SetLanguage,
     Submit,
 )
-from asr_server.config import Settings
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions
-from asr_server.dispatch.dispatcher import Dispatcher, create_local_executor, describe
-from asr_server.dispatch.inline import InlineExecutor
-from asr_server.dispatch.processes import MultiprocessExecutor
+from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.queue import CHUNKS_AHEAD, PendingChunk
 from asr_server.dispatch.supervisor import MAX_FAILED_STARTS
 from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded, ShuttingDown
@@ -58,50 +53,6 @@ async def test_a_replica_on_another_device_than_the_last_one_is_told(
     assert [record.getMessage() for record in caplog.records] == [
         "a replica runs on cpu; the last one ran on cuda"
     ]
-
-
-def test_the_start_line_names_the_revision_or_else_the_folder(tmp_path: Path) -> None:
-    info = EngineInfo("cpu", "float32", 8, 2, {"device": "found", "dtype": "found", "num_slots": "found"})
-    snapshot = tmp_path / "snapshots" / "abc123"
-    snapshot.mkdir(parents=True)
-    assert ", revision abc123: device cpu" in describe(Settings(model=str(snapshot)), info, 1)
-    line = describe(Settings(model=str(tmp_path)), info, 1)
-    assert f", revision of the files in {tmp_path}: device cpu" in line
-
-
-def test_the_start_line_has_each_choice_with_its_setting_or_its_reason(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("asr_server.dispatch.dispatcher.available_cores", lambda: 12)
-    reasons = {"device": "found", "dtype": "native", "num_slots": "memory"}
-    model, info = str(tmp_path), EngineInfo("cpu", "float32", 8, 2, reasons)
-
-    def said(settings: Settings, count: int, **more: str) -> str:
-        line = describe(settings, msgspec.structs.replace(info, reasons=reasons | more), count)
-        return line.partition(": ")[2]
-
-    chosen = "device cpu (found), dtype float32 (native), slots 8 (memory)"
-    assert said(Settings(model=model), 1) == f"{chosen}, threads 2 (12 cores), replicas 1"
-    shared = f"{chosen}, threads 2 (12 cores for 2 replicas), replicas 2 (sharing)"
-    assert said(Settings(model=model), 2, num_replicas="sharing") == shared
-    asked = Settings(
-        model=model,
-        device="cpu",
-        dtype="float32",
-        max_slots=8,
-        cpu_threads=2,
-    )
-    assert said(asked, 1, kernels="all") == (
-        "device cpu (--device), dtype float32 (--dtype), slots 8 (--max-slots), "
-        "threads 2 (--cpu-threads), replicas 1, kernels: all"
-    )
-
-
-@pytest.mark.parametrize(
-    ("setting", "kind"), [("inline", InlineExecutor), ("multiprocess", MultiprocessExecutor)]
-)
-def test_a_setting_decides_where_replicas_run(setting: Any, kind: type) -> None:
-    assert type(create_local_executor(embedded(executor=setting))) is kind
 
 
 async def test_no_more_is_sent_than_credit_allows(app: RunningDispatcher) -> None:
@@ -171,16 +122,6 @@ async def test_a_late_answer_to_a_cancelled_chunk_is_dropped(app: RunningDispatc
     assert task.cancelled()
 
 
-async def test_a_failed_chunk_raises_for_its_request_alone(app: RunningDispatcher) -> None:
-    task = app.send(app.dispatcher.open("a"), 0)
-    await until(lambda: app.replica.submitted)
-    app.replica.say(Failed(ChunkId("a", 0), "out of memory"))
-    app.replica.say(Credit(1))
-    with pytest.raises(ChunkFailed, match="out of memory"):
-        await task
-    assert app.dispatcher.ready
-
-
 async def test_early_results_reach_the_request_while_its_chunk_is_in_flight(app: RunningDispatcher) -> None:
     told: list[ChunkResult] = []
     handle = app.dispatcher.open("a")
@@ -203,17 +144,6 @@ async def test_early_results_reach_the_request_while_its_chunk_is_in_flight(app:
     app.replica.answer(ChunkId("a", 1))
     await silent
     assert len(told) == 2
-
-
-async def test_a_dead_replica_is_replaced_and_its_chunks_are_sent_again(app: RunningDispatcher) -> None:
-    task = app.send(app.dispatcher.open("a"), 0)
-    first = app.replica
-    await until(lambda: first.submitted)
-    first.die()
-    await until(lambda: app.replica is not first and app.replica.submitted)
-    assert app.replica.submitted == [ChunkId("a", 0, 0, attempt=1)]
-    app.replica.answer(ChunkId("a", 0, 0, attempt=1))
-    assert await task == result(0)
 
 
 async def test_an_answer_of_an_earlier_attempt_is_dropped(app: RunningDispatcher) -> None:

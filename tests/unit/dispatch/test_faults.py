@@ -8,24 +8,22 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import uvloop
 
-from asr_server.core import Chunk, ChunkResult
+from asr_server.core import Chunk
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.processes import MultiprocessExecutor, ProcessReplica
 from asr_server.dispatch.supervisor import ReplicaGone, ReplicaLimits
-from asr_server.errors import ReplicasEnded
-from tests.support.dispatchers import IN_MODULE, OPTIONS, chunk, heard, until_ready
+from tests.support.dispatchers import OPTIONS, chunk, heard, until_ready
 from tests.support.embedded import embedded
 from tests.support.speech import say
 from tests.support.until import until
-from tests.unit.dispatch.faulty_replica import DIES, HANGS, IS_SLOW, FaultyExecutor, marked
+from tests.unit.dispatch.faulty_replica import FaultyExecutor, marked
 from tests.unit.dispatch.scripted import WITHOUT_PAUSE
 
 SETTINGS = embedded(dtype="float32")
@@ -39,71 +37,15 @@ async def until_given_up(dispatcher: Dispatcher) -> None:
             await asyncio.sleep(0.02)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def faulty() -> AsyncIterator[Dispatcher]:
-    """One replica that obeys marks. Each attempt at a chunk that ends it takes the start of another."""
+async def test_a_step_that_is_slow_layer_by_layer_ends_no_replica() -> None:
     dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS), limits=PATIENT)
     await dispatcher.start()
-    yield dispatcher
-    await dispatcher.stop()
-
-
-def marked_chunk(digits: str, mark: float) -> Chunk:
-    return Chunk(0, 0, marked(say(digits).samples, mark))
-
-
-@IN_MODULE
-async def test_a_step_that_is_slow_layer_by_layer_ends_no_replica(faulty: Dispatcher) -> None:
-    await until_ready(faulty)
-    (before,) = faulty.supervisor.replica_states
-    before.limits = IMPATIENT
-    assert heard(await faulty.open("a").submit(marked_chunk("2718", IS_SLOW), OPTIONS)) == "2718"
-    before.limits = PATIENT
-    assert faulty.supervisor.replica_states == [before]
-
-
-@IN_MODULE
-async def test_a_poisonous_chunk_takes_no_neighbour_with_it(faulty: Dispatcher) -> None:
-    await until_ready(faulty)
-    said = [say(digits) for digits in ("407", "12", "98653", "5", "60", "31")]
-    chunks = [chunk(spoken) for spoken in said]
-    chunks.insert(2, marked_chunk("31", DIES))
-    outcomes = await asyncio.gather(
-        *(faulty.open(str(index)).submit(each, OPTIONS) for index, each in enumerate(chunks)),
-        return_exceptions=True,
-    )
-    poison = outcomes.pop(2)
-    assert isinstance(poison, ReplicasEnded)
-    assert "ended 4 engine processes" in str(poison)
-    texts = [heard(result) for result in outcomes if isinstance(result, ChunkResult)]
-    assert texts == [spoken.digits for spoken in said]
-
-
-@IN_MODULE
-async def test_a_layer_that_never_ends_ends_the_replica(faulty: Dispatcher) -> None:
-    await until_ready(faulty)
-    faulty.supervisor.replica_states[0].limits = IMPATIENT
-    task = asyncio.create_task(faulty.open("a").submit(marked_chunk("2718", HANGS), OPTIONS))
-    async with asyncio.timeout(60):
-        while "hung" not in faulty.supervisor.last_failure:
-            await asyncio.sleep(0.02)
-    task.cancel()
-
-
-async def test_a_start_that_stalls_is_ended_and_tried_again(tmp_path: Path) -> None:
-    marker = tmp_path / "stall"
-    marker.touch()
-    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS, stall=str(marker)))
-    await dispatcher.start()
-    async with asyncio.timeout(120):
-        while marker.exists():
-            await asyncio.sleep(0.02)
-        (stalling,) = dispatcher.supervisor.replica_states
-        stalling.limits = ReplicaLimits(startup_s=0.0)
-        while not dispatcher.supervisor.last_failure:
-            await asyncio.sleep(0.02)
-    assert "was not ready" in dispatcher.supervisor.last_failure
     await until_ready(dispatcher)
+    (before,) = dispatcher.supervisor.replica_states
+    before.limits = IMPATIENT
+    slow = Chunk(0, 0, marked(say("2718").samples))
+    assert heard(await dispatcher.open("a").submit(slow, OPTIONS)) == "2718"
+    assert dispatcher.supervisor.replica_states == [before]
     await dispatcher.stop()
 
 

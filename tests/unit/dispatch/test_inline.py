@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -58,24 +57,6 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
 async def replica(served: Served) -> AsyncIterator[InlineReplica]:
     yield await InlineExecutor(embedded(replicas=2)).launch(1)
     served.may_end.set()
-
-
-async def test_it_is_drained_and_waited_for(replica: InlineReplica, served: Served) -> None:
-    assert (replica.name, replica.pid) == ("replica 1", None)
-    (thread,) = (each for each in threading.enumerate() if each.name == "replica 1")
-    assert thread.daemon
-    assert await replica.receive() == [Credit(2)]
-    assert served.loaded == [2], "replicas that share the memory"
-    closing = asyncio.create_task(replica.close())
-    while not served.commands:
-        await asyncio.sleep(0)
-    assert not closing.done()
-    served.may_end.set()
-    await closing
-    assert not thread.is_alive()
-    assert served.commands == [Drain()]
-    with pytest.raises(ReplicaGone, match="replica 1"):
-        replica.send(Cancel("a"))
 
 
 async def test_an_error_in_its_thread_ends_it_and_is_logged(

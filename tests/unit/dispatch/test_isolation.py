@@ -6,13 +6,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from asr_server.channel.messages import Credit, Submit
+from asr_server.channel.messages import Credit
 from asr_server.core import ChunkId, ChunkResult
-from asr_server.dispatch.dispatcher import MAX_ATTEMPTS, MIN_ATTEMPTS, Dispatcher
-from asr_server.dispatch.queue import PendingChunk
-from asr_server.errors import ChunkFailed, ReplicasEnded
-from tests.support.embedded import embedded
-from tests.unit.dispatch.scripted import OPTIONS, RunningDispatcher, ScriptedReplica, chunk, result, until
+from asr_server.dispatch.dispatcher import MIN_ATTEMPTS
+from asr_server.errors import ReplicasEnded
+from tests.unit.dispatch.scripted import RunningDispatcher, ScriptedReplica, result, until
 
 
 @pytest.fixture
@@ -119,25 +117,6 @@ async def test_a_chunk_is_not_blamed_where_as_many_replicas_end_without_it(app: 
     await answer_all_but("b", replica)
     replica.answer(replica.submitted[-1])
     assert [await task for task in tasks.values()] == [result(0)] * 2
-
-
-@pytest.mark.parametrize(
-    ("num_attempts", "num_ended", "is_given_up"),
-    [(3, 3, False), (4, 4, True), (4, 5, False), (5, 6, True), (9, 100, False), (10, 100, True)],
-)
-async def test_ends_without_a_chunk_allow_it_more_tries_up_to_ten(
-    num_attempts: int, num_ended: int, is_given_up: bool
-) -> None:
-    assert (MIN_ATTEMPTS, MAX_ATTEMPTS) == (4, 10)
-    dispatcher = Dispatcher(embedded())
-    dispatcher._num_ended = num_ended
-    submit = Submit(ChunkId("a", 0, 0, num_attempts - 1), chunk(0).samples, OPTIONS)
-    tried = PendingChunk(submit, dispatcher.open("a"))
-    dispatcher._retry(tried)
-    assert tried.future.done() == is_given_up
-    if is_given_up:
-        with pytest.raises(ChunkFailed, match=f"has ended {num_attempts} engine processes"):
-            await tried.future
 
 
 async def test_a_suspect_that_killed_again_goes_behind_the_others(app: RunningDispatcher) -> None:

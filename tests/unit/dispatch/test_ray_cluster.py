@@ -6,13 +6,10 @@ import asyncio
 import errno
 import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -122,84 +119,3 @@ def test_an_address_in_brackets_is_ipv6s() -> None:
         with pytest.raises(OSError, match=rf"cannot connect to \[::1\]:{port}: ") as raised:
             check_answers(f"[::1]:{port}")
     assert raised.value.errno in (errno.ECONNREFUSED, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-
-
-# -- Of this machine alone ------------------------------------------------------------------------------
-
-
-class Started:
-    """A cluster's process that prints these lines and goes on as long as its input is open."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *lines: str, at_end: str = "") -> None:
-        code = f"import sys; print({chr(10).join(lines)!r}, flush=True); sys.stdin.read(); {at_end}"
-        self.processes: list[subprocess.Popen[str]] = []
-        self.options: dict[str, Any] = {}
-        popen = subprocess.Popen
-
-        def start(command: list[str], **options: Any) -> subprocess.Popen[str]:
-            assert command == [sys.executable, "-m", "asr_server.annexes.ray.cluster"]
-            self.options = options
-            self.processes.append(popen([sys.executable, "-c", code], **options))
-            return self.processes[-1]
-
-        monkeypatch.setattr(subprocess, "Popen", start)
-
-
-def test_its_address_is_read_and_it_ends_with_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = Started(monkeypatch, "a warning", "the cluster's address: 127.0.0.1:1234", "more")
-    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
-    for name in module.ENVIRONMENT:
-        monkeypatch.delenv(name, raising=False)
-    with cluster_address("local") as address:
-        assert address == "127.0.0.1:1234"
-        assert {name: os.environ[name] for name in module.ENVIRONMENT} == module.ENVIRONMENT
-        (process,) = started.processes
-        assert process.poll() is None
-    assert process.returncode == 0
-    assert process.stdout is not None
-    assert process.stdout.closed
-    assert started.options["start_new_session"] is True
-    environment = started.options["env"]
-    assert module.ENVIRONMENT.items() <= environment.items()
-    assert "VLLM_API_KEY" not in environment
-
-
-@pytest.mark.slow
-def test_its_process_starts_ray_for_this_machine_and_ends_it_with_its_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a stand-in for Ray, which takes seconds to start; `test_executors.py` has the real one."""
-    session = tmp_path / "session"
-    session.mkdir()
-    (tmp_path / "ray.py").write_text(STAND_IN.format(session=str(session)))
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.chdir(Path(__file__).parents[3])
-    cluster = LocalCluster()
-    assert cluster.address == "127.0.0.1:4321"
-    os.kill(cluster._process.pid, 15)
-    os.kill(cluster._process.pid, 2)
-    assert cluster._process.poll() is None, "stopping is the server's business"
-    cluster.stop()
-    assert cluster._process.returncode == 0
-    assert not session.exists()
-    assert (tmp_path / "shut down").exists()
-    (tmp_path / "fails").touch()
-    with pytest.raises(OSError, match=r"on this machine: no room for it$"):
-        LocalCluster()
-
-
-STAND_IN = """
-import logging, pathlib, signal, types
-here = pathlib.Path(__file__).parent
-
-def init(**options):
-    assert options == dict(address="local", include_dashboard=False, object_store_memory=80 << 20,
-                           log_to_driver=False, logging_level=logging.ERROR), options
-    if (here / "fails").exists():
-        raise RuntimeError("no room\\n for it")
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return types.SimpleNamespace(address_info=dict(address="127.0.0.1:4321", session_dir="{session}"))
-
-def shutdown():
-    (here / "shut down").touch()
-"""

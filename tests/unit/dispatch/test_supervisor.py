@@ -18,7 +18,6 @@ from asr_server.dispatch.supervisor import (
     ReplicaState,
     StartImpossible,
     Supervisor,
-    _early_ends,
 )
 from tests.support.until import until
 from tests.unit.dispatch.scripted import ScriptedExecutor, ScriptedReplica
@@ -82,20 +81,6 @@ def test_each_hang_doubles_the_patience_within_a_bound() -> None:
             pass_time(state, 2000.0, num_steps=0)
         waits_s.append(state.watched_s)
     assert waits_s == pytest.approx([30.5, 61.5, 123.5, 247.5, 495.5, 600.5, 600.5])
-
-
-def test_a_silent_replica_is_frozen() -> None:
-    state = new_state()
-    pass_time(state, USUAL_LIMITS.frozen_after_s)
-    with pytest.raises(ReplicaGone, match="frozen"):
-        pass_time(state, 1.0)
-
-
-def test_the_limit_of_a_start_counts_from_the_launch_whatever_is_heard() -> None:
-    state = new_state(ready=False)
-    pass_time(state, USUAL_LIMITS.startup_s, num_steps=0)
-    with pytest.raises(ReplicaGone, match="not ready 900 s after its launch"):
-        pass_time(state, 1.0, num_steps=0)
 
 
 @pytest.fixture
@@ -218,9 +203,7 @@ async def test_a_start_that_is_impossible_is_given_up_at_once_with_its_reason(st
     assert not keeper.was_ready
 
 
-async def test_an_error_of_ours_while_watching_ends_the_replica_and_another_is_launched(
-    start: Start,
-) -> None:
+async def test_an_error_of_ours_while_watching_ends_the_replica_and_another_is_launched(start: Start) -> None:
     def on_events(state: ReplicaState, events: list[Event]) -> None:
         if len(executor.launched) < 3:
             raise ZeroDivisionError
@@ -282,25 +265,6 @@ def supervisor(executor: Executor) -> Supervisor:
     return Supervisor(executor, lambda *_: None, lambda state: None, lambda: None, FAST)
 
 
-@pytest.mark.parametrize(
-    ("ready_s", "with_chunks", "counts"),
-    [
-        (None, False, [1, 2, 3]),
-        (9.5, False, [1, 2, 3]),
-        (9.5, True, [1, 1, 2]),  # a chunk may have ended it: the pauses do not grow
-        (10.0, False, [0, 0, 0]),
-    ],
-)
-def test_ends_right_after_a_start_count_until_a_replica_lasts(
-    ready_s: float | None, with_chunks: bool, counts: list[int]
-) -> None:
-    state = ReplicaState(ScriptedReplica("replica 0", 0), ended_with_chunks=with_chunks)
-    if ready_s is not None:
-        state.on_ready()
-        state.watched_s += ready_s
-    assert [_early_ends(before, state) for before in range(3)] == counts
-
-
 @pytest.mark.parametrize(("credit", "drain_s"), [(1, 2.0), (0, 0.0)])
 async def test_at_a_stop_a_replica_may_leave_by_itself_once_it_is_ready(credit: int, drain_s: float) -> None:
     executor = ScriptedExecutor(credit)
@@ -348,32 +312,6 @@ async def test_an_end_that_is_expected_is_no_error(start: Start, caplog: pytest.
     await until(lambda: keeper.given_up)
     assert not keeper.failed_to_start
     assert "replica 0" not in caplog.messages
-
-
-class Told:
-    """What a supervisor tells its owner."""
-
-    def __init__(self, executor: Executor) -> None:
-        self.gone: list[ReplicaState] = []
-        self.num_given_up = 0
-        self.keeper = Supervisor(executor, lambda *_: None, self.gone.append, self._give_up, FAST)
-        self.keeper.start()
-
-    def _give_up(self) -> None:
-        self.num_given_up += 1
-
-
-class Nowhere(ScriptedExecutor):
-    async def start(self) -> int:
-        raise StartImpossible("no cluster")
-
-
-async def test_an_executor_that_cannot_start_gives_all_up_with_its_reason() -> None:
-    executor = Nowhere()
-    told = Told(executor)
-    await until(lambda: executor.stopped)
-    assert (told.num_given_up, told.keeper.given_up, told.keeper.failed_to_start) == (1, True, True)
-    assert told.keeper.last_failure == "no cluster"
 
 
 async def test_a_start_that_is_impossible_later_on_is_an_error_in_the_log_each_time(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Any
 
@@ -12,10 +11,8 @@ from asr_server.channel.messages import (
     Cancel,
     Cancelled,
     Command,
-    Credit,
     Drain,
     Event,
-    Failed,
     Heartbeat,
     LanguageDetected,
     Result,
@@ -24,11 +21,10 @@ from asr_server.channel.messages import (
     Submit,
 )
 from asr_server.config import Settings
-from asr_server.core import ChunkId, ChunkResult, DecodingOptions
+from asr_server.core import ChunkId, DecodingOptions
 from asr_server.engine import Engine
 from asr_server.replica import main
 from asr_server.replica.main import CannotStart, HeartbeatThread, load_engine, serve
-from asr_server.telemetry import TextFormatter
 from harness.clips import make_clip
 from harness.engine_helpers import Checkpoint
 from tests.support.checkpoints import pocket_directory
@@ -99,42 +95,6 @@ def test_a_replica_offers_its_slots_waits_only_without_work_and_ends_when_draine
     assert server.waited[:3] == [0.5, 0.5, 0.0]
     assert set(server.waited[2:]) == {0.0}
     assert not engine.slots_in_use
-
-
-def test_each_result_is_a_line_with_its_request_and_each_failure_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.DEBUG, logger="asr_server.replica")
-    caplog.handler.setFormatter(TextFormatter("replica 0"))
-    id = ChunkId("mine/1", 2, 1)
-    result = ChunkResult((5, 6, 7), (-0.1,) * 3, -0.1, 0.0, 1.0, 0.4, None, "stop")
-    engine = Scripted([Result(id, result)], [Failed(id, "no memory")], [Heartbeat(1)])
-    serve(engine, Server())  # type: ignore[arg-type]
-    first, second = caplog.text.splitlines()
-    assert "DEBUG" in first
-    assert "chunk 2, part 1: 3 tokens at temperature 0.4" in first
-    assert "WARNING" in second
-    assert "chunk 2, part 1 failed: no memory" in second
-
-
-class Scripted:
-    """An engine that has these events, a step each, and is drained behind them."""
-
-    draining = True
-    slots_in_use = 0
-
-    def __init__(self, *steps: list[Event]) -> None:
-        self.steps = list(steps)
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.steps)
-
-    def initial_credit(self) -> Credit:
-        return Credit(1)
-
-    def step(self) -> list[Event]:
-        return self.steps.pop(0)
 
 
 def test_heartbeats_come_before_the_engine_is_there_and_then_tell_of_its_steps(
