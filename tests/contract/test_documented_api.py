@@ -1,12 +1,16 @@
-"""The tables of docs/ about routes, fields and errors, against the server."""
+"""The tables, numbers and shown replies of docs/, against the server and the code."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from pydantic import BaseModel
 
@@ -24,8 +28,12 @@ from asr_server.api.upload import MAX_LONG_BYTES
 from asr_server.config import MIB
 from asr_server.errors import ModelNotFound
 from asr_server.server.settings import ServerSettings
+from tests.conftest import Server
+from tests.contract.test_documentation import ROOT, blocks_of
 from tests.support.embedded import embedded
+from tests.support.speech import say
 from tests.unit.api.running_app import RunningApp, error_of, run_app, served
+from tests.unit.api.sample_files import sound_file
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -162,3 +170,79 @@ def test_a_model_answers_to_its_own_repositories(name: str, is_served: bool) -> 
     else:
         with pytest.raises(ModelNotFound):
             models.choose(name)
+
+
+SHOWN = [json.loads(block) for block in blocks_of(ROOT / "docs" / "formats.md", "json")]
+ASKED: tuple[dict[str, Any], ...] = (
+    {"response_format": "json"},
+    {"response_format": "json", "include[]": "logprobs"},
+    {"response_format": "verbose_json", "timestamp_granularities[]": ["segment", "word"]},
+    {"response_format": "diarized_json"},
+)
+OPTIONAL = {"language_probability", "dropped", "truncated", "tracks"}
+
+
+def shape_of(value: object) -> object:
+    """Return its fields and those of the first entry of each list."""
+    if isinstance(value, dict):
+        return {name: shape_of(each) for name, each in value.items() if name not in OPTIONAL}
+    return [shape_of(each) for each in value[:1]] if isinstance(value, list) else None
+
+
+@pytest.mark.parametrize(
+    ("shown", "fields"),
+    list(zip(SHOWN, ASKED, strict=True)),
+    ids=["json", "logprobs", "verbose_json", "diarized_json"],
+)
+def test_each_json_shown_has_the_fields_of_a_real_answer(
+    server: Server, shown: object, fields: dict[str, Any]
+) -> None:
+    file = sound_file(say("314159", gap_s=0.2).samples)
+    answer = httpx.post(
+        f"{server.url}/v1/audio/transcriptions", files={"file": file}, data=fields, timeout=100
+    )
+    assert shape_of(shown) == shape_of(answer.json())
+
+
+KIB, GIB, MS, MINUTE = 1 << 10, 1 << 30, 0.001, 60.0
+NAMES = {"MIB": MIB}
+# Page, what it says, the constant ("file:NAME" where a name occurs twice), and the unit of the page.
+STATED: tuple[tuple[str, str, str, float], ...] = (
+    ("api.md", "the last {} minutes of the server", "activity.py:WINDOW_S", MINUTE),
+    ("api.md", "A value is at most {} KiB", "MAX_VALUE_BYTES", KIB),
+    ("errors.md", "under {} s", "MIN_AUDIO_S", 1),
+    ("keys.md", "Up to {} keys", "MAX_KEYS", 1),
+    ("limits.md", "computes {} s on one block", "BLOCK_CPU_S", 1),
+    ("limits.md", "more than {} GiB of memory", "MAX_DATA_BYTES", GIB),
+    ("limits.md", "no processor for {} s", "BLOCK_WALL_S", 1),
+    ("limits.md", "no answer for {} s", "MAX_SILENCE_MS", 1 / MS),
+    ("monitoring.md", "at most {} request", "MAX_ANSWERS", 1),
+    ("operations.md", "for more than {} seconds", "FROZEN_AFTER_S", 1),
+    ("page.md", "{} GiB in the browser", "sounds.js:MOST_BYTES", GIB),
+    ("page.md", "{} stay, or fewer", "store.js:MOST", 1),
+    ("page.md", "{} million characters", "MOST_CHARACTERS", 1e6),
+    ("realtime.md", "more than {} MiB ends the session", "MAX_MESSAGE_BYTES", MIB),
+    ("realtime.md", "A commit of under {} ms", "MIN_COMMIT_MS", 1),
+    ("realtime.md", "reads nothing for {} s", "MAX_SEND_S", 1),
+)
+
+
+@cache
+def constants() -> dict[str, str]:
+    """Return the expression of each constant, by its name and by file and name."""
+    found: dict[str, str] = {}
+    files = [path for pattern in ("*.py", "*.js") for path in (ROOT / "asr_server").rglob(pattern)]
+    for path in files:
+        line = r"^(?:export )?(?:const )?_?([A-Z][A-Z_0-9]+)(?:: [\w\[\]]+)? = ([^#;\n]+?)(?:;.*|\s*#.*)?$"
+        for name, expression in re.findall(line, path.read_text("utf-8"), re.MULTILINE):
+            found[name] = found[f"{path.name}:{name}"] = expression
+    return found
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "name", "unit"), STATED, ids=[f"{row[0]}-{row[2]}" for row in STATED]
+)
+def test_a_number_in_prose_is_that_of_its_constant(page: str, text: str, name: str, unit: float) -> None:
+    value = float(eval(constants()[name], dict(NAMES))) / unit
+    words = " ".join((ROOT / "docs" / page).read_text("utf-8").split())
+    assert text.format(f"{round(value, 1):g}") in words

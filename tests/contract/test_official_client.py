@@ -150,22 +150,6 @@ async def test_a_429_is_sent_again_when_the_server_said() -> None:
     assert second_at - first_at >= 0.9  # a second, at least
 
 
-async def test_a_server_that_stays_full_is_a_rate_limit_error() -> None:
-    async with full_app() as app:
-        with pytest.raises(openai.RateLimitError) as caught:
-            await Attempts(app, max_retries=0).transcribe()
-    assert (caught.value.status_code, caught.value.code) == (429, "server_overloaded")
-    assert 1 <= int(caught.value.response.headers["retry-after"]) <= 120
-
-
-async def test_a_server_that_drains_is_an_internal_server_error() -> None:
-    async with app_with() as app:
-        app.dispatcher.drain()
-        with pytest.raises(openai.InternalServerError) as caught:
-            await Attempts(app, max_retries=0).transcribe()
-    assert (caught.value.status_code, caught.value.code) == (503, "engine_unavailable")
-
-
 async def test_a_fault_of_the_server_is_an_internal_server_error_and_is_tried_again() -> None:
     def fail(submit: Submit) -> Exception:
         return ChunkFailed("a secret")

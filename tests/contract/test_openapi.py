@@ -112,15 +112,7 @@ async def test_real_replies_are_of_the_document(app: RunningApp) -> None:
     post, get = app.client.post, app.client.get
     replies = {
         (f"get {path}", await get(path))
-        for path in (
-            "/health",
-            "/ping",
-            "/ready",
-            "/version",
-            "/load",
-            "/metrics",
-            "/v1/models",
-        )
+        for path in ("/health", "/ping", "/ready", "/version", "/load", "/metrics", "/v1/models")
     } | {
         ("get /v1/models/{name}", await get("/v1/models/whisper-1")),
         ("get /v1/models/{name}", await get("/v1/models/nobody")),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from asr_server.core import SAMPLE_RATE
 from tests.conftest import Server, run_server
 from tests.contract.clients.recordings import write_wav
 from tests.support.speech import say
@@ -36,21 +37,23 @@ def lines_of(client: str, script: str, *arguments: str | Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_litellm(server: Server, tmp_path: Path) -> None:
-    recording = write_wav(tmp_path / "speech.wav", SPOKEN)
-    assert lines_of("litellm", "tests/contract/clients/litellm_client.py", recording, f"{server.url}/v1") == [
-        f"json: {SPOKEN.text}",
-        f"words: {SPOKEN.text}",
-        "srt: True",
-        f"async: {SPOKEN.text}",
-        f"stream: {SPOKEN.text}",
-        "refused: 400",
-    ]
+OURS = "tests/contract/clients"
+BY_OPENAI = (
+    f"json: {SPOKEN.text}",
+    f"words: {SPOKEN.text}",
+    "srt: True",
+    f"text: {SPOKEN.text}",
+    f"stream: {SPOKEN.text}",
+    f"async: {SPOKEN.text}",
+    "refused: 400 file",
+    "models: True",
+)
+WHOLE = f"whole: {SPOKEN.text}"
 
 
 def test_litellms_files_and_batches(tmp_path: Path) -> None:
     recording = write_wav(tmp_path / "speech.wav", SPOKEN)
-    script = "tests/contract/clients/litellm_batch_client.py"
+    script = f"{OURS}/litellm_batch_client.py"
     with run_server("--jobs-dir", str(tmp_path / "jobs")) as server:
         assert lines_of("litellm", script, recording, f"{server.url}/v1") == [
             "batch: completed 7 1",
@@ -60,36 +63,40 @@ def test_litellms_files_and_batches(tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.parametrize(("client", "library"), [("openai-new", "httpx2"), ("openai-old", "httpx")])
-def test_openais_newest_package_and_an_old_one(
-    server: Server, tmp_path: Path, client: str, library: str
+@pytest.mark.parametrize(
+    ("client", "script", "lines"),
+    [
+        (
+            "litellm",
+            f"{OURS}/litellm_client.py",
+            (*BY_OPENAI[:3], f"async: {SPOKEN.text}", f"stream: {SPOKEN.text}", "refused: 400"),
+        ),
+        ("openai-new", f"{OURS}/openai_client.py", ("library: httpx2", *BY_OPENAI)),
+        ("openai-old", f"{OURS}/openai_client.py", ("library: httpx", *BY_OPENAI)),
+        ("agents", f"{OURS}/agents_client.py", (WHOLE, "live: three one four")),
+        ("speechrecognition", f"{OURS}/speechrecognition_client.py", (f"text: {SPOKEN.text}",)),
+        ("livekit", "examples/livekit_stt.py", (WHOLE, "live: three one four", "live: one five")),
+        (
+            "livekit",
+            f"{OURS}/livekit_deepgram_client.py",
+            (WHOLE, "live: three one four 3", "live: one five 2"),
+        ),
+        ("pipecat", "examples/pipecat_stt.py", (WHOLE, f"live: {SPOKEN.text}")),
+    ],
+)
+def test_a_client_hears_what_was_said(
+    server: Server, tmp_path: Path, client: str, script: str, lines: tuple[str, ...]
 ) -> None:
-    recording = write_wav(tmp_path / "speech.wav", SPOKEN)
-    assert lines_of(client, "tests/contract/clients/openai_client.py", recording, f"{server.url}/v1") == [
-        f"library: {library}",
-        f"json: {SPOKEN.text}",
-        f"words: {SPOKEN.text}",
-        "srt: True",
-        f"text: {SPOKEN.text}",
-        f"stream: {SPOKEN.text}",
-        f"async: {SPOKEN.text}",
-        "refused: 400 file",
-        "models: True",
-    ]
+    live_at_24_khz = client in ("agents", "livekit")
+    recording = write_wav(tmp_path / "speech.wav", SPOKEN, 24_000 if live_at_24_khz else SAMPLE_RATE)
+    assert lines_of(client, script, recording, f"{server.url}/v1") == list(lines)
 
 
-def test_openais_agents_sdk_whole_and_live(server: Server, tmp_path: Path) -> None:
-    recording = write_wav(tmp_path / "speech.wav", SPOKEN, 24_000)
-    assert lines_of("agents", "tests/contract/clients/agents_client.py", recording, f"{server.url}/v1") == [
-        f"whole: {SPOKEN.text}",
-        "live: three one four",
-    ]
-
-
-def test_speech_recognition(server: Server, tmp_path: Path) -> None:
-    recording = write_wav(tmp_path / "speech.wav", SPOKEN)
-    script = "tests/contract/clients/speechrecognition_client.py"
-    assert lines_of("speechrecognition", script, recording, f"{server.url}/v1") == [f"text: {SPOKEN.text}"]
+def test_pipecats_deepgram_live(server: Server, tmp_path: Path) -> None:
+    one_turn = say("314", gap_s=[0.2, 0.2, 0.5])
+    recording = write_wav(tmp_path / "speech.wav", one_turn)
+    script = f"{OURS}/pipecat_deepgram_client.py"
+    assert lines_of("pipecat", script, recording, server.url) == [f"live: {one_turn.text}"]
 
 
 def test_vercels_ai_sdk(server: Server, tmp_path: Path) -> None:
@@ -113,37 +120,3 @@ def test_langchain_loader(server: Server, tmp_path: Path) -> None:
     lines = lines_of("langchain", "tests/contract/clients/langchain_client.py", tmp_path, f"{server.url}/v1")
     documents = [line for line in lines if line.startswith("document: ")]
     assert documents == [f"document: {SPOKEN.text}"] * 3
-
-
-def test_livekit_speech_to_text_whole_and_live(server: Server, tmp_path: Path) -> None:
-    recording = write_wav(tmp_path / "speech.wav", SPOKEN, 24_000)
-    assert lines_of("livekit", "examples/livekit_stt.py", recording, f"{server.url}/v1") == [
-        f"whole: {SPOKEN.text}",
-        "live: three one four",
-        "live: one five",
-    ]
-
-
-def test_livekits_deepgram_whole_and_live(server: Server, tmp_path: Path) -> None:
-    recording = write_wav(tmp_path / "speech.wav", SPOKEN, 24_000)
-    script = "tests/contract/clients/livekit_deepgram_client.py"
-    assert lines_of("livekit", script, recording, f"{server.url}/v1") == [
-        f"whole: {SPOKEN.text}",
-        "live: three one four 3",
-        "live: one five 2",
-    ]
-
-
-def test_pipecats_deepgram_live(server: Server, tmp_path: Path) -> None:
-    one_turn = say("314", gap_s=[0.2, 0.2, 0.5])
-    recording = write_wav(tmp_path / "speech.wav", one_turn)
-    script = "tests/contract/clients/pipecat_deepgram_client.py"
-    assert lines_of("pipecat", script, recording, server.url) == [f"live: {one_turn.text}"]
-
-
-def test_pipecat_speech_to_text_whole_and_live(server: Server, tmp_path: Path) -> None:
-    recording = write_wav(tmp_path / "speech.wav", SPOKEN)
-    assert lines_of("pipecat", "examples/pipecat_stt.py", recording, f"{server.url}/v1") == [
-        f"whole: {SPOKEN.text}",
-        f"live: {SPOKEN.text}",
-    ]

@@ -1,4 +1,4 @@
-"""What may stand in `--keys-file`, and what its errors say: never a hash, never a key."""
+"""What may stand in `--keys-file` and what its errors say, never a hash; who may ask and load models."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from asr_server.annexes.keys.accounts import MAX_KEYS, Key, read_keys_file
+from asr_server.annexes.keys.api_keys import ApiKeys
+from asr_server.api.state import NOBODY
+from asr_server.errors import AdminRequired, InvalidApiKey
 from tests.contract.test_documentation import ROOT, blocks_of
-from tests.unit.api.named_keys import NEW, SHOP, WEB, entry, hash_of, text_of, write
+from tests.support.embedded import embedded
+from tests.unit.api.named_keys import NEW, SHOP, WEB, entry, hash_of, settings_with, text_of, write
 from tests.unit.cli.test_options import problems
 
 
@@ -46,22 +50,13 @@ BROKEN = {
         f"- {{name: web, {WEB}: x}}",
         "key 1 ('web') must have fields of these names only",
     ),
-    "a name of two lines": (
-        '- {name: "a\\nb", hash: x}',
-        "1 to 64 printable ASCII characters",
-    ),
-    "a name with a line end": (
-        '- {name: "a\\n", hash: x}',
-        "1 to 64 printable ASCII characters",
-    ),
+    "a name of two lines": ('- {name: "a\\nb", hash: x}', "1 to 64 printable ASCII characters"),
+    "a name with a line end": ('- {name: "a\\n", hash: x}', "1 to 64 printable ASCII characters"),
     "a limit below none": (
         text_of(entry("web", WEB, requests_per_minute=-1)),
         "'requests_per_minute': it must be a whole number from 0",
     ),
-    "a limit in words": (
-        text_of(entry("web", WEB, concurrent_requests="four")),
-        "'concurrent_requests'",
-    ),
+    "a limit in words": (text_of(entry("web", WEB, concurrent_requests="four")), "'concurrent_requests'"),
     "one name twice": (text_of(entry("web", WEB), entry("web", SHOP)), "'web' is the name of 2 keys"),
     "one hash twice": (text_of(entry("web", WEB), entry("shop", WEB)), "two keys have the same hash"),
     "too many": (
@@ -115,3 +110,52 @@ def test_the_example_of_the_docs_is_a_file_of_keys(tmp_path: Path) -> None:
         ("web-site", False),
         ("operators", True),
     ]
+
+
+def test_without_keys_nobody_is_asked_and_nobody_loads_models() -> None:
+    open_to_all = ApiKeys(embedded())
+    assert not open_to_all.required
+    assert open_to_all.check("") is open_to_all.check("Bearer any") is NOBODY
+    with pytest.raises(AdminRequired, match="'admin: true' in --keys-file"):
+        open_to_all.check_admin("Bearer any")
+
+
+def test_a_key_is_a_bearers_whatever_case_the_word_has(tmp_path: Path) -> None:
+    keys = ApiKeys(settings_with(tmp_path / "keys", entry("web", WEB), api_key="the-key-of-everybody"))
+    account = keys.check(f"bearer  {WEB} ").account
+    assert (account and account.name, keys.accounts) == ("web", (account,))
+    assert keys.check("BEARER the-key-of-everybody").account is None
+    for authorization in ("", "Bearer", "Bearer ", f"Basic {WEB}", WEB):
+        with pytest.raises(InvalidApiKey, match="No API key: send it"):
+            keys.check(authorization)
+    with pytest.raises(InvalidApiKey, match="Incorrect API key"):
+        keys.check(f"Bearer {SHOP}")
+
+
+def test_a_signature_is_its_keys_for_its_message_alone_at_every_server_with_that_key(tmp_path: Path) -> None:
+    settings = settings_with(tmp_path / "keys", entry("web", WEB), entry("shop", SHOP))
+    keys, elsewhere = ApiKeys(settings), ApiKeys(settings)
+    web, shop = (keys.check(f"Bearer {key}") for key in (WEB, SHOP))
+    signature = keys.sign(b"message", web)
+    for each in (keys, elsewhere):
+        signer = each.signer_of(b"message", signature)
+        assert signer is not None
+        assert signer.digest == web.digest
+    assert keys.signer_of(b"message", keys.sign(b"message", shop)) is shop
+    assert keys.signer_of(b"massage", signature) is None
+    open_to_all = ApiKeys(embedded())
+    assert open_to_all.signer_of(b"message", open_to_all.sign(b"message", NOBODY)) is NOBODY
+
+
+def test_a_key_that_can_be_guessed_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    ApiKeys(embedded(api_key="x" * 20))
+    assert not caplog.messages
+    ApiKeys(embedded(api_key="x" * 19))
+    assert "at least 20 random characters" in caplog.text
+
+
+def test_a_model_that_is_not_served_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    entries = (entry("web", WEB, models=["base"]), entry("shop", SHOP, models=["base", "turbo"]))
+    ApiKeys(settings_with(tmp_path / "keys", *entries), ("base", "whisper-1"))
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line == "key 'shop' names the model 'turbo', which is not served"

@@ -133,11 +133,6 @@ async def test_an_admin_key_unloads_models_and_no_other_key_does(path: Path) -> 
         assert [await unload_status(app, key) for key in (WEB, NEW)] == [403, 403]
 
 
-async def test_the_one_key_goes_on_working_beside_the_file(path: Path) -> None:
-    async with run_app(settings_with(path, entry("web", WEB), api_key=NEW)) as app:
-        assert [await status(app, key) for key in (WEB, NEW, "wrong")] == [200, 200, 401]
-
-
 async def test_a_shorter_file_that_is_still_being_written_does_not_count(path: Path) -> None:
     async with run_app(settings_with(path, *BOTH)) as app:
         file = named(app)

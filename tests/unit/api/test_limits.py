@@ -75,15 +75,6 @@ def test_audio_beyond_the_limit_is_paid_back_before_the_next_request() -> None:
     send(web)
 
 
-def test_no_more_requests_are_open_than_allowed() -> None:
-    web = account(Clock(), concurrent_requests=2)
-    refused = pytest.raises(RateLimited, match="'concurrent_requests' in --keys-file")
-    with web.enter(), web.enter(), refused as caught:
-        send(web)
-    assert (caught.value.retry_after_s, web.num_open) == (1.0, 0)
-    send(web)
-
-
 def test_a_changed_limit_keeps_what_was_used() -> None:
     web = account(Clock(), requests_per_minute=60)
     send(web, 40)
@@ -154,16 +145,6 @@ async def test_a_key_over_its_requests_gets_429_with_openais_headers_and_no_othe
         models = await app.client.get("/v1/models", headers=bearer(WEB))
         assert (models.status_code, set(models.headers) & set(LIMIT_HEADERS)) == (200, set())
         assert app.app.state.server.admission.num_rejected == 0
-
-
-@pytest.mark.slow
-async def test_the_official_client_comes_back_when_it_may(tmp_path: Path) -> None:
-    web = entry("web", WEB, requests_per_minute=60)
-    async with run_app(settings_with(tmp_path / "keys", web)) as app:
-        app.client.headers.update(bearer(WEB))
-        while (await app.post()).status_code != 429:
-            pass
-        assert await text(app, WEB, max_retries=2) == "zero"
 
 
 async def test_a_key_over_its_audio_is_refused_until_it_has_paid_back(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from asr_server.annexes import model_loading as module
 from asr_server.api.models import Models, ServedModel
 from asr_server.audio.recording import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow
@@ -89,26 +88,6 @@ async def test_the_keys_models_are_those_with_its_names(make: Callable[..., Serv
     assert (registry.take_any_name, allowed.take_any_name) == (True, False)
     with pytest.raises(ModelNotFound, match="None of the models of this key is served"):
         _ = registry.allowed(["none"]).default
-
-
-async def test_a_model_that_cannot_be_unloaded_ends_the_watch_of_no_other(
-    make: Callable[..., ServedModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.001)
-    broken, idle, used = make("broken"), make("idle", idle_unload_s=0.01), make("used")
-
-    async def fail() -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(broken, "unload_if_idle", fail)
-    registry = Models([broken, idle, used])
-    await registry.start()
-    await registry.until_ready()
-    watch = asyncio.create_task(module.unload_idle_models(registry))
-    await until(lambda: idle.state == "unloaded")
-    assert used.state == "ready"
-    watch.cancel()
-    await registry.stop()
 
 
 def test_a_name_or_alias_chooses_its_model_and_no_name_the_first(make: Callable[..., ServedModel]) -> None:

@@ -120,10 +120,7 @@ async def test_a_full_disk_is_503_with_a_line_in_the_log(
 
 
 async def test_a_temporary_folder_that_has_vanished_is_503_with_a_line_in_the_log(
-    app_on_disk: RunningApp,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    tmp_path: Path,
+    app_on_disk: RunningApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))

@@ -127,22 +127,6 @@ async def test_an_upgrade_that_is_no_handshake_is_answered_and_closed(
         await until(lambda: not app.server.server_state.connections)
 
 
-async def test_probes_are_answered_while_eight_sockets_send_pings_without_end() -> None:
-    async with run_app(embedded(api_key="s3cret")) as app:
-
-        async def attack() -> None:
-            async with opened(app) as client:
-                await client.send_for_ever(EMPTY_PING * 400_000, len(EMPTY_PING) * 400_000)
-
-        async with asyncio.TaskGroup() as group:
-            attacks = [group.create_task(attack()) for _ in range(8)]
-            num_answered = 0
-            while not all(task.done() for task in attacks):
-                assert (await app.client.get("/health")).status_code == 200
-                num_answered += 1
-        assert num_answered
-
-
 async def test_who_reads_late_is_told_how_the_client_closed_and_nothing_of_what_it_sent(
     app: RunningApp,
 ) -> None:
