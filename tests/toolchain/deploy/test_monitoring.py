@@ -36,10 +36,7 @@ FAULTS: dict[str, tuple[dict[str, str], int]] = {
         4,
     ),
     "AsrRequestsRejected": ({f"asr_requests_rejected_total{{{I}}}": "0+60x20"}, 15),
-    "AsrQueueGrows": (
-        {f"asr_chunks{{{I}}}": "200x20", f'asr_slots{{{I},replica="0"}}': "48x20"},
-        12,
-    ),
+    "AsrQueueGrows": ({f"asr_chunks{{{I}}}": "200x20", f'asr_slots{{{I},replica="0"}}': "48x20"}, 12),
     "AsrQueueWait": (
         {
             f'asr_chunk_queue_seconds_bucket{{{I},le="10"}}': "0x30",

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -47,11 +44,7 @@ def seeds(count: int, trial: int) -> list[Any]:
     ],
 )
 def test_graphs_that_overwrite_their_memory_change_no_token(
-    pocket: Checkpoint,
-    alone: list[Any],
-    num_slots: int,
-    lookahead: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    pocket: Checkpoint, alone: list[Any], num_slots: int, lookahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     imitate_graphs(monkeypatch)
     monkeypatch.setattr(StandInGraphs, "num_replays", 0)
@@ -213,29 +206,6 @@ def test_each_size_of_batch_and_length_of_audio_has_an_encoder_graph_and_no_more
     monkeypatch.setattr(encoding, "record_graphs", lambda compute, own, device: shapes.append(own))
     pocket.engine(compute_workers=2, encode_batch=8, short_audio="tail")
     assert shapes == [[(rows, length) for length in (500, 1000, 1500) for rows in (1, 2, 4, 8)]] * 2
-
-
-@pytest.mark.trial
-@pytest.mark.parametrize("seed", range(3))
-def test_all_of_the_engines_tests_pass_on_a_late_device(seed: int) -> None:
-    """Those in the suite and the long ones: python -m pytest tests/unit/engine --late-device SEED."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "tests/unit/engine",
-        "--late-device",
-        str(seed),
-        "-m",
-        "",
-    ]
-    command += ["--deselect", f"tests/unit/engine/{Path(__file__).name}::{INNER}"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout[-8000:]
-
-
-INNER = "test_all_of_the_engines_tests_pass_on_a_late_device"
 
 
 def test_an_error_of_the_device_ends_the_engine_and_is_not_taken_for_a_bad_chunk(

@@ -26,12 +26,6 @@ KEYWORDS = DecodingOptions(language="de", keywords=("Kubernetes", "one two"))
 BRIEF = [msgspec.structs.replace(options, max_new_tokens=3) for options in [*MIXED, WORDS, KEYWORDS]]
 
 
-@pytest.fixture(autouse=True)
-def without_late_device(request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--late-device", default=None) is not None:
-        pytest.skip("has stand-ins of its own")
-
-
 @pytest.mark.parametrize(
     ("dtype", "kernels", "config"),
     [

@@ -15,10 +15,7 @@ from tests.unit.engine.device_stand_ins import imitate_graphs, take_few_programs
 
 REQUESTS = [
     (make_clip(0, 7.5), DecodingOptions(language="de", max_new_tokens=4)),
-    (
-        make_clip(1, 3.0),
-        DecodingOptions(language="en", max_new_tokens=7, word_timestamps=True),
-    ),
+    (make_clip(1, 3.0), DecodingOptions(language="en", max_new_tokens=7, word_timestamps=True)),
     (make_clip(2, 6.0), DecodingOptions(max_new_tokens=5, temperatures=(0.7,))),
     (make_clip(3, 2.0), DecodingOptions(language="fr", max_new_tokens=3, repetition_penalty=1.5)),
 ]

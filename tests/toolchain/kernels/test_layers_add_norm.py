@@ -16,8 +16,7 @@ ERROR = {torch.float32: 2e-6 if DEVICE == "cpu" else 1e-5, torch.bfloat16: 2**-5
 
 @pytest.mark.parametrize("dtype", ERROR)
 @pytest.mark.parametrize(
-    ("shape", "of_change"),
-    [((2, 7, 128), (2, 7, 128)), ((3, 5, 80), (5, 80)), ((1, 1, 1280), (1, 1, 1280))],
+    ("shape", "of_change"), [((2, 7, 128), (2, 7, 128)), ((3, 5, 80), (5, 80)), ((1, 1, 1280), (1, 1, 1280))]
 )
 @torch.inference_mode()
 def test_the_sum_and_its_norm_are_torchs(

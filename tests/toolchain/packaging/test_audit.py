@@ -36,10 +36,7 @@ def audited(folder: Path, answer: list[dict[str, Any]] | None) -> tuple[int, lis
 def test_a_package_with_a_known_vulnerability_fails_and_is_named(tmp_path: Path) -> None:
     status, lines = audited(tmp_path, [CLEAN, WEAK, UNKNOWN])
     assert status == 1
-    assert lines == [
-        "av 18.1.0: PYSEC-2026-1 (mended in 18.1.1)",
-        "vulnerabilities: 2 of 3 packages checked",
-    ]
+    assert lines == ["av 18.1.0: PYSEC-2026-1 (mended in 18.1.1)", "vulnerabilities: 2 of 3 packages checked"]
 
 
 def test_packages_without_known_vulnerabilities_pass(tmp_path: Path) -> None:

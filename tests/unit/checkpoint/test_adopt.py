@@ -13,9 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from asr_server.annexes.model_sources.find import resolve_checkpoint
-from asr_server.annexes.model_sources.foreign import (
-    explain_listing,
-)
+from asr_server.annexes.model_sources.foreign import explain_listing
 from asr_server.checkpoint.cache import name_elsewhere, own_cache, source_of
 from asr_server.checkpoint.tensors import find_weights
 from asr_server.checkpoint.tokenizer import Tokenizer

@@ -1,4 +1,4 @@
-"""Checkpoints loaded once a session, and the engine's tests as on a GPU: --late-device SEED."""
+"""Checkpoints loaded once a session."""
 
 from __future__ import annotations
 
@@ -8,23 +8,6 @@ from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import ChunkResult
 from harness.engine_helpers import Checkpoint, transcribe
 from tests.support.checkpoints import pocket_directory, tiny_directory
-from tests.unit.engine.device_stand_ins import imitate_late_device
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--late-device",
-        type=int,
-        metavar="SEED",
-        help="tests/unit/engine: graphs that overwrite their memory, encodes and copies late by chance",
-    )
-
-
-@pytest.fixture(autouse=True)
-def late_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed = request.config.getoption("--late-device", default=None)
-    if seed is not None:
-        imitate_late_device(monkeypatch, seed)
 
 
 @pytest.fixture(scope="session")

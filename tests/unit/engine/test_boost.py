@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 
 from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.engine.boost import (
-    FIRST_BONUS,
-    NEXT_BONUS,
-    KeywordBoost,
-    Match,
-    keyword_boost,
-)
+from asr_server.engine.boost import FIRST_BONUS, NEXT_BONUS, KeywordBoost, Match, keyword_boost
 from tests.support.real_weights import real_checkpoint
 from tests.support.tokens import make_tokenizer, spell
 
@@ -38,17 +32,27 @@ def total(boost: KeywordBoost, tokens: Sequence[int]) -> float:
     return gained - boost.potential(at[-1])
 
 
-def test_a_complete_match_keeps_a_bonus_for_each_token() -> None:
-    boost = machine([A, B, C])
-    *_, last = states(boost, [A, B, C])
-    assert boost.potential(last) == 0
-    assert total(boost, [A, B, C]) == total(boost, [A, B, C, D]) == FIRST_BONUS + 2 * NEXT_BONUS
+@pytest.mark.parametrize(
+    ("keywords", "text", "num_rewarded"),
+    [
+        *(([[A, B, C]], text, 3) for text in ([A, B, C], [A, B, C, D], [A, A, B, C])),
+        *(([[A, B, C]], text, 0) for text in ([A, B, D], [A, B], [A, D])),  # it breaks off
+        *(([[A, B], [A, B, C, D]], text, 2) for text in ([A, B], [A, B, C, B])),  # one begins with the other
+        ([[A, B, C], [D, B]], [A, B, D, B], 2),  # one begins where the other breaks off
+    ],
+)
+def test_each_token_of_a_complete_match_keeps_its_bonus(
+    keywords: list[list[int]], text: list[int], num_rewarded: int
+) -> None:
+    boost = machine(*keywords)
+    assert total(boost, text) == bool(num_rewarded) * (FIRST_BONUS + (num_rewarded - 1) * NEXT_BONUS)
 
 
-def test_a_match_that_breaks_off_gives_all_back() -> None:
+def test_what_a_match_has_earned_is_kept_back_until_it_is_complete() -> None:
     boost = machine([A, B, C])
-    assert boost.potential(states(boost, [A, B])[-1]) == FIRST_BONUS + NEXT_BONUS
-    assert total(boost, [A, B, D]) == total(boost, [A, B]) == total(boost, [A, D]) == 0
+    assert [boost.potential(state) for state in states(boost, [A, B, C])[2:]] == [FIRST_BONUS + NEXT_BONUS, 0]
+    longer = machine([A, B], [A, B, C, D])
+    assert longer.potential(states(longer, [A, B, C])[-1]) == NEXT_BONUS
 
 
 def test_a_text_earns_the_bonus_when_the_keyword_is_complete() -> None:
@@ -57,18 +61,6 @@ def test_a_text_earns_the_bonus_when_the_keyword_is_complete() -> None:
     assert (pending.earned, pending.pending) == (0, FIRST_BONUS + NEXT_BONUS)
     assert (complete.earned, complete.pending) == (FIRST_BONUS + 2 * NEXT_BONUS, 0)
     assert after[1:] == complete[1:]
-
-
-def test_a_keyword_that_another_one_begins_with_is_kept() -> None:
-    boost = machine([A, B], [A, B, C, D])
-    assert boost.potential(states(boost, [A, B, C])[-1]) == NEXT_BONUS
-    assert total(boost, [A, B, C, B]) == total(boost, [A, B]) == FIRST_BONUS + NEXT_BONUS
-
-
-def test_a_keyword_may_begin_where_another_match_breaks_off() -> None:
-    boost = machine([A, B, C], [D, B])
-    assert total(boost, [A, B, D, B]) == FIRST_BONUS + NEXT_BONUS
-    assert total(boost, [A, A, B, C]) == FIRST_BONUS + 2 * NEXT_BONUS
 
 
 def test_without_a_space_a_match_begins_at_the_start_of_a_word_alone() -> None:

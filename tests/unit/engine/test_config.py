@@ -89,8 +89,7 @@ def test_replicas_on_one_device_share_its_memory(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("free_gib", "num_on_device", "expected_gib"),
-    [(75, 1, 75), (75, 2, 35), (35, 2, 35), (20, 2, 20)],
+    ("free_gib", "num_on_device", "expected_gib"), [(75, 1, 75), (75, 2, 35), (35, 2, 35), (20, 2, 20)]
 )
 def test_replicas_on_one_gpu_take_alike_whoever_starts_first(
     free_gib: int, num_on_device: int, expected_gib: int, monkeypatch: pytest.MonkeyPatch

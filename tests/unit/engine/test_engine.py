@@ -11,27 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from asr_server.channel.messages import (
-    Cancel,
-    Credit,
-    Event,
-    Failed,
-    LanguageDetected,
-    Result,
-    SetLanguage,
-)
+from asr_server.channel.messages import Cancel, Credit, Event, Failed, LanguageDetected, Result, SetLanguage
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.engine import Engine
 from harness.clips import make_clip
-from harness.engine_helpers import (
-    Checkpoint,
-    Reference,
-    answer_languages,
-    results,
-    run,
-    submit,
-    transcribe,
-)
+from harness.engine_helpers import Checkpoint, Reference, answer_languages, results, run, submit, transcribe
 from tests.support.checkpoints import pocket_directory
 
 CLIPS = [make_clip(i, duration_s) for i, duration_s in enumerate((9, 1, 30, 4, 0.5, 14, 2, 22))]

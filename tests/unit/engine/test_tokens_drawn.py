@@ -10,12 +10,7 @@ from torch import Tensor
 
 from asr_server.core import ChunkId
 from asr_server.engine.slots import SlotState
-from asr_server.engine.tokens import (
-    draw,
-    log_probabilities,
-    noise_seed_of,
-    penalise,
-)
+from asr_server.engine.tokens import draw, log_probabilities, noise_seed_of, penalise
 
 SCORES = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, float("-inf")])
 NEUTRAL = {

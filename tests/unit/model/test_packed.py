@@ -8,14 +8,7 @@ import torch.nn.functional as F
 
 from asr_server.machine import cpu_flags
 from asr_server.model import products as module
-from asr_server.model.products import (
-    HalfWeight,
-    OneDnnWeight,
-    can_pack,
-    in_float16,
-    multiply,
-    pack,
-)
+from asr_server.model.products import HalfWeight, OneDnnWeight, can_pack, in_float16, multiply, pack
 
 NEEDS_FBGEMM = pytest.mark.skipif(
     "avx2" not in cpu_flags() or not hasattr(torch.ops.quantized, "linear_prepack_fp16"),

@@ -22,13 +22,6 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 # -- The encoder's part ---------------------------------------------------------------------------------
 
 
-def test_25_equal_positions_act_as_one_of_25_times_the_weight() -> None:
-    rows = random(WINDOW // 25, 3 * HEADS * DEPTH)
-    layer = SilentLayer.of(rows.repeat_interleave(25, 0), HEADS)
-    torch.testing.assert_close(layer.means, rows[:, HEADS * DEPTH :])
-    torch.testing.assert_close(layer.biases, torch.full_like(layer.biases, math.log(25)))
-
-
 def test_a_mean_has_the_weights_and_the_score_that_the_25_have_together() -> None:
     """By definition: of every fifth query of the window."""
     qkv = random(WINDOW, 3 * HEADS * DEPTH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from asr_server.annexes.speakers.labels import SpeakerOfTime, Turn, label_segments
 from asr_server.core import Segment, Word
@@ -55,45 +56,45 @@ def test_every_word_has_one_speaker_and_no_text_is_lost() -> None:
     assert {part.speaker for part in parts} == {"A", "B"}
 
 
-def test_a_word_in_a_pause_belongs_to_whoever_is_nearest() -> None:
-    assert SpeakerOfTime(TURNS).of(6.5, 6.6) == "A"
-    assert SpeakerOfTime([Turn(0, 1, "A"), Turn(9, 10, "B")]).of(8.0, 8.2) == "B"
+ONE_AND_OTHER = [Turn(0, 2, "A"), Turn(2, 4, "B")]
+ABOUT = [Turn(0, 0.4, "A"), Turn(0.4, 1.0, "B"), Turn(1.0, 1.4, "A")]
+SHORT_PAUSE = [Turn(0, 2.0, "A"), Turn(2.05, 3, "B")]
+WITHIN = [Turn(0, 10, "A"), Turn(2, 3, "B"), Turn(20, 21, "B")]
+LATE = [Turn(0, 2, "A"), Turn(0.5, 1, "B"), Turn(9, 10, "B")]
 
 
-def test_in_a_pause_the_nearest_is_who_ended_last_not_who_began_last() -> None:
-    turns = [Turn(0, 10, "A"), Turn(2, 3, "B"), Turn(20, 21, "B")]
+@pytest.mark.parametrize(
+    ("turns", "words"),
+    [
+        # In a pause it is the nearest: who ended last, not who began last.
+        (TURNS, [(6.5, 6.6, "A")]),
+        ([Turn(0, 1, "A"), Turn(9, 10, "B")], [(8.0, 8.2, "B")]),
+        (
+            [Turn(0, 10, "A"), Turn(2, 3, "B"), Turn(20, 21, "B")],
+            [(2.1, 2.2, "A"), (20, 21, "B"), (10.5, 10.7, "A")],
+        ),
+        (LATE[1:], [(3.0, 3.2, "B")]),
+        (LATE, [(3.0, 3.2, "A")]),
+        ([Turn(0, 1, "A"), Turn(5, 6, "B")], [(2.0, 2.2, "A")]),
+        # All turns of a person within a word count together; of 0.6 s each it is the last speaker's.
+        (ABOUT, [(0, 2, "A")]),
+        ([*ABOUT[1:], Turn(1.4, 1.6, "A")], [(0, 2, "B")]),
+        ([Turn(1, 2.5, "A"), Turn(2.6, 3.4, "B")], [(0.5, 3.5, "A")]),
+        # The last speaker keeps a word unless another has a twentieth of a second more.
+        (ONE_AND_OTHER, [(1, 1.5, "A"), (1.5, 2.54, "A")]),
+        (ONE_AND_OTHER, [(1, 1.5, "A"), (1.5, 2.56, "B")]),
+        (SHORT_PAUSE, [(2.03, 2.05, "A"), (2.03, 2.04, "A")]),
+    ],
+)
+def test_a_word_belongs_to_who_speaks_most_of_it_or_is_nearest(
+    turns: list[Turn], words: list[tuple[float, float, str]]
+) -> None:
     speakers = SpeakerOfTime(turns)
-    assert speakers.of(2.1, 2.2) == "A"
-    speakers.of(20, 21)
-    assert speakers.of(10.5, 10.7) == "A"
-    short = [Turn(0, 2, "A"), Turn(0.5, 1, "B"), Turn(9, 10, "B")]
-    assert SpeakerOfTime(short[1:]).of(3.0, 3.2) == "B"
-    assert SpeakerOfTime(short).of(3.0, 3.2) == "A"
+    assert [speakers.of(start_s, end_s) for start_s, end_s, _ in words] == [speaker for *_, speaker in words]
 
 
 def test_where_nobody_was_found_text_has_a_speaker_all_the_same() -> None:
     assert [part.speaker for part in label_segments([segment(("one", 0.1, 1.0))], [], bytes_of)] == ["A"]
-
-
-def test_all_turns_of_a_person_within_a_word_count_together() -> None:
-    turns = [Turn(0, 0.4, "A"), Turn(0.4, 1.0, "B"), Turn(1.0, 1.4, "A")]
-    assert SpeakerOfTime(turns).of(0, 2) == "A"
-    assert SpeakerOfTime([*turns[1:], Turn(1.4, 1.6, "A")]).of(0, 2) == "B", "0.6 s each: the last speaker"
-
-
-def test_the_last_speaker_keeps_a_word_unless_another_has_a_twentieth_of_a_second_more() -> None:
-    for more_s, speaker in ((0.04, "A"), (0.06, "B")):
-        speakers = SpeakerOfTime([Turn(0, 2, "A"), Turn(2, 4, "B")])
-        assert speakers.of(1, 1.5) == "A"
-        assert speakers.of(1.5, 2.5 + more_s) == speaker
-    pause = SpeakerOfTime([Turn(0, 2.0, "A"), Turn(2.05, 3, "B")])
-    assert pause.of(2.03, 2.05) == "A"
-    assert pause.of(2.03, 2.04) == "A"
-
-
-def test_a_word_before_the_first_turn_is_compared_with_all() -> None:
-    assert SpeakerOfTime([Turn(1, 2.5, "A"), Turn(2.6, 3.4, "B")]).of(0.5, 3.5) == "A"
-    assert SpeakerOfTime([Turn(0, 1, "A"), Turn(5, 6, "B")]).of(2.0, 2.2) == "A"
 
 
 def test_a_split_segment_lasts_as_long_as_the_whole_one() -> None:

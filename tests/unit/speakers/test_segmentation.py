@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asr_server.annexes.speakers.segmentation import (
-    STEP,
-    WINDOW,
-    Floats,
-    segment,
-)
+from asr_server.annexes.speakers.segmentation import STEP, WINDOW, Floats, segment
 from asr_server.core import Samples
 from tests.unit.speakers.people import TALK, join
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asr_server.annexes.speakers.segmentation import (
-    FRAME,
-    NUM_FRAMES,
-    WINDOW,
-    Floats,
-    segment,
-)
+from asr_server.annexes.speakers.segmentation import FRAME, NUM_FRAMES, WINDOW, Floats, segment
 from asr_server.annexes.speakers.voices import fbank, hear, hear_reference
 from asr_server.core import SAMPLE_RATE, Samples
 from harness.speech.telephone import by_telephone
