@@ -32,7 +32,7 @@ from asr_server.checkpoint.cache import revision_of
 from asr_server.checkpoint.files import AudioWindow, short_audio_mode
 from asr_server.config import Settings, flag_name
 from asr_server.core import ChunkId, ChunkResult
-from asr_server.dispatch.queue import ChunkQueue, Isolation, PendingChunk, RequestHandle
+from asr_server.dispatch.queue import BACKGROUND_COST, ChunkQueue, Isolation, PendingChunk, RequestHandle
 from asr_server.dispatch.supervisor import (
     USUAL_LIMITS,
     Executor,
@@ -198,10 +198,17 @@ class Dispatcher:
         max_in_flight = self.num_slots or math.inf  # for one request
         free = [state for state in states if state is not reserved]
         while (state := max(free, key=lambda state: state.credit, default=None)) and state.credit > 0:
-            chunk = self._queue.pop(max_in_flight)
+            chunk = self._queue.pop(max_in_flight, self._takes_background(state))
             if chunk is None:
-                return
-            self._send(state, chunk)
+                free.remove(state)  # another one may take what this one may not
+            else:
+                self._send(state, chunk)
+
+    def _takes_background(self, state: ReplicaState) -> bool:
+        """Return whether one more that nobody waits for leaves nearly all of the replica to the others."""
+        kinds = [chunk.request.is_background for id in state.in_flight if (chunk := self._chunks.get(id))]
+        num_others = kinds.count(False)
+        return not num_others or BACKGROUND_COST * kinds.count(True) < num_others
 
     def _send(self, state: ReplicaState, chunk: PendingChunk) -> None:
         chunk.request.on_dequeued()

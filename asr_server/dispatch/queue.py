@@ -200,9 +200,10 @@ class ChunkQueue:
         key = (False, "") if self._in_order else _key_of(request)
         heapq.heappush(self._keys[key].heap, (rank, next(self._sequence), chunk))
 
-    def pop(self, max_in_flight: float) -> PendingChunk | None:
+    def pop(self, max_in_flight: float, with_background: bool = True) -> PendingChunk | None:
         """Return the next chunk; pass over requests with `max_in_flight` chunks in replicas."""
-        for key in sorted(self._keys.values(), key=self._start_tag):
+        keys = [key for (is_background, _), key in self._keys.items() if with_background or not is_background]
+        for key in sorted(keys, key=self._start_tag):
             if (chunk := key.pop(math.inf if self._in_order else max_in_flight)) is not None:
                 key.virtual_time = max(key.virtual_time, chunk.finish_tag)
                 self._virtual_time = self._start_tag(key)

@@ -148,6 +148,24 @@ async def test_the_background_gets_a_sixteenth_beside_others_and_all_of_it_alone
     await asyncio.gather(*tasks)
 
 
+async def test_beside_others_a_sixteenth_of_what_a_replica_has_is_of_the_background() -> None:
+    app = await RunningDispatcher(credit=100).open()
+    others = send_all(app, "", 32)
+    await until(lambda: len(app.replica.submitted) == 32)
+    job = open_for(app, "", "job")
+    job.is_background = True
+    tasks = [app.send(job, index) for index in range(6)]
+    await until(lambda: app.dispatcher.num_chunks == 38)
+    assert keys_of([id.request_id for id in app.replica.submitted[32:]]) == ["job"] * 2
+    for id in app.replica.submitted[:32]:
+        app.replica.answer(id)
+    await until(lambda: len(app.replica.submitted) == 38)
+    for id in app.replica.submitted[32:]:
+        app.replica.answer(id)
+    await asyncio.gather(*others, *tasks)
+    await app.dispatcher.stop()
+
+
 async def test_before_a_stop_the_background_goes_last(app: RunningDispatcher) -> None:
     job = open_for(app, "", "job")
     job.is_background = True
