@@ -10,8 +10,6 @@ import hashlib
 import json
 import math
 import os
-import random
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -27,12 +25,21 @@ from pydantic import ValidationError
 from asr_server import errors
 from asr_server.annexes.offline.local import OnProgress, TranscribeJob
 from asr_server.annexes.offline.progress import say
+from asr_server.annexes.offline.refusals import (
+    TryAgain,
+    lost_connection,
+    refusal_by,
+    refusal_in_stream,
+    with_retries,
+)
 from asr_server.audio.recording import Source, open_source
 from asr_server.config import in_mebibytes
 from asr_server.core import POSITIONS_PER_S, Segment, Task, Transcript, Word
 from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidValue
 from asr_server.formats.render import TextDone, VerboseSegment, VerboseWord
 from asr_server.machine import is_loopback
+
+T = TypeVar("T")
 
 _TIMES: Final = {"start": "start_s", "end": "end_s", "duration": "duration_s", "truncated": "is_cut_short"}
 
@@ -79,90 +86,6 @@ def _words_of(text: str, remaining: Iterator[VerboseWord]) -> Iterator[Word]:
         text = text[end:]
 
 
-PATIENCE_S: Final = 900.0  # as long as a server may take to load its model
-MAX_UNASKED: Final = 8  # tries in a row after which the server has not said when to come back
-MAX_RETRY_AFTER_S: Final = 120.0  # a server that wants more is asked sooner
-MAX_BACKOFF_S: Final = 30.0  # between tries where the server says nothing
-RETRIED: Final = frozenset({408, 409, 429})  # and everything from 500 on, as OpenAI's clients do
-OF_ONE_FILE: Final = frozenset({413, 415, 422})  # a proxy's own, whatever it says
-PARAMS_OF_ONE_FILE: Final = frozenset({"file", "channels", "track"})
-
-T = TypeVar("T")
-
-
-class TryAgain(Exception):
-    """Another try may succeed, after `wait_s` if given. `error` is raised after the last."""
-
-    def __init__(self, error: Exception, wait_s: float | None = None) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.wait_s = wait_s
-
-
-async def with_retries(attempt: Callable[[], Awaitable[T]], on_wait: Callable[[Exception], None]) -> T:
-    started_at, num_unasked = time.monotonic(), 0
-    while True:
-        try:
-            return await attempt()
-        except TryAgain as reason:
-            num_unasked = num_unasked + 1 if reason.wait_s is None else 0
-            if num_unasked == MAX_UNASKED or time.monotonic() - started_at > PATIENCE_S:
-                raise reason.error from None
-            on_wait(reason.error)
-            await asyncio.sleep(_backoff_s(num_unasked) if reason.wait_s is None else reason.wait_s)
-
-
-def _backoff_s(num_tries: int) -> float:
-    return min(MAX_BACKOFF_S, 0.5 * 2.0 ** (num_tries - 1)) * random.uniform(1.0, 1.25)  # nosec B311
-
-
-def refusal(status: int, detail: Mapping[str, Any], message: str, headers: Mapping[str, str]) -> Exception:
-    """Return the error that an answer means: of this recording, of all, or one that may pass."""
-    if (status in RETRIED or status >= 500) and headers.get("x-should-retry") != "false":
-        is_of_all = status in (429, 503)
-        return TryAgain(EngineUnavailable(message) if is_of_all else ChunkFailed(message), _wait_s(headers))
-    if status >= 500:
-        return ChunkFailed(message)
-    is_of_one_file = status in OF_ONE_FILE or (status == 403 and not detail)  # a proxy that looks into files
-    is_of_one_file |= detail.get("param") in PARAMS_OF_ONE_FILE
-    return errors.InvalidAudio(message) if is_of_one_file else InvalidValue(message)
-
-
-def refusal_by(response: httpx2.Response, body: bytes) -> Exception:
-    detail = _detail_of(body)
-    answer = f"{response.status_code} {response.reason_phrase}".strip()
-    message = str(detail.get("message") or f"{response.url} answered {answer}, without a reason")
-    return refusal(response.status_code, detail, message, response.headers)
-
-
-def refusal_in_stream(detail: Mapping[str, Any]) -> Exception:
-    status = _STATUSES.get(detail.get("type", ""), 500)
-    headers = {} if status == 503 else {"x-should-retry": "false"}
-    return refusal(status, detail, str(detail.get("message")), headers)
-
-
-_STATUSES: Final = {"service_unavailable_error": 503, "invalid_request_error": 400}
-
-
-def lost_connection(error: httpx2.TransportError) -> EngineUnavailable:
-    return EngineUnavailable(f"cannot reach {error.request.url}: {str(error) or type(error).__name__}")
-
-
-def _detail_of(body: bytes) -> dict[str, Any]:
-    try:
-        detail = json.loads(body)["error"]
-    except (ValueError, TypeError, LookupError):
-        return {}
-    return detail if isinstance(detail, dict) else {}
-
-
-def _wait_s(headers: Mapping[str, str]) -> float | None:
-    for name, per_s in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
-        with suppress(KeyError, ValueError):
-            return min(MAX_RETRY_AFTER_S, max(0.0, float(headers[name]) / per_s))
-    return None
-
-
 FEWEST_AT_ONCE: Final = 2  # recordings, of any size: one gets three quarters of a server's slots
 BYTES_AT_ONCE: Final = 16 << 20  # of more recordings than these
 
@@ -192,6 +115,10 @@ class Turns:
 CONNECT_LIMIT_S: Final = 20.0
 SILENCE_LIMIT_S: Final = 600.0  # without a byte from the server, as OpenAI's clients wait
 MAX_EVENT_BYTES: Final = 1 << 28  # a transcript with every word of twelve hours has some 10 MB
+JOBS: Final = "audio/transcriptions"  # of translations too
+DIGEST: Final = "recording"  # in a job's metadata
+JOBS_AT_ONCE: Final = 100  # that a server lists
+LOOK_S: Final = 5  # after which a look at a job comes back
 
 
 @dataclass(frozen=True)
@@ -213,11 +140,12 @@ class RemoteServer:
 class RemoteTranscriber:
     def __init__(self, server: RemoteServer, job: TranscribeJob) -> None:
         self._task, self._quiet, self._background = job.task, job.quiet, job.background
-        self._path = "audio/translations" if job.task == "translate" else "audio/transcriptions"
+        self._path = "audio/translations" if job.task == "translate" else JOBS
         self._fields = _form_fields(job)
         self.model = server.model
         self._max_upload_bytes = math.inf  # unless the server says how much it takes
         self._turns = Turns()
+        self._known_jobs: dict[str, str] = {}  # ids, by the digest of recording and options
         self._last_wait = ""
         url = server.base_url
         self._client = httpx2.AsyncClient(
@@ -240,6 +168,8 @@ class RemoteTranscriber:
             except httpx2.TransportError as error:
                 raise lost_connection(error) from None
             self.model = self.model or model
+            if self._background:
+                await self._retried(self._find_jobs)
             yield self
 
     async def _first_model(self) -> str:
@@ -278,40 +208,98 @@ class RemoteTranscriber:
                 f"The file has {in_mebibytes(num_bytes)}, and the server takes {most} at most (its "
                 "--max-upload-bytes). A compressed format, such as mp3 or opus, is smaller."
             )
+        if self._background:
+            return await self._as_job(source, num_bytes, on_progress)
         async with self._turns.turn(num_bytes):
-            headers = await self._job_headers(source) if self._background else {}
-            attempt = partial(self._transcribe_once, source, on_progress, headers)
-            return await with_retries(attempt, self._report_wait)
+            return await self._retried(self._transcribe_once, source, on_progress)
 
-    async def _job_headers(self, source: Source) -> dict[str, str]:
-        """Return the same for the same recording and options: the server has one job for them."""
-        with source.open("rb") if isinstance(source, Path) else open_source(source) as file:
-            digest = await asyncio.to_thread(hashlib.file_digest, file, "sha256")
-        digest.update(json.dumps([self._path, self.model, self._fields]).encode())
-        return {"idempotency-key": digest.hexdigest()}
+    async def _retried(self, attempt: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        return await with_retries(partial(attempt, *arguments), self._report_wait)
 
-    async def _transcribe_once(
-        self, source: Source, on_progress: OnProgress, headers: Mapping[str, str]
-    ) -> Transcript:
+    async def _transcribe_once(self, source: Source, on_progress: OnProgress) -> Transcript:
+        async with self._sent(source, self._fields) as response:
+            return transcript_from(await _last_event(response, on_progress), self._task)
+
+    @asynccontextmanager
+    async def _sent(
+        self, source: Source, fields: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[httpx2.Response]:
         with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
-            fields = self._fields | {"model": self.model}
-            try:
-                async with self._client.stream(
-                    "POST", self._path, data=fields, files={"file": ("recording", file)}, headers=headers
-                ) as response:
-                    return transcript_from(await _last_event(response, on_progress), self._task)
-            except (httpx2.SSEError, ValueError, LookupError, TypeError) as error:
-                url = self._client.base_url.join(self._path)
-                raise ChunkFailed(f"{url} is not answered as an asr-server does: {error!r}") from error
-            except httpx2.ReadTimeout:
-                raise ChunkFailed(f"the server has sent nothing for {SILENCE_LIMIT_S:.0f} s") from None
-            except httpx2.TransportError as error:
-                raise TryAgain(lost_connection(error)) from error
+            form: dict[str, Any] = {"data": {**fields, "model": self.model}}
+            form["files"] = {"file": ("recording", file)}
+            async with self._answered("POST", self._path, **form, headers=headers) as response:
+                yield response
+
+    @asynccontextmanager
+    async def _answered(self, method: str, path: str, **request: Any) -> AsyncIterator[httpx2.Response]:
+        """Raises what an answer means that is none, or that breaks off."""
+        try:
+            async with self._client.stream(method, path, **request) as response:
+                if response.status_code != HTTPStatus.OK:
+                    raise refusal_by(response, await response.aread())
+                yield response
+        except (httpx2.SSEError, ValueError, LookupError, TypeError) as error:
+            url = self._client.base_url.join(path)
+            raise ChunkFailed(f"{url} is not answered as an asr-server does: {error!r}") from error
+        except httpx2.ReadTimeout:
+            raise ChunkFailed(f"the server has sent nothing for {SILENCE_LIMIT_S:.0f} s") from None
+        except httpx2.TransportError as error:
+            raise TryAgain(lost_connection(error)) from error
+
+    # -- As a job, which goes on without this command --
+
+    async def _as_job(self, source: Source, num_bytes: int, on_progress: OnProgress) -> Transcript:
+        digest = await asyncio.to_thread(self._digest_of, source)
+        if known := self._known_jobs.get(digest):
+            with suppress(errors.NotFound):  # deleted since
+                return await self._end_of(known, on_progress)
+        async with self._turns.turn(num_bytes):
+            id = await self._retried(self._hand_over, source, digest)
+        return await self._end_of(id, on_progress)
+
+    async def _find_jobs(self) -> None:
+        """Learn which recordings earlier commands have handed over, so that none is sent twice."""
+        page: dict[str, Any] = {"has_more": True, "last_id": ""}
+        with suppress(errors.NotFound):  # the job was deleted that the next page would follow
+            while page["has_more"]:
+                page = await self._json(f"{JOBS}?limit={JOBS_AT_ONCE}&after={page['last_id']}")
+                for job in page["data"]:
+                    digest = job["metadata"].get(DIGEST)
+                    if digest and job["status"] not in ("failed", "cancelled"):
+                        self._known_jobs.setdefault(digest, job["id"])
+
+    def _digest_of(self, source: Source) -> str:
+        """Return the same for the same recording and options."""
+        with source.open("rb") if isinstance(source, Path) else open_source(source) as file:
+            digest = hashlib.file_digest(file, "sha256")
+        digest.update(json.dumps([self._path, self.model, self._fields]).encode())
+        return digest.hexdigest()
+
+    async def _hand_over(self, source: Source, digest: str) -> str:
+        """Return the job's id. A repeated request makes no second job."""
+        fields = self._fields | {"background": "true", f"metadata[{DIGEST}]": digest}
+        async with self._sent(source, fields, {"idempotency-key": digest}) as response:
+            return response.headers["location"].rpartition("/")[2]
+
+    async def _end_of(self, id: str, on_progress: OnProgress) -> Transcript:
+        """Raises NotFound: it was deleted."""
+        path, job = f"{JOBS}/{id}", dict[str, Any](completed_at=None)
+        while job["completed_at"] is None:
+            job = await self._retried(self._json, f"{path}?wait={LOOK_S}")
+            on_progress(job["seconds_done"], job["seconds_total"])
+        return await self._retried(self._transcript_of, path)
+
+    async def _transcript_of(self, path: str) -> Transcript:
+        async with self._answered("GET", f"{path}/events") as response:
+            return transcript_from(await _last_event(response, lambda *_: None), self._task)
+
+    async def _json(self, path: str) -> dict[str, Any]:
+        async with self._answered("GET", path) as response:
+            body: dict[str, Any] = json.loads(await response.aread())
+            return body
 
 
 async def _last_event(response: httpx2.Response, on_progress: OnProgress) -> TextDone:
-    if response.status_code != HTTPStatus.OK:
-        raise refusal_by(response, await response.aread())
     async for event in httpx2.EventSource(response, MAX_EVENT_BYTES):
         body: Any = event.json()
         if "error" in body:
@@ -332,7 +320,6 @@ def _form_fields(job: TranscribeJob) -> dict[str, Any]:
         "stream": "true",
         "stream_include_segments": "true",
         "stream_continuous_usage_stats": "true",  # they tell how far the server is
-        "background": "true" if job.background else None,
         "language": job.language,
         "prompt": job.prompt,
         "hotwords": ",".join(job.hotwords),

@@ -18,9 +18,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from asr_server.annexes.offline import remote
+from asr_server.annexes.offline import refusals, remote
 from asr_server.annexes.offline.local import TranscribeJob
-from asr_server.annexes.offline.remote import RemoteServer, RemoteTranscriber, TryAgain, Turns, with_retries
+from asr_server.annexes.offline.refusals import TryAgain, with_retries
+from asr_server.annexes.offline.remote import RemoteServer, RemoteTranscriber, Turns
 from asr_server.api.events import EventWriter
 from asr_server.api.schemas import TranscriptionFields
 from asr_server.core import DroppedSegment, Segment, Track, Transcript, Word
@@ -198,7 +199,7 @@ async def test_what_may_pass_is_tried_again_and_a_line_says_so(
 async def test_a_proxy_that_refuses_is_named_with_its_address(
     recording: Path, status: int, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "MAX_UNASKED", 1)
+    monkeypatch.setattr(refusals, "MAX_UNASKED", 1)
     async with serving() as (url, scripted):
         scripted.first = [HTMLResponse("<html>", status)]
         with pytest.raises((EngineUnavailable, InvalidValue)) as caught:
