@@ -102,4 +102,5 @@ def describe_model(name: str, model: ServedModel, state: AppState) -> Model:
         languages=model.languages,
         max_upload_bytes=state.max_upload_bytes,
         tasks=["transcribe", "translate"] if transcriber.can_translate else ["transcribe"],
+        background=state.take_in_background is not None,
     )

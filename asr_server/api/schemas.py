@@ -252,6 +252,8 @@ class Model(Body):
     """Of a recording: larger ones are refused."""
     tasks: list[Literal["transcribe", "translate"]]
     """What it can do with them; it translates into English."""
+    background: bool
+    """Whether it takes jobs: requests with `background`."""
 
 
 class ModelList(Body):

@@ -6,7 +6,9 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+from tests.support.embedded import embedded
 from tests.support.until import until, wait_until
 from tests.unit.api.running_app import RunningApp, run_app
 
@@ -29,12 +31,12 @@ class HeldApp:
 
 
 @contextmanager
-def run_held_app() -> Iterator[HeldApp]:
+def run_held_app(**settings: Any) -> Iterator[HeldApp]:
     apps: list[HeldApp] = []
     stop = threading.Event()
 
     async def serve() -> None:
-        async with run_app() as app:
+        async with run_app(embedded(**settings)) as app:
             apps.append(HeldApp(app, asyncio.get_running_loop()))
             await until(stop.is_set, limit_s=300, pause_s=0.02)
 

@@ -83,9 +83,17 @@ async def activity(request: Request) -> dict[str, Any]:
         "latency": _shares(figures["seconds"] for figures in answers if figures.get("audio_s")),
         "first_text": _shares(figures.get("first_text_s") for figures in answers),
         "queue": _shares(map(_queue_s, answers)),
+        "jobs": _jobs(),
         "timeline": _timeline([each for each in request.app.state.samples if now - each.at < WINDOW_S], now),
         "last": [_listed(each, now) for each in shown[: -MAX_LISTED - 1 : -1]],
     }
+
+
+def _jobs() -> dict[str, float] | None:
+    """Return those of the last look at them; None on a server without jobs."""
+    queued = metrics.REGISTRY.get_sample_value("asr_jobs", {"status": "queued"})
+    oldest_s = metrics.REGISTRY.get_sample_value("asr_jobs_oldest_queued_seconds")
+    return None if queued is None or oldest_s is None else {"queued": queued, "oldest_queued_s": oldest_s}
 
 
 def _values(counter: Counter) -> list[tuple[Mapping[str, str], float]]:

@@ -1,10 +1,12 @@
 // The server's API. Paths are relative, so that the page works behind any prefix.
 
-import { attempt, inSlices } from "./dom.js";
+import { attempt, inSlices, newId } from "./dom.js";
 
 const KEY = "asr-server-key";
+const BROWSER = "asr-server-browser";
 const BUSY = new Set([429, 503]);
 const AWAY = new Set([0, 502, 503, 504]);
+const FAILED = 500; // of a job: to look again is of no use
 const BROKEN = "The connection broke. Is the server still running?";
 const CHANGED = "The file was changed or moved after it was chosen. Choose it again.";
 const READY_MS = 10000;
@@ -83,10 +85,35 @@ export async function request(path, options = {}) {
   return reply;
 }
 
+// -- Jobs: files that the server goes on with when this page is closed --
+
+/** By which this browser knows its own jobs, where nobody needs a key. */
+function browserId() {
+  const id = attempt(() => localStorage.getItem(BROWSER)) || newId();
+  attempt(() => localStorage.setItem(BROWSER, id));
+  return id;
+}
+
+/** Those of pages with this key, or without one of this browser; the newest first. */
+export async function jobs() {
+  const reply = await request("v1/audio/transcriptions?limit=100", { headers: headers() });
+  const { data } = await reply.json();
+  return data.filter(({ metadata }) => metadata.recording && (key || metadata.browser === browserId()));
+}
+
+export const deleteJob = (id) => request(`v1/audio/transcriptions/${id}`, { method: "DELETE", headers: headers() }).catch(() => {});
+
+/** As `transcribe` does with a file that is sent; a job's events begin with its first text. */
+export function follow(id, on, signal) {
+  const call = new XMLHttpRequest();
+  call.open("GET", `v1/audio/transcriptions/${id}/events`);
+  return answerOf(call, null, null, on, signal);
+}
+
 /**
  * Transcribes one file, as `options` = {model, language, task, speakers, prompt} say. Calls `on.upload(share)` and
  * `on.delta(text, seconds)`, up to which it is read, on the way; resolves to the last event, with segments, times and, where `speakers` is "auto" or a
- * number, speakers.
+ * number, speakers. With `options.recording`, an id, it hands the file over and resolves to {job}.
  */
 export function transcribe(file, options, on, signal) {
   const form = new FormData();
@@ -101,21 +128,35 @@ export function transcribe(file, options, on, signal) {
   if (!isTranslation && options.language) form.append("language", options.language);
   if (options.speakers === "auto") form.append("diarize", "true");
   else if (options.speakers) form.append("num_speakers", options.speakers);
+  if (options.recording) {
+    form.append("background", "true");
+    form.append("metadata", JSON.stringify({ recording: options.recording, file: file.name.slice(0, 500), browser: browserId() }));
+  }
+  const call = new XMLHttpRequest(); // fetch tells nothing of an upload's progress
+  call.open("POST", `v1/audio/${isTranslation ? "translations" : "transcriptions"}`);
+  return answerOf(call, form, file, on, signal);
+}
+
+function answerOf(call, form, file, on, signal) {
   return new Promise((resolve, reject) => {
-    const call = new XMLHttpRequest(); // fetch tells nothing of an upload's progress
     const events = new EventReader();
     let done = null;
     let reading = Promise.resolve(); // a piece of the answer after the other
     const take = (event) => {
-      if (event.error) reject(new ApiError(event.error.message));
+      if (event.error) reject(new ApiError(event.error.message, { status: form ? 0 : FAILED }));
       else if (event.type === "transcript.text.delta") on.delta(event.delta, (event.usage?.input_tokens || 0) / TOKENS_PER_S);
       else if (event.type === "transcript.text.done") done = event;
     };
     const read = () => (reading = reading.then(() => inSlices(events.read(call.responseText), take)));
-    call.open("POST", `v1/audio/${isTranslation ? "translations" : "transcriptions"}`);
     for (const [name, value] of Object.entries(headers())) call.setRequestHeader(name, value);
     call.upload.onprogress = (event) => event.lengthComputable && on.upload(event.loaded / event.total);
     call.upload.onload = () => on.upload(1);
+    call.onreadystatechange = () => {
+      const path = call.readyState === call.HEADERS_RECEIVED && call.getResponseHeader("location");
+      if (!path) return;
+      resolve({ job: path.split("/").pop() });
+      call.abort();
+    };
     call.onprogress = () => call.status === 200 && read();
     call.onload = () => {
       if (call.status !== 200) {
@@ -124,7 +165,7 @@ export function transcribe(file, options, on, signal) {
       const end = () => (done ? resolve(done) : reject(new ApiError("The answer ended early: the server may have stopped.")));
       read().then(end, reject);
     };
-    call.onerror = () => file.slice(0, 1).arrayBuffer().then(() => reject(new ApiError(BROKEN)), () => reject(new ApiError(CHANGED, { status: 400 })));
+    call.onerror = () => (file || new Blob()).slice(0, 1).arrayBuffer().then(() => reject(new ApiError(BROKEN)), () => reject(new ApiError(CHANGED, { status: 400 })));
     call.onabort = () => reject(new ApiError("Cancelled."));
     if (signal.aborted) return reject(new ApiError("Cancelled."));
     signal.addEventListener("abort", () => call.abort());
@@ -132,15 +173,15 @@ export function transcribe(file, options, on, signal) {
   });
 }
 
-/** Reads the events of a text that grows. */
+/** Reads the events of a text that grows; a job's have ids, and comments between them. */
 class EventReader {
   #position = 0;
 
   *read(text) {
     for (let end; (end = text.indexOf("\n\n", this.#position)) >= 0; ) {
-      const data = text.slice(this.#position, end).replace(/^data: /, "");
+      const data = text.slice(this.#position, end).replace(/^(id: \d+\n|event: progress\n)?data: /, "");
       this.#position = end + 2;
-      if (data !== "[DONE]") yield JSON.parse(data);
+      if (data !== "[DONE]" && data[0] !== ":") yield JSON.parse(data);
     }
   }
 }

@@ -1,6 +1,6 @@
 // Puts the page together: views, the queue of files, the microphone, the key.
 
-import { request } from "./api.js";
+import { jobs, request } from "./api.js";
 import { Cards } from "./cards.js";
 import { $, count, h, show } from "./dom.js";
 import { listenToKeys } from "./keys.js";
@@ -23,6 +23,7 @@ const cards = new Cards({
 // -- The model, and the key --
 
 serving.addEventListener("change", showServing);
+serving.addEventListener("change", takeUpJobs);
 $("model-choice").onchange = showServing;
 
 function showServing() {
@@ -54,6 +55,13 @@ $("key-form").onsubmit = async (event) => {
 // -- Files --
 
 const enqueue = (recordings) => scheduler.add(recordings, chosenOptions());
+
+let isTakenUp = false;
+async function takeUpJobs() {
+  if (isTakenUp || !serving.models.some(({ background }) => background)) return;
+  isTakenUp = true;
+  for (const [recording, { id, task }] of await cards.takeUp(await jobs().catch(() => []))) scheduler.add([recording], { task }, id);
+}
 
 scheduler.addEventListener("end", ({ detail: { name, state } }) => {
   $("announce").textContent = state === "done" ? `${name} is transcribed.` : `${name} could not be transcribed.`;
@@ -139,11 +147,11 @@ setInterval(() => { // also while the tab is hidden, where no frames are drawn
 }, 1000);
 
 addEventListener("beforeunload", (event) => {
-  if (scheduler.size || live.isOn || cards.isBusy) event.preventDefault();
+  if (scheduler.isNeeded || live.isOn || cards.isBusy) event.preventDefault();
 });
 
 addEventListener("hashchange", route);
 route();
 serving.refresh();
-cards.restore();
+cards.restored = cards.restore();
 request("version").then(async (reply) => ($("version").textContent = `version ${(await reply.json()).version}`), () => {});

@@ -71,6 +71,20 @@ export class Cards {
     await kept;
   }
 
+  /** Jobs that this browser has no text of: [recording, job] each. */
+  async takeUp(jobs) {
+    await this.restored;
+    const known = new Set(this.cards.map(({ recording }) => recording.id));
+    const missing = jobs.filter(({ metadata: { recording } }) => !known.has(recording) && known.add(recording));
+    const taken = missing.map((job) => {
+      const { recording: id, file: name } = job.metadata;
+      return [new Recording(this.store, { id, name, order: job.created_at * 1000 }), job];
+    });
+    for (const [recording] of taken) this.#show(recording);
+    this.#search();
+    return taken;
+  }
+
   #showStored(entry) {
     this.unshown.delete(entry.id);
     if (!this.#of(entry.id)) this.#show(new Recording(this.store, { entry }));

@@ -24,14 +24,15 @@ export class Recording extends EventTarget {
   #numSaving = 0;
 
   /** Of a `file`, or of an `entry` of the store. The higher its `order`, the higher it stands in the list. */
-  constructor(store, { name, file = null, entry = null, spokenId = null, order = Date.now() }) {
+  constructor(store, { name, file = null, entry = null, spokenId = null, id = spokenId || newId(), order = Date.now() }) {
     super();
     this.store = store;
     this.file = file;
     this.entry = entry;
     this.isKept = Boolean(entry);
     this.isSpoken = Boolean(spokenId || entry?.isSpoken);
-    [this.id, this.order, this.givenName] = entry ? [entry.id, entry.order] : [spokenId || newId(), order, name];
+    [this.id, this.order, this.givenName] = entry ? [entry.id, entry.order] : [id, order, name];
+    this.job = entry?.job; // the server's, while it keeps it
     if (entry) this.state = entry.partial ? "partial" : "done";
   }
 
@@ -60,8 +61,8 @@ export class Recording extends EventTarget {
 
   // -- On its way to a text --
 
-  wait(options) {
-    this.options = options;
+  wait(options, job = null) {
+    [this.options, this.job] = [options, job];
     this.error = null;
     this.since = null;
     this.abort = new AbortController();
@@ -124,8 +125,8 @@ export class Recording extends EventTarget {
     this.#base = answer;
     this.#redoable = [];
     const entry = { ...entryOf(this.name, answer, took), edits: [], revision: 0 };
-    const { id, order, isSpoken } = this;
-    this.entry = Object.assign(entry, { id, order, isSpoken, isStarred: this.entry?.isStarred }, partial && { partial });
+    const { id, order, isSpoken, job } = this;
+    this.entry = Object.assign(entry, { id, order, isSpoken, job, isStarred: this.entry?.isStarred }, partial && { partial });
     this.#edited = null;
     this.#become(partial ? "partial" : "done");
     return this.keep();

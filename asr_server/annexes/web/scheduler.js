@@ -1,6 +1,6 @@
-// The queue: two recordings at a time. It holds while the server is away or locked, and goes on when it is back.
+// The queue: two recordings at a time are sent, and two jobs followed. It holds while the server is away or locked.
 
-import { ApiError, transcribe } from "./api.js";
+import { ApiError, deleteJob, follow, transcribe } from "./api.js";
 
 const AT_ONCE = 2; // files; the others wait in the queue
 const MAX_TRIES = 5; // of a server that answers but cannot take it; one that is full is asked without end
@@ -19,15 +19,21 @@ export class Scheduler extends EventTarget {
     serving.addEventListener("change", () => this.#next());
   }
 
-  /** With what is chosen now, whatever is chosen when their turn comes. */
-  add(recordings, options) {
-    for (const recording of recordings) recording.wait(options);
+  /** With what is chosen now, whatever is chosen when their turn comes; or to follow the `job` of one. */
+  add(recordings, options, job = null) {
+    for (const recording of recordings) {
+      if (recording.job) deleteJob(recording.job); // of another try
+      recording.wait(options, job);
+    }
     this.queue.push(...recordings);
     this.#next();
   }
 
   forget(recordings) {
-    for (const { abort } of recordings) abort.abort();
+    for (const { abort, job } of recordings) {
+      abort.abort();
+      if (job) deleteJob(job);
+    }
     this.queue = this.queue.filter((recording) => !recordings.includes(recording));
     this.#emit("change");
   }
@@ -40,14 +46,27 @@ export class Scheduler extends EventTarget {
     return this.queue.length + this.running.size;
   }
 
+  /** Not yet with the server, which goes on with its jobs alone. */
+  get isNeeded() {
+    return [...this.queue, ...this.running].some(({ job }) => !job);
+  }
+
   #emit(what, detail = null) {
     this.dispatchEvent(new CustomEvent(what, { detail }));
   }
 
   #next() {
-    while (this.serving.state === "served" && this.running.size < AT_ONCE && this.queue.length) this.#run(this.queue.shift());
+    if (this.serving.state === "served") for (const isJob of [false, true]) this.#start(isJob);
     if (this.isHeld) for (const recording of this.queue) recording.say("waiting for the server");
     this.#emit("change");
+  }
+
+  #start(isJob) {
+    const chosen = ({ job }) => Boolean(job) === isJob;
+    const num = AT_ONCE - [...this.running].filter(chosen).length;
+    const started = this.queue.filter(chosen).slice(0, Math.max(0, num));
+    this.queue = this.queue.filter((recording) => !started.includes(recording));
+    for (const recording of started) this.#run(recording);
   }
 
   async #run(recording) {
@@ -73,32 +92,51 @@ export class Scheduler extends EventTarget {
   }
 
   async #transcribe(recording, signal) {
-    const { file, options } = recording;
-    const most = this.serving.find(options.model).max_upload_bytes;
-    if (!file.size) throw new ApiError("This file is empty.", REFUSED);
-    if (file.size > most) throw new ApiError(tooLarge(file.size, most), REFUSED);
     for (let tries = 1; ; tries++) {
       try {
         const on = { upload: (share) => recording.upload(share), delta: (text, until) => recording.hear(text, until) };
-        const answer = await transcribe(file, { ...options, model: this.serving.find(options.model).id }, on, signal);
-        recording.finish({ ...answer, task: options.task }, { took: recording.seconds });
+        const answer = await (recording.job ? this.#follow(recording, on, signal) : this.#send(recording, on, signal));
+        if (answer.job) this.#handOver(recording, answer.job);
+        else recording.finish({ ...answer, task: recording.options.task }, { took: recording.seconds });
         return;
       } catch (error) {
         await this.#beforeNext(error, tries, recording, signal);
+        recording.begin();
       }
     }
   }
 
+  #send({ file, id, options }, on, signal) {
+    const model = this.serving.find(options.model);
+    const most = model.max_upload_bytes;
+    if (!file.size) throw new ApiError("This file is empty.", REFUSED);
+    if (file.size > most) throw new ApiError(tooLarge(file.size, most), REFUSED);
+    return transcribe(file, { ...options, model: model.id, recording: model.background && id }, on, signal);
+  }
+
+  #follow(recording, on, signal) {
+    recording.upload(1);
+    return follow(recording.job, on, signal);
+  }
+
+  #handOver(recording, job) {
+    recording.job = job;
+    recording.say("handed over: the server goes on without this page");
+    this.queue.push(recording);
+  }
+
   /** Throws what no other try would mend. */
   async #beforeNext(error, tries, recording, signal) {
-    if (error.status === UNKNOWN_MODEL && tries === 1) {
+    if (error.status === UNKNOWN_MODEL && tries === 1 && recording.file) {
+      recording.job = null; // which may be gone
       await this.serving.refresh(); // it may have been started anew, with another one
       return;
     }
     const isHopeless = error.status !== FULL && tries >= MAX_TRIES;
-    if (!error.isBusy || isHopeless || (error.mayBeAway && (await this.serving.isAway()))) throw error;
+    const mayPass = error.isBusy || (recording.job && error.mayBeAway);
+    if (!mayPass || isHopeless || (error.mayBeAway && (await this.serving.isAway()))) throw error;
     const seconds = error.retryAfter || 2;
-    recording.say(`the server is busy; asking again in ${seconds} s`);
+    recording.say(`${error.isBusy ? "the server is busy" : "the connection broke"}; asking again in ${seconds} s`);
     await wait(seconds * 1000, signal);
   }
 }

@@ -56,6 +56,9 @@ function showActivity({ timeline, ...server }) {
   $("latency").textContent = server.latency ? short(server.latency.p50) : "–";
   $("latencies").textContent = `half, 95 %, 99 % within ${shares(server.latency)}`;
   $("first-text").textContent = `first text: ${shares(server.first_text)}`;
+  $("jobs-tile").hidden = !server.jobs;
+  $("jobs").textContent = server.jobs?.queued;
+  $("oldest-job").textContent = server.jobs?.queued ? `the oldest for ${clock(server.jobs.oldest_queued_s)}` : "";
   $("uptime").textContent = clock(server.uptime_s);
   $("about").textContent = `version ${server.version}; replicas restarted: ${listed(server.restarts) || "none"}`;
   $("memory").textContent = [memory(server.resident_bytes), memory(server.decoding_bytes) && `${memory(server.decoding_bytes)} for FFmpeg`].filter(Boolean).join(", ");
