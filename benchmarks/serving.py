@@ -6,6 +6,7 @@
         --concurrency 128 1 8 32 512 --formats wav,flac,mp3 wav flac mp3 --one-at-a-time --requests 512
     python -m benchmarks.serving --shape large-v3-turbo --device cuda --tokens 100 --length long \\
         --preprocess-workers 1 2 4 8 16 --concurrency 128 1     files of 14 to 22 minutes
+    python -m benchmarks.serving --length 5 --concurrency 32 --jobs-h 0 10     without jobs beside, and with
 
 Flags that take several values: every combination is measured, or with --one-at-a-time the first values of
 all and each other value with the first ones of the rest. Throughput is seconds of audio over (last response -
@@ -21,13 +22,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import shlex
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+import httpx
 import numpy as np
 import psutil
 from rich.console import Console
@@ -47,7 +51,6 @@ from benchmarks.uploads import (
     check_distinct,
     long_uploads,
     made_once,
-    of_length,
     recordings_of_people,
 )
 from harness.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
@@ -56,6 +59,7 @@ from harness.speech.error_rates import total, word_errors
 
 HEARTBEAT_S = 1.5  # a little longer than the server's counters may be behind
 MIB = 1 << 20
+ENDPOINT = "/v1/audio/transcriptions"
 LIMITS = ("--max-upload-bytes", str(64 * MIB), "--max-concurrent-requests", "1024")
 AS_RECORDED = "as recorded"
 CLIPS_ALONE = 32  # at most; these are heard one by one first
@@ -178,8 +182,33 @@ async def measure(
                 turns = [case for _ in range(options.repeats) for case in cases]
                 for case in progress.track(turns, description="rounds"):
                     if budget.allows(f"a round of {case}", case.rounds[-1].wall_s if case.rounds else 0):
-                        case.rounds.append(await load.round(uploads_of(case, options), case.concurrency))
+                        with beside_jobs(url, case.jobs_h):
+                            case.rounds.append(await load.round(uploads_of(case, options), case.concurrency))
                         write()
+
+
+@contextmanager
+def beside_jobs(url: str, hours: float) -> Iterator[None]:
+    """Have so many hours of jobs under way, as a batch of equal recordings."""
+    if not hours:
+        yield
+        return
+    with httpx.Client(base_url=f"{url}/v1/", timeout=60) as client:
+
+        def sent(content: bytes, purpose: str) -> str:
+            answer = client.post("files", files={"file": content}, data={"purpose": purpose})
+            return str(answer.raise_for_status().json()["id"])
+
+        recording = sent(_made("long", "mp3", 1, False, None)[0].data, "user_data")
+        body = {"model": "whisper-1", "language": "en", "file_id": recording}
+        line = {"method": "POST", "url": ENDPOINT, "body": body}
+        count = round(60 / LONG_MINUTES[0] * hours)
+        lines = "\n".join(json.dumps(line | {"custom_id": str(number)}) for number in range(count))
+        asked = {"input_file_id": sent(lines.encode(), "batch"), "endpoint": ENDPOINT}
+        batch = client.post("batches", json=asked).raise_for_status().json()["id"]
+        time.sleep(HEARTBEAT_S)  # until they have all of the engine
+        yield
+        assert client.post(f"batches/{batch}/cancel").json()["status"] == "cancelled", "the jobs ended first"
 
 
 def error_rate(uploads: Sequence[Upload], answers: Sequence[Answer]) -> float | None:
@@ -196,42 +225,27 @@ def uploads_of(case: Case, options: argparse.Namespace) -> list[Upload]:
     """As many as keep all places busy: several clips for each, within what was asked for; one long file."""
     if case.length == "long":
         count = max(len(LONG_MINUTES), *options.concurrency)
-        made = _long_uploads(case.formats, count, options.quick, options.uploads)
-        return made[: max(len(LONG_MINUTES), case.concurrency)]
-    if case.length == "mixed" and not options.shape:
-        made = _recordings(options.requests)
+        wanted = max(len(LONG_MINUTES), case.concurrency)
     else:
-        made = _clips(case.length, case.formats, options.requests, options.uploads)
-    return made[: max(CLIPS_ALONE, 4 * case.concurrency)]
+        count, wanted = options.requests, max(CLIPS_ALONE, 4 * case.concurrency)
+    return _made(case.length, case.formats, count, options.quick, options.uploads)[:wanted]
+
+
+@cache
+def _made(length: str, formats: str, count: int, quick: bool, kept: Path | None) -> list[Upload]:
+    if formats == AS_RECORDED:
+        uploads = recordings_of_people(count)
+    elif length == "long" and quick:
+        uploads = long_uploads(formats.split(","), 2, (1.0, 1.5))
+    else:
+        uploads = made_once(kept, length, formats, count)
+    check_distinct(uploads)
+    return uploads
 
 
 def num_alone(case: Case) -> int:
     """So many of its files are heard one by one before the rounds, and four times as many together."""
     return len(LONG_MINUTES) if case.length == "long" else CLIPS_ALONE
-
-
-@cache
-def _long_uploads(formats: str, count: int, quick: bool, kept: Path | None) -> list[Upload]:
-    if quick:
-        uploads = long_uploads(formats.split(","), 2, (1.0, 1.5))
-    else:
-        uploads = made_once(kept, "long", formats, count, lambda: of_length("long", formats, count))
-    check_distinct(uploads)
-    return uploads
-
-
-@cache
-def _recordings(count: int) -> list[Upload]:
-    uploads = recordings_of_people(count)
-    check_distinct(uploads)
-    return uploads
-
-
-@cache
-def _clips(length: str, formats: str, count: int, kept: Path | None) -> list[Upload]:
-    uploads = made_once(kept, length, formats, count, lambda: of_length(length, formats, count))
-    check_distinct(uploads)
-    return uploads
 
 
 @contextmanager
@@ -242,14 +256,17 @@ def server(preprocess_workers: int, options: argparse.Namespace) -> Iterator[str
         model = str(fixed_checkpoint(options.shape, options.checkpoints, options.device))
         arguments += ["--no-check-voice"]  # what random weights say is always in doubt
     arguments += ["--preprocess-workers", str(preprocess_workers), *shlex.split(options.serve)]
+    if any(options.jobs_h):
+        arguments += ["--jobs-dir", tempfile.mkdtemp()]
     options.started_with = shlex.join(arguments)
     with running_server(model, *arguments, start_limit_s=options.start_limit_s) as url:
         yield url
 
 
 def plan(options: argparse.Namespace) -> list[Case]:
-    axes = [options.preprocess_workers, options.length, options.formats, options.concurrency]
-    cases = [Case(*point) for point in grid(axes, options.one_at_a_time)]
+    files = (options.preprocess_workers, options.length, options.formats)
+    points = grid([*files, options.concurrency, options.jobs_h], options.one_at_a_time)
+    cases = [Case(*point) for point in points]
     for case in cases:
         if case.length == "mixed" and not options.shape:
             case.formats = AS_RECORDED
@@ -293,6 +310,7 @@ def arguments() -> argparse.Namespace:
         "--formats", nargs="+", default=[",".join(FORMATS)], help="each a mix: wav, or wav,flac,mp3"
     )
     parser.add_argument("--concurrency", type=int, nargs="+", default=[16, 32])
+    parser.add_argument("--jobs-h", nargs="+", type=float, default=[0.0], help="hours of jobs meanwhile")
     parser.add_argument("--preprocess-workers", type=int, nargs="+", default=[default_preprocess_workers()])
     parser.add_argument("--serve", default="", help="more flags for the server, as one string")
     parser.add_argument("--start-limit-s", type=float, default=START_LIMIT_S, help="until /ready is 200")

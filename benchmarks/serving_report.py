@@ -40,6 +40,7 @@ class Case:
     length: str  # of the files: seconds, mixed or long
     formats: str
     concurrency: int
+    jobs_h: float = 0.0  # under way meanwhile
     rounds: list[Round] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -52,7 +53,8 @@ class Case:
     @property
     def name(self) -> str:
         length = self.length if self.length.isalpha() else f"{self.length} s"
-        return f"{length} {self.formats}"
+        beside = f", beside {self.jobs_h:g} h of jobs" if self.jobs_h else ""
+        return f"{length} {self.formats}{beside}"
 
     @property
     def label(self) -> str:

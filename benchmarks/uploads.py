@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
@@ -49,15 +48,6 @@ def recordings_of_people(count: int) -> list[Upload]:
     return [Upload(clip.path.name, clip.path.read_bytes(), clip.duration_s, clip) for clip in clips]
 
 
-def short_uploads(
-    count: int, formats: Sequence[str] = FORMATS, duration_s: float | None = None
-) -> list[Upload]:
-    """Sequences of digits of that length, or of 2 to 30 s; formats in turn."""
-    rng = np.random.default_rng(5)
-    recordings = [_spoken(index, duration_s or rng.uniform(2, 30), rng) for index in range(count)]
-    return _encoded(f"{duration_s or 'mixed'}", recordings.__getitem__, count, formats)
-
-
 def long_uploads(
     formats: Sequence[str] = FORMATS, count: int = 6, minutes: Sequence[float] = LONG_MINUTES
 ) -> list[Upload]:
@@ -75,19 +65,17 @@ def long_uploads(
 INDEX: Final = "index.json"
 
 
-def made_once(
-    folder: Path | None, length: str, formats: str, count: int, make: Callable[[], list[Upload]]
-) -> list[Upload]:
+def made_once(folder: Path | None, length: str, formats: str, count: int) -> list[Upload]:
     """Return the first `count` files that lie in the folder; make and keep them where there are fewer."""
     if folder is None:
-        return make()
+        return of_length(length, formats, count)
     kept = folder / f"{length}-{formats.replace(',', '-')}"
     if (kept / INDEX).exists():
         durations_s: dict[str, float] = json.loads((kept / INDEX).read_text())
         if len(durations_s) >= count:
             names = list(durations_s)[:count]
             return [Upload(name, (kept / name).read_bytes(), durations_s[name]) for name in names]
-    uploads = make()
+    uploads = of_length(length, formats, count)
     kept.mkdir(parents=True, exist_ok=True)
     for upload in uploads:
         (kept / upload.name).write_bytes(upload.data)
@@ -144,10 +132,13 @@ def _spoken(index: int, duration_s: float, rng: np.random.Generator) -> Samples:
 
 
 def of_length(length: str, formats: str, count: int) -> list[Upload]:
-    """`length`: seconds, mixed or long."""
+    """Make sequences of digits, the formats in turn. `length`: seconds, mixed (2 to 30 s) or long."""
     if length == "long":
         return long_uploads(formats.split(","), count)
-    return short_uploads(count, formats.split(","), None if length == "mixed" else float(length))
+    rng = np.random.default_rng(5)
+    durations_s = [rng.uniform(2, 30) if length == "mixed" else float(length) for _ in range(count)]
+    recordings = [_spoken(index, duration_s, rng) for index, duration_s in enumerate(durations_s)]
+    return _encoded(length, recordings.__getitem__, count, formats.split(","))
 
 
 def main() -> None:
@@ -158,8 +149,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, required=True)
     options = parser.parse_args()
     for length in options.length:
-        make = partial(of_length, length, options.formats, options.count)
-        uploads = made_once(options.folder, length, options.formats, options.count, make)
+        uploads = made_once(options.folder, length, options.formats, options.count)
         print(f"{len(uploads)} files, {length} {options.formats}", flush=True)
 
 
