@@ -49,6 +49,8 @@ COPY --from=build /opt/server /opt/server
 # Models are kept in /models: give it a volume, so that those that are not in the image are fetched once.
 COPY --from=build /opt/models /models
 VOLUME /models
+# For jobs, with a volume and --jobs-dir /jobs.
+RUN install --directory --owner 10001 --group 10001 --mode 700 /jobs
 ENV PATH=/opt/server/bin:/opt/asr-server/bin:$PATH PYTHONPATH=/opt/server PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HF_HOME=/models HOME=/tmp ASR_SERVER_HOST=0.0.0.0
 USER 10001:10001

@@ -6,9 +6,9 @@ uv=$1 all=$(mktemp)
 trap 'rm -f "$all"' EXIT
 compile() {
     "$uv" pip compile --quiet --no-config --constraint constraints.txt --generate-hashes --no-header --no-annotate \
-        --python-version 3.11 --python-platform x86_64-manylinux_2_28 "$1"
+        --python-version 3.11 --python-platform x86_64-manylinux_2_28 "$@"
 }
-compile pyproject.toml > "$all"
+compile pyproject.toml --extra jobs > "$all"
 # A package is a line that is not indented, with its hashes below it.
 split() { awk -v "wanted=$1" '/^[a-z]/ { is_cuda = /^(torch|triton|nvidia-|cuda-)/ } is_cuda == wanted'; }
 { echo "# By make lock: all of the image's packages but PyTorch."; split 0 < "$all"; } > image/requirements.txt

@@ -28,7 +28,8 @@ def test_every_package_but_pytorch_is_in_the_lock_of_the_image_with_its_hashes()
         name: version for name, version in locked.items() if name in pins()
     }
     assert locked.keys() - pins().keys() <= {"setuptools"}
-    wanted = {canonicalize_name(Requirement(each).name) for each in PROJECT["dependencies"]}
+    declared = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["jobs"]]
+    wanted = {canonicalize_name(Requirement(each).name) for each in declared}
     assert wanted - locked.keys() == {"torch"}
 
 
