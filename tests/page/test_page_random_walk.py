@@ -113,7 +113,7 @@ class Walk:
             f"document.querySelector(\"{self.card(id)} .fold[aria-expanded='false']\") !== null"
         ):
             self.tab.click(f"{self.card(id)} .fold")
-        self.tab.wait(f'document.querySelector("{self.card(id)} .transcript").textContent !== ""')
+        self.tab.wait(f'(document.querySelector("{self.card(id)} .transcript")?.textContent ?? "") !== ""')
         num_words: int = self.tab.evaluate(f'document.querySelectorAll("{self.card(id)} .word").length')
         return num_words
 

@@ -19,6 +19,7 @@ export class Card {
   constructor(recording, on) {
     Object.assign(this, partsOf("card-template", recording.name), { recording, on });
     this.owner = new Owner();
+    this.owner.keep(() => clearInterval(this.timer));
     this.isFolded = false;
     this.query = "";
     this.#connect();
@@ -50,7 +51,6 @@ export class Card {
     this.retry.onclick = () => this.on.again(this);
     this.anew.onclick = () => this.on.anew(this);
     this.copying.onclick = () => this.#copy();
-    this.work = new Work(this, () => this.player?.length);
     for (const type of ["wheel", "pointerdown"]) this.owner.listen(this.body, type, () => (this.isLookedAt = true)); // its text stays open
   }
 
@@ -113,10 +113,32 @@ export class Card {
     if (recording.state === "failed" && this.player) this.player.element.hidden = !this.player.length; // nothing to hear either
   }
 
+  /** What is done with it, for how long, and what went wrong. */
   #drawWork() {
-    const { recording } = this;
-    this.work.draw();
-    if (recording.isAtWork || recording.state === "failed") this.transcript.hear(recording.heard);
+    const { isAtWork, state, error, heard, isRetriable } = this.recording;
+    clearInterval(this.timer);
+    if (isAtWork) this.timer = setInterval(() => this.#drawDoing(), 1000);
+    if (isAtWork) this.#drawDoing();
+    else if (state === "failed") this.#setFacts("not transcribed");
+    this.progress.hidden = !isAtWork;
+    if (this.error.textContent !== plain(error?.message)) show(this.error, error?.message);
+    this.retry.hidden = !isRetriable;
+    if (isAtWork || state === "failed") this.transcript.hear(heard);
+  }
+
+  #drawDoing() {
+    const { note, since, seconds, state, share } = this.recording;
+    const rest = this.recording.rest(this.player?.length); // of a length that may be known only by now
+    if (state === "listening" && !rest) this.progress.removeAttribute("value"); // no one knows how far it is
+    else this.progress.value = rest?.share ?? (state === "uploading" ? share : 0);
+    const facts = [rest ? `listening, ${Math.ceil(rest.share * 100)} %` : note];
+    if (since !== null && since !== undefined) facts.push(clock(seconds));
+    if (rest?.seconds != null) facts.push(`about ${clock(Math.ceil(rest.seconds))} left`);
+    this.#setFacts(...facts);
+  }
+
+  #setFacts(...facts) {
+    this.facts.replaceChildren(...facts.map((fact) => h("span", {}, fact)));
   }
 
   #drawText() {
@@ -140,8 +162,10 @@ export class Card {
     this.toggle.textContent = entry.name;
     this.star.textContent = entry.isStarred ? "★" : "☆";
     this.star.setAttribute("aria-pressed", Boolean(entry.isStarred));
-    this.work.setFacts(...factsOf(entry), ...(this.recording.isUnkept ? ["not kept in this browser: download it"] : []));
-    this.work.setDetails(...detailsOf(entry));
+    this.#setFacts(...factsOf(entry), ...(this.recording.isUnkept ? ["not kept in this browser: download it"] : []));
+    const details = detailsOf(entry).map((detail) => h("span", {}, detail));
+    this.details = h("details", { open: this.details?.open }, h("summary", {}, "Details"), ...details); // behind a word
+    this.facts.append(this.details);
     this.element.classList.toggle("is-unkept", this.recording.isUnkept);
     const lang = entry.task === "translate" ? "en" : codeOf(entry.language);
     if (this.body.lang !== lang) this.body.lang = this.preview.lang = lang; // it would cost the style of each word
@@ -245,49 +269,6 @@ export class Card {
   close() {
     this.owner.close();
     this.element.remove();
-  }
-}
-
-/** What is seen of a recording on its way to a text: what is done with it, for how long, and what went wrong. */
-class Work {
-  /** Draws into the card's parts; `length()`: the recording's seconds, as far as they are known. */
-  constructor(card, length) {
-    const { recording, facts, progress, error, retry, owner } = card;
-    Object.assign(this, { recording, facts, progress, error, retry, length });
-    owner.keep(() => clearInterval(this.timer));
-  }
-
-  draw() {
-    const { isAtWork, state, error } = this.recording;
-    clearInterval(this.timer);
-    if (isAtWork) this.timer = setInterval(() => this.#drawDoing(), 1000);
-    if (isAtWork) this.#drawDoing();
-    else if (state === "failed") this.setFacts("not transcribed");
-    this.progress.hidden = !isAtWork;
-    if (this.error.textContent !== plain(error?.message)) show(this.error, error?.message);
-    this.retry.hidden = !this.recording.isRetriable;
-  }
-
-  #drawDoing() {
-    const { note, since, seconds, state, share } = this.recording;
-    const rest = this.recording.rest(this.length()); // of a length that may be known only by now
-    if (state === "listening" && !rest) this.progress.removeAttribute("value"); // no one knows how far it is
-    else this.progress.value = rest?.share ?? (state === "uploading" ? share : 0);
-    const facts = [rest ? `listening, ${Math.ceil(rest.share * 100)} %` : note];
-    if (since !== null && since !== undefined) facts.push(clock(seconds));
-    if (rest?.seconds != null) facts.push(`about ${clock(Math.ceil(rest.seconds))} left`);
-    this.setFacts(...facts);
-  }
-
-  setFacts(...facts) {
-    this.facts.replaceChildren(...facts.map((fact) => h("span", {}, fact)));
-  }
-
-  /** Behind a word; open they stay so. */
-  setDetails(...details) {
-    const isOpen = this.details?.open;
-    this.details = h("details", { open: isOpen }, h("summary", {}, "Details"), ...details.map((detail) => h("span", {}, detail)));
-    this.facts.append(this.details);
   }
 }
 
