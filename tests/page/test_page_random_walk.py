@@ -34,7 +34,7 @@ ENTRIES = """import("/web/store.js").then(async ({ Store }) => {
     return Object.fromEntries(entries.map((entry) => [entry.id, valueOf(entry)]));
 })"""
 SHOWN = "[...document.querySelectorAll('#cards .card:not(.is-working)')].map((card) => card.dataset.id)"
-NO_FIELD = "!document.querySelector('#cards input:not([type]), #cards h2 input')"
+NO_FIELD = "!document.querySelector('#cards :is(.transcript, h2, .speakers) input')"
 WEIGHTS = {
     "drop": 4,
     "speak": 1,
