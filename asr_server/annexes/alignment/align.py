@@ -27,10 +27,8 @@ from asr_server.transcription.confidence import LEAST_PROBABILITY
 from asr_server.transcription.request import Transcriber
 from asr_server.transcription.word_times import edges_by_letters
 
-# Nobody says more: 40 letters a second, between two edges that may be off by so much together.
-MAX_LETTERS_PER_S: Final = 40.0
-EDGES_OFF_S: Final = 0.2
-MAX_LOSS: Final = 3.0  # in the mean of a stretch's words: of others than those said it is greater
+# Of a stretch's words, the mean: of words that are said up to 4.2, but for figures; of others 6 to 9.
+MAX_LOSS: Final = 4.5
 LEAST_LIKENESS: Final = 0.6  # of the letters of names, say, that were heard as others
 GREATEST_LOSS: Final = -math.log(LEAST_PROBABILITY)
 
@@ -85,7 +83,7 @@ async def align(
     is_spaced, heard = language not in UNSPACED, transcript.words
     words = words_in(text, is_spaced)
     timed, used = await asyncio.to_thread(_as_heard, words, heard)
-    places = [each for each in _between(timed, transcript.duration_s) if _has_room(each, words)]
+    places = list(_between(timed, transcript.duration_s))
     reader = StretchReader(transcriber, open_recording, language, is_spaced)
     middles_s = [(word.start_s + word.end_s) / 2 for word in heard]
     for place, said in await reader.read(places, words, timed, transcript.duration_s):
@@ -132,11 +130,6 @@ def _between(timed: Sequence[Word | None], duration_s: float) -> Iterator[Stretc
         before, behind = timed[first - 1] if first else None, timed[end] if end < len(timed) else None
         start_s, end_s = before.end_s if before else 0.0, behind.start_s if behind else duration_s
         yield Stretch(first, end, start_s, end_s)
-
-
-def _has_room(place: Stretch, words: Sequence[str]) -> bool:
-    num_letters = sum(len("".join(letters_in(word))) for word in words[place.first : place.end])
-    return num_letters <= MAX_LETTERS_PER_S * (place.end_s - place.start_s + EDGES_OFF_S)
 
 
 def _likeness(said: Sequence[Word], heard: Sequence[Word]) -> float:

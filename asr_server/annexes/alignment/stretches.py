@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
+from asr_server.annexes.alignment.matching import letters_in
 from asr_server.audio.recording import Recording
 from asr_server.core import SAMPLE_RATE, Chunk, Clip, Samples, Word
 from asr_server.dispatch.queue import RequestHandle
@@ -32,6 +33,9 @@ CONTEXT_S: Final = 3.0
 MARGIN_S: Final = 0.1
 MAX_READ_S: Final = 30.0  # Whisper's window
 MAX_TOKENS: Final = 440  # of the decoder's 448 positions
+# Nobody says more: 40 letters a second of sound, between two edges that may be off by so much together.
+MAX_LETTERS_PER_S: Final = 40.0
+EDGES_OFF_S: Final = 0.2
 
 OpenRecording = Callable[[Sequence[Clip]], Recording]
 
@@ -55,7 +59,13 @@ class _Reading(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        return self.end - self.start <= MAX_READ_S * SAMPLE_RATE and len(self.tokens) <= MAX_TOKENS
+        is_short = self.end - self.start <= MAX_READ_S * SAMPLE_RATE and len(self.tokens) <= MAX_TOKENS
+        return is_short and self.has_room(self.stretch.end_s - self.stretch.start_s)
+
+    def has_room(self, sound_s: float) -> bool:
+        own = self.words[self.num_before :][: self.stretch.end - self.stretch.first]
+        count = sum(len("".join(letters_in(word))) for word in own)
+        return count <= MAX_LETTERS_PER_S * (sound_s + EDGES_OFF_S)
 
 
 Timed = Sequence[Word | None]  # the text's words, where their times are known
@@ -104,7 +114,7 @@ class StretchReader:
         handle = transcriber.dispatcher.open(unique_request_id())
         watch, this = StallWatch(handle, transcriber.pool, transcriber.stall_limits), asyncio.current_task()
         assert this is not None
-        reading: list[asyncio.Task[Said]] = []
+        reading: list[asyncio.Task[Said | None]] = []
         try:
             async with task_group() as group:
                 watching = group.create_task(watch.run([this]))
@@ -123,16 +133,19 @@ class StretchReader:
                         await asyncio.sleep(0)  # it is in the queue by then, and counted
                 said = [await each for each in reading]
                 watching.cancel()
-                return said
+                return [each for each in said if each is not None]
         finally:
             handle.cancel()
             recording.close()
 
-    async def _said(self, reading: _Reading, chunk: Chunk, handle: RequestHandle) -> Said:
+    async def _said(self, reading: _Reading, chunk: Chunk, handle: RequestHandle) -> Said | None:
+        """Return None where the sound is too short for the words: the rest of the stretch is silent."""
         options = self.transcriber.options(
             language=self.language, word_timestamps=True, given_tokens=reading.tokens
         )
         result = await handle.submit(chunk, options)
+        if not reading.has_room(_sound_s(reading.stretch, result.pauses_s, chunk.start_s)):
+            return None
         part = decode_part(chunk, result, options, self.transcriber.tokenizer)
         heard = [word for span in part.spans for word in span.words]
         words = list(_regrouped(reading.words, heard, chunk.start_s))
@@ -148,6 +161,14 @@ def _known(beside: Iterable[Word | None], stretch: Stretch) -> list[Word]:
             break
         known.append(word)
     return known
+
+
+def _sound_s(stretch: Stretch, pauses_s: Sequence[tuple[float, float]], offset_s: float) -> float:
+    silent_s = (
+        min(end_s + offset_s, stretch.end_s) - max(start_s + offset_s, stretch.start_s)
+        for start_s, end_s in pauses_s
+    )
+    return stretch.end_s - stretch.start_s - sum(each for each in silent_s if each > 0)
 
 
 def _regrouped(texts: Sequence[str], words: Sequence[Word], offset_s: float) -> Iterator[Word]:

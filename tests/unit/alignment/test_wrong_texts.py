@@ -106,6 +106,15 @@ async def test_what_is_added_is_marked_and_moves_nothing(reading: Reading, prefa
     assert alignment.words[added:] == own.words
 
 
+async def test_sentences_in_pauses_are_marked(reading: Reading) -> None:
+    """Each has the time that it would take, and no sound."""
+    texts = [f"{text} {'And so it was.' * (n % 5 == 3)}" for n, text in enumerate(reading.sentences)]
+    alignment = await reading.align(" ".join(texts))
+    added = sum(len(text.split()) for text in texts) - len(reading.speech.text.split())
+    assert sum(not word.is_spoken for word in alignment.words) >= added
+    assert spoken_share(alignment) >= 0.98 - added / len(alignment.words)
+
+
 async def test_a_repeated_paragraph_is_said_once(reading: Reading) -> None:
     order = [*range(12), *range(6, 12), *range(12, len(reading.sentences))]
     alignment = await reading.align(" ".join(reading.sentences[number] for number in order))
