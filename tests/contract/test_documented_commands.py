@@ -140,6 +140,7 @@ RUN_ELSEWHERE = {
     "asr-server serve --models": "tests/unit/cli/test_serve_calls.py",
     "asr-server transcribe examples": "tests/contract/test_documentation.py",
     "asr-server transcribe talk.m4a --model ggml-small.bin": "tests/unit/checkpoint/test_adopt.py",
+    "asr-server align talk.mp3 talk.txt": "tests/system/cli/test_align.py",
     "asr-server models": "tests/system/cli/test_default_model.py",
     "asr-server transcribe --manifest /shared/files.jsonl": "tests/cluster/test_manifest_ray.py",
     "asr-server transcribe meeting.m4a --speakers auto": "tests/unit/speakers/test_track.py",
