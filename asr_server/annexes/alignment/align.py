@@ -1,6 +1,6 @@
 """Give each word of a text its time in a recording that has been transcribed.
 
-A word that was heard as it is written has the transcript's time. What lies between such words is read once
+A word that the transcript has too has its time there. What lies between such words is read once
 more (`stretches.py`), and marked as not spoken where the decoder finds it unlikely.
 """
 
@@ -98,7 +98,7 @@ async def align(
 
 
 def _as_heard(words: Sequence[str], heard: Sequence[Word]) -> tuple[list[Word | None], set[int]]:
-    """Return the times of words that match whole, and the numbers of the words that were heard so."""
+    """Return the times of words that match whole, and the numbers of those that matched."""
     given, others = parts_of(words), parts_of([word.text for word in heard])
     found = dict(matched([part.letters for part in given], [part.letters for part in others]))
     times_s = _times_of_parts(others, heard)

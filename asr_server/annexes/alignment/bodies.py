@@ -39,7 +39,7 @@ class NotSpoken(Body):
 
 class NotInText(Body):
     text: str
-    """What was said and heard there."""
+    """What was said there, by the transcript."""
     start: Time
     end: Time
 

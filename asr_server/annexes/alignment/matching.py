@@ -1,4 +1,4 @@
-"""Match the words of a text with the words that were heard, in order. Pure.
+"""Match the words of a text with those of a transcript, in order. Pure.
 
 Rare runs of four words that both have fix the course (a patience diff), so hours take a second; difflib
 matches what is left between. What matches by chance is dropped.
