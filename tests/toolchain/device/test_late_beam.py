@@ -10,7 +10,7 @@ from asr_server.core import DecodingOptions
 from harness.engine_helpers import Checkpoint
 from tests.unit.engine.device_stand_ins import imitate_late_device
 from tests.unit.engine.test_beam import WIDTH, results_of_mixed
-from tests.unit.engine.test_boosted_decoding import BOOSTED, strong, tokens_of  # noqa: F401
+from tests.unit.engine.test_beam_boosted import BOOSTED, strong, tokens_of  # noqa: F401
 from tests.unit.engine.test_engine import MIXED
 
 

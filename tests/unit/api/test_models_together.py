@@ -1,4 +1,4 @@
-"""Several models of one server: whether it is well, and how one takes another's place."""
+"""Several models of one server, and when one's replicas run: at the start, at a request, until idle."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from asr_server.annexes import model_loading as models_module
+from asr_server.api import models as served_model_module
 from asr_server.api.models import Models, ServedModel
 from asr_server.audio.recording import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow
@@ -15,10 +17,12 @@ from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import ReplicaLimits, StartImpossible
 from asr_server.errors import EngineUnavailable, ModelNotFound, ShuttingDown
 from tests.support.embedded import embedded
-from tests.support.fake_replica import FakeReplica
+from tests.support.fake_replica import FakeReplica, noise
 from tests.support.tokens import make_tokenizer
 from tests.support.until import until
-from tests.unit.api.running_app import number_of_the_chunk
+from tests.unit.api.figures import read
+from tests.unit.api.running_app import RunningApp, error_of, number_of_the_chunk, run_app
+from tests.unit.realtime.realtime_client import open_session, pcm24
 
 
 async def impossible() -> None:
@@ -132,3 +136,135 @@ async def test_a_model_is_loaded_by_its_name_unless_the_server_ends_or_it_cannot
     assert lazy.dispatcher.draining
     with pytest.raises(ShuttingDown):
         await registry.load("lazy")
+
+
+@pytest.fixture
+async def lazy() -> AsyncIterator[RunningApp]:
+    async with run_app(embedded(load="lazy")) as app:
+        yield app
+
+
+def model_of(app: RunningApp) -> ServedModel:
+    model: ServedModel = app.app.state.server.models.default
+    return model
+
+
+async def test_the_first_request_launches_the_replicas_of_a_lazy_model(lazy: RunningApp) -> None:
+    assert (await lazy.client.get("/ready")).status_code == 200
+    assert model_of(lazy).state == "unloaded"
+    assert not lazy.dispatcher.supervisor.replica_states
+    assert (await loaded_and_ready(lazy)) == (0, 1)
+    assert await lazy.still_works()
+    assert model_of(lazy).state == "ready"
+    assert (await loaded_and_ready(lazy)) == (1, 1)
+
+
+async def loaded_and_ready(app: RunningApp) -> tuple[float, float]:
+    figures = await read(app)
+    loaded, ready = (figures[f'asr_{name}{{model="whisper-digits"}}'] for name in ("model_loaded", "ready"))
+    return loaded, ready
+
+
+async def test_requests_wait_for_one_load_together_but_no_longer_than_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(served_model_module, "MAX_LOAD_WAIT_S", 0.2)
+    may_launch = asyncio.Event()
+    async with run_app(embedded(load="lazy"), before_launch=may_launch.wait) as app:
+        refused = await app.post()
+        assert refused.status_code == 503
+        assert "is not loaded after 0.2 s" in str(error_of(refused)["message"])
+        assert float(refused.headers["retry-after"]) > 0
+        assert model_of(app).state == "loading"  # which goes on
+        may_launch.set()
+        await until(lambda: model_of(app).state == "ready")
+        assert await app.still_works()
+
+
+async def test_a_load_that_failed_is_tried_again_by_the_next_request() -> None:
+    failures = [StartImpossible("no memory")]
+
+    async def launch() -> None:
+        if failures:
+            raise failures.pop()
+
+    async with run_app(embedded(load="lazy"), before_launch=launch) as app:
+        refused = await app.post()
+        assert (refused.status_code, model_of(app).state) == (503, "unloaded")
+        assert (await app.client.get("/health")).status_code == 200
+        assert await app.still_works()
+
+
+async def test_a_load_that_the_end_of_the_server_cuts_short_leaves_nothing_loaded() -> None:
+    never = asyncio.Event()
+    async with run_app(embedded(load="lazy"), before_launch=never.wait) as app:
+        waiting = asyncio.create_task(app.post())
+        await until(lambda: model_of(app).state == "loading")
+        app.app.state.server.models.expect_ends()
+        assert (await waiting).status_code == 503
+        assert model_of(app).state == "unloaded"
+
+
+async def test_an_idle_model_gives_its_replicas_up_and_the_next_request_brings_them_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(models_module, "LOOK_EVERY_S", 0.01)
+    async with run_app(embedded(idle_unload_s=0.05, load="lazy")) as app:
+        for _ in range(3):
+            assert await app.still_works()
+            await until(lambda: model_of(app).state == "unloaded")
+            assert not app.dispatcher.supervisor.replica_states
+
+
+async def test_a_model_at_work_is_not_idle_and_a_pinned_one_never_is() -> None:
+    async with run_app(embedded(idle_unload_s=1e-6, load="lazy")) as app:
+        app.replica.holding = True
+        reply = asyncio.create_task(app.post())
+        await until(lambda: app.replica.held)
+        await model_of(app).unload_if_idle()
+        assert model_of(app).state == "ready"
+        app.replica.release(app.replica.held[0])
+        assert (await reply).status_code == 200
+        await model_of(app).unload_if_idle()
+        assert model_of(app).state == "unloaded"
+    async with run_app(embedded(idle_unload_s=1e-6, load="pinned")) as app:
+        await model_of(app).unload_if_idle()
+        assert model_of(app).state == "ready"
+
+
+async def test_an_unload_waits_for_the_request_under_way_and_loses_none_that_comes() -> None:
+    async with run_app(embedded()) as app:
+        app.replica.holding = True
+        first = asyncio.create_task(app.post())
+        await until(lambda: app.replica.held)
+        unloading = asyncio.create_task(model_of(app).unload(20))
+        await until(lambda: model_of(app).state == "draining")
+        second = asyncio.create_task(app.post())
+        await until(lambda: app.app.state.server.admission.num_in_flight == 2)
+        app.replica.holding = False
+        app.replica.release(app.replica.held[0])
+        assert (await first).json()["text"] == "zero"
+        await unloading
+        assert (await second).json()["text"] == "zero"
+
+
+async def test_an_unload_gives_up_on_a_request_that_lasts_and_changes_nothing() -> None:
+    async with run_app(embedded()) as app:
+        app.replica.holding = True
+        first = asyncio.create_task(app.post())
+        await until(lambda: app.replica.held)
+        with pytest.raises(EngineUnavailable, match="1 requests to 'whisper-digits' are still under way"):
+            await model_of(app).unload(0.01)
+        assert model_of(app).state == "ready"
+        app.replica.release(app.replica.held[0])
+        assert (await first).status_code == 200
+
+
+async def test_live_speech_brings_a_model_back(lazy: RunningApp) -> None:
+    async with open_session(f"http://{lazy.host}:{lazy.port}") as client:
+        await until(lambda: model_of(lazy).state == "ready")
+        await model_of(lazy).unload(1)
+        await client.update(turn_detection=None)
+        await client.append(pcm24(noise(1.0)))
+        await client.commit()
+        assert (await client.until(".completed"))[-1]["transcript"] == "zero"

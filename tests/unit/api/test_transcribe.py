@@ -58,6 +58,15 @@ async def begin(app: RunningApp, file: bytes = SECOND, **fields: str) -> httpx.R
     return await app.client.send(request, stream=True)
 
 
+async def begun(app: RunningApp) -> httpx.Response:
+    """A stream whose first event has come; the answers to its other chunks are held back."""
+    app.replica.holding = True
+    asking = asyncio.create_task(begin(app, THREE_CHUNKS, stream="true"))
+    await until(lambda: app.replica.held)
+    app.replica.release(app.replica.held[0])
+    return await asking
+
+
 # -- Streaming -----------------------------------------------------------------------------------------------
 
 
@@ -71,11 +80,7 @@ async def test_a_stream_is_deltas_then_one_done_then_the_end(app: RunningApp) ->
 
 
 async def test_the_first_event_leaves_while_the_rest_is_being_read(app: RunningApp) -> None:
-    app.replica.holding = True
-    asking = asyncio.create_task(begin(app, THREE_CHUNKS, stream="true"))
-    await until(lambda: app.replica.held)
-    app.replica.release(app.replica.held[0])
-    reply = await asking
+    reply = await begun(app)
     lines = reply.aiter_lines()
     assert json.loads((await anext(lines)).removeprefix("data: "))["delta"] == "zero"
     await until(lambda: len(app.replica.held) == 2)
@@ -132,11 +137,7 @@ async def test_an_error_after_the_first_event_is_an_event() -> None:
         return RuntimeError("lost") if submit.id.chunk == 1 else number_of_the_chunk(submit)
 
     async with run_app(answer=answer) as app:
-        app.replica.holding = True
-        asking = asyncio.create_task(begin(app, THREE_CHUNKS, stream="true"))
-        await until(lambda: app.replica.held)
-        app.replica.release(app.replica.held[0])
-        reply = await asking
+        reply = await begun(app)
         await until(lambda: len(app.replica.held) == 2)
         app.replica.release(app.replica.held[0])
         delta, failure = events_of((await reply.aread()).decode())
@@ -216,11 +217,7 @@ async def test_a_client_that_leaves_has_its_work_cancelled(app: RunningApp, stre
 async def test_a_client_that_leaves_in_the_middle_of_a_stream_has_its_work_cancelled(
     app: RunningApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app.replica.holding = True
-    asking = asyncio.create_task(begin(app, THREE_CHUNKS, stream="true"))
-    await until(lambda: app.replica.held)
-    app.replica.release(app.replica.held[0])
-    reply = await asking
+    reply = await begun(app)
     await until(lambda: len(app.replica.held) == 2)
     with caplog.at_level(logging.WARNING):
         await reply.aclose()
@@ -256,11 +253,7 @@ async def test_a_request_that_the_servers_end_cuts_off_is_told_to_come_back() ->
 @pytest.mark.slow
 async def test_a_stream_that_the_servers_end_cuts_off_says_so() -> None:
     async with run_app() as app:
-        app.replica.holding = True
-        asking = asyncio.create_task(begin(app, THREE_CHUNKS, stream="true"))
-        await until(lambda: app.replica.held)
-        app.replica.release(app.replica.held[0])
-        reply = await asking
+        reply = await begun(app)
         app.server.should_exit = True
         delta, failure = events_of((await reply.aread()).decode())
         assert delta["delta"] == "zero"

@@ -65,14 +65,6 @@ def test_chunks_move_from_the_last_slots_into_free_ones() -> None:
     assert fourth.slots == [1]
 
 
-def test_a_chunk_that_may_not_move_stays() -> None:
-    table = SlotTable(num_chunks=3, num_searches=0, beam_size=1)
-    first, second, third = placed(table, "first", "second", "third")
-    table.free(first)
-    assert table.compact([second]) == [(1, 0)]
-    assert (second.slots, third.slots) == ([0], [2])
-
-
 def begun(*starts: SlotStart, num_positions: int = 8) -> SlotState:
     state = SlotState.empty(3, num_positions, CPU)
     state.begin(starts, FIRST_TIME - 1, Transfers(CPU, overlap=False))

@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 import msgspec
 import pytest
 
-from asr_server.annexes.offline.inputs import Failure, Input, reason_for
+from asr_server.annexes.offline.inputs import Failure, Input
 from asr_server.annexes.offline.local import OnProgress, TranscribeJob
 from asr_server.annexes.offline.outputs import FolderOutputs, OutputError, Outputs, StandardOutput
 from asr_server.annexes.offline.progress import SOME_FAILED, ProgressBars, Summary
@@ -233,19 +233,6 @@ def test_what_ends_a_run_is_its_reason_and_its_status(
             raise error
 
     assert run_to_the_end(run) == (reason, status)
-
-
-def test_a_mistake_of_ours_is_logged_with_its_traceback_and_no_other_error_is(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    assert reason_for("a.wav", InvalidAudio("not audio")) == "not audio"
-    assert reason_for("a.wav", ChunkFailed("too much")) == "too much"
-    assert reason_for("a.wav", OSError(2, "No such file")) == "No such file"
-    assert caplog.records == []
-    assert reason_for("a.wav", ZeroDivisionError("ours")) == "ZeroDivisionError: ours"
-    (logged,) = caplog.records
-    assert (logged.levelname, logged.getMessage()) == ("ERROR", "a.wav: unexpected")
-    assert logged.exc_info
 
 
 async def test_tracks_that_were_read_are_named(capsys: pytest.CaptureFixture[str]) -> None:
