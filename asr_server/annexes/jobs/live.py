@@ -43,6 +43,7 @@ class LiveJob:
     events: list[JobEvent] = field(default_factory=list)
     done_s: float = 0.0
     is_waiting: bool = False  # for what the server lacks
+    is_counted: bool = False  # as work that may end the server
     is_suspect: bool = False  # the server ended often with nothing new of it
 
     @property

@@ -94,7 +94,8 @@ class Runner:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _start_some(self) -> None:
-        """Raises StorageUnavailable."""
+        """Raises StorageUnavailable, EngineUnavailable."""
+        self._state.models.require_engine()  # while it loads, nothing is begun
         while not (self._places.locked() or self._is_draining):
             running = [live for live in self.live.values() if not live.is_waiting]
             if any(live.is_suspect for live in running):
@@ -102,7 +103,7 @@ class Runner:
             job = await self.store.run(_start_next, Counter(live.owner for live in running))
             if job is None:
                 return
-            live = self.live[job.id] = LiveJob(job.owner, is_suspect=job.num_starts > ALONE_AFTER)
+            live = self.live[job.id] = LiveJob(job.owner, is_suspect=job.num_starts >= ALONE_AFTER)
             live.task = asyncio.create_task(self._run(job, live), name=job.id)
             live.task.add_done_callback(partial(self._on_done, job))
             self.changes.notify(job.id)
@@ -165,7 +166,7 @@ class Runner:
 
     async def _end_of(self, job: Job, live: LiveJob) -> End:
         try:
-            if job.num_starts > MOST_STARTS:
+            if job.num_starts >= MOST_STARTS:
                 raise ServerEnded(f"The server has ended {MOST_STARTS} times at the same place of this job.")
             return await self._transcribe(job, live)
         except ServiceUnavailable:
@@ -192,6 +193,7 @@ class Runner:
                 model.using(),
                 transcribe.session_for(self._state, request, recording, known.open) as session,
             ):
+                await self._count_start(job, live)
                 async for delta in session:
                     live.add(delta.text, writer.delta(delta))
                     live.done_s = max(live.done_s, delta.end_s)
@@ -202,6 +204,13 @@ class Runner:
         status = "incomplete" if transcript.is_cut_short else "completed"
         values = {"status": status, "duration_s": transcript.duration_s}
         return _content(response, live.close(done + transcribe.STREAM_END)), values
+
+    async def _count_start(self, job: Job, live: LiveJob) -> None:
+        """Note once that the server works at it: what only waits for an engine is not to blame for an end."""
+        if not live.is_counted:
+            live.is_counted = True
+            count = update(Job).where(Job.number == job.number).values(num_starts=Job.num_starts + 1)
+            await self.store.run(lambda session: session.execute(count))
 
     async def _keep_result(self, job: Job, live: LiveJob, chunk: int, part: int, data: bytes) -> None:
         await self.store.run(_keep_result, job, chunk, part, data)
@@ -241,7 +250,7 @@ def _content(response: Response, events: list[JobEvent]) -> Content:
 
 def requeue(session: Session, is_in_order: bool = False) -> None:
     """Queue again what ran when a server ended; an end in order is no fault of the job."""
-    values = {"status": "queued", "num_starts": Job.num_starts - int(is_in_order)}
+    values = {"status": "queued"} | ({"num_starts": 0} if is_in_order else {})
     session.execute(update(Job).where(Job.status == "in_progress").values(values))
 
 
@@ -256,7 +265,6 @@ def _start_next(session: Session, num_running: Counter[str]) -> Job | None:
     if job.num_starts >= ALONE_AFTER and num_running:
         return None
     job.status, job.started_at = "in_progress", time.time()
-    job.num_starts += 1
     return job
 
 

@@ -20,11 +20,12 @@ from asr_server.annexes.jobs import runner, sweep
 from asr_server.annexes.jobs.live import JobEvent, events_after
 from asr_server.annexes.jobs.rows import Result
 from asr_server.annexes.jobs.store import Store
+from asr_server.api.models import Models
 from asr_server.api.schemas import TextDelta
 from asr_server.audio.recording import memory_file
 from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult
-from asr_server.errors import ChunkFailed, StorageUnavailable
+from asr_server.errors import ChunkFailed, EngineUnavailable, StorageUnavailable
 from tests.support.until import until
 from tests.unit.api.named_keys import SHOP, WEB, entry, write
 from tests.unit.api.running_app import SECOND, THREE_CHUNKS, error_of, number_of_the_chunk, run_app
@@ -369,6 +370,29 @@ async def test_only_a_job_that_ends_the_server_by_itself_is_blamed(tmp_path: Pat
         for submit in app.replica.held:
             app.replica.release(submit)
         assert {(await finished(app, id))["status"] for id in ids} == {"completed"}
+
+
+async def test_a_server_that_ends_while_its_engine_loads_blames_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "MIN_PAUSE_S", 0.01)
+    async with run_with_jobs(tmp_path) as app:
+        app.replica.holding = True
+        id = (await post(app)).json()["id"]
+        await until(lambda: app.replica.held)
+    asked = []
+
+    def load(models: Models) -> None:
+        asked.append(models)
+        raise EngineUnavailable("The engine is starting.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Models, "require_engine", load)
+        async with run_with_jobs(tmp_path) as app:
+            await until(lambda: len(asked) > 2)
+            assert (await app.client.get(f"{URL}/{id}")).json()["status"] == "queued"
+    async with run_with_jobs(tmp_path) as app:
+        assert (await finished(app, id))["status"] == "completed"
 
 
 async def test_a_job_that_is_tried_again_is_paid_for_once(
