@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from asr_server.checkpoint.files import AudioWindow
+from asr_server.checkpoint.sizes import AudioWindow
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import DecodingOptions, Samples
 from asr_server.model import Whisper, load_whisper

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.recording import PreprocessPool
-from asr_server.checkpoint.files import AudioWindow
+from asr_server.checkpoint.sizes import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings, naming
 from asr_server.dispatch.dispatcher import CreateExecutor, Dispatcher, create_local_executor

@@ -28,6 +28,7 @@ from asr_server.checkpoint.files import (
     read_json,
     reading,
 )
+from asr_server.checkpoint.sizes import WhisperSizes
 from asr_server.errors import CheckpointError
 
 ITEM_BYTES: Final = {
@@ -214,12 +215,6 @@ PROJECTION: Final = "proj_out.weight"
 EMBEDDING: Final = "decoder.embed_tokens.weight"
 _PARTS: Final = ("encoder", "decoder")
 _OF_THE_MODEL: Final = ("encoder.", "decoder.", "proj_out.")  # other names are of other uses
-_DEFAULTS: Final = {"max_source_positions": 1500, "max_target_positions": 448}
-_SIZES: Final = (
-    *("d_model", "num_mel_bins", "vocab_size", "max_source_positions", "max_target_positions"),
-    *("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
-    *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"),
-)
 
 
 def check_weights(directory: Path, config: Mapping[str, Any]) -> None:
@@ -230,40 +225,20 @@ def check_weights(directory: Path, config: Mapping[str, Any]) -> None:
     if tensors:
         check_layout(tensors, config, directory)
     else:
-        _checked_sizes(config, directory)  # pickled: only loading shows the tensors
+        WhisperSizes.from_config(config, directory)  # pickled: only loading shows the tensors
 
 
 def check_layout(shapes: Shapes, config: Mapping[str, Any], directory: Path) -> None:
     """Raise CheckpointError if a tensor is missing, surplus or of another shape."""
-    sizes = _checked_sizes(config, directory)
+    sizes = WhisperSizes.from_config(config, directory)
     is_tied = config.get("tie_word_embeddings", True) is not False
     if problem := next(_contradictions(shapes, sizes, is_tied), None):
         raise CheckpointError(f"the weights in {directory} do not fit its config.json: {problem}")
 
 
-def _checked_sizes(config: Mapping[str, Any], directory: Path) -> dict[str, int]:
-    path = directory / "config.json"
-    try:
-        sizes = {
-            name: _DEFAULTS[name] if name in _DEFAULTS and name not in config else config[name]
-            for name in _SIZES
-        }
-    except KeyError as error:
-        raise CheckpointError(f"{path} lacks {error}") from error
-    for name, size in sizes.items():
-        if type(size) is not int or size < 1:
-            raise CheckpointError(f"{name} in {path} is {str(size)[:80]}: must be a whole number from 1 on")
+def _contradictions(shapes: Shapes, sizes: WhisperSizes, is_tied: bool) -> Iterator[str]:
     for part in _PARTS:
-        if sizes["d_model"] % (num_heads := sizes[f"{part}_attention_heads"]):
-            raise CheckpointError(
-                f"{part}_attention_heads in {path} is {num_heads}: must divide d_model, {sizes['d_model']}"
-            )
-    return sizes
-
-
-def _contradictions(shapes: Shapes, sizes: Mapping[str, int], is_tied: bool) -> Iterator[str]:
-    for part in _PARTS:
-        found, stated = _num_layers(shapes, part), sizes[f"{part}_layers"]
+        found, stated = _num_layers(shapes, part), getattr(sizes, f"{part}_layers")
         if found != stated:
             yield f"they have {found} {part} layers, {part}_layers is {stated}"
     expected = dict(_expected(sizes))
@@ -284,18 +259,18 @@ def _num_layers(shapes: Shapes, part: str) -> int:
     return len({match[1] for match in matches if match})
 
 
-def _expected(sizes: Mapping[str, int]) -> Iterator[tuple[str, Shape]]:
-    width = sizes["d_model"]
-    yield from _linear("encoder.conv1", width, sizes["num_mel_bins"], 3)
+def _expected(sizes: WhisperSizes) -> Iterator[tuple[str, Shape]]:
+    width = sizes.width
+    yield from _linear("encoder.conv1", width, sizes.num_mels, 3)
     yield from _linear("encoder.conv2", width, width, 3)
-    yield "encoder.embed_positions.weight", (sizes["max_source_positions"], width)
-    yield EMBEDDING, (sizes["vocab_size"], width)
-    yield "decoder.embed_positions.weight", (sizes["max_target_positions"], width)
+    yield "encoder.embed_positions.weight", (sizes.audio_positions, width)
+    yield EMBEDDING, (sizes.vocabulary, width)
+    yield "decoder.embed_positions.weight", (sizes.text_positions, width)
     for part in _PARTS:
         yield from _norm(f"{part}.layer_norm", width)
         attentions = ("self_attn",) if part == "encoder" else ("self_attn", "encoder_attn")
-        for layer in range(sizes[f"{part}_layers"]):
-            yield from _layer(f"{part}.layers.{layer}", attentions, width, sizes[f"{part}_ffn_dim"])
+        for layer in range(getattr(sizes, f"{part}_layers")):
+            yield from _layer(f"{part}.layers.{layer}", attentions, width, getattr(sizes, f"{part}_hidden"))
 
 
 def _layer(prefix: str, attentions: tuple[str, ...], width: int, hidden: int) -> Iterator[tuple[str, Shape]]:

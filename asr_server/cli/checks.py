@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from asr_server.annexes.keys.accounts import read_keys_file
-from asr_server.checkpoint.files import read_json
+from asr_server.checkpoint.sizes import WhisperSizes
 from asr_server.config import NO_PORT, naming
 from asr_server.errors import StorageUnavailable
 from asr_server.machine import bound_sockets, num_gpus
@@ -62,12 +62,9 @@ def _why_no_cuda() -> str:
 
 
 def model_fits(settings: ServerSettings, directory: Path) -> Iterator[str]:
-    config = read_json(directory / "config.json")
-    for name in ("encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim"):
-        if config[name] % settings.tensor_parallel_size:
-            reason = f"must divide the model's {name}, {config[name]}"
-            yield problem("tensor_parallel_size", settings.tensor_parallel_size, reason)
-            return
+    num_ranks = settings.tensor_parallel_size
+    if reason := WhisperSizes.from_directory(directory).why_not_shared_by(num_ranks):
+        yield problem("tensor_parallel_size", num_ranks, reason)
 
 
 def tls_files(settings: ServerSettings) -> Iterator[str]:

@@ -29,7 +29,7 @@ from asr_server.channel.messages import (
     SetLanguage,
 )
 from asr_server.checkpoint.cache import revision_of
-from asr_server.checkpoint.files import AudioWindow, short_audio_mode
+from asr_server.checkpoint.sizes import AudioWindow, short_audio_mode
 from asr_server.config import Settings, flag_name
 from asr_server.core import ChunkId, ChunkResult
 from asr_server.dispatch.queue import BACKGROUND_COST, ChunkQueue, Isolation, PendingChunk, RequestHandle

@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 from asr_server import metrics
 from asr_server.channel.messages import ChunkTimes, Submit
-from asr_server.checkpoint.files import AudioWindow
+from asr_server.checkpoint.sizes import AudioWindow
 from asr_server.core import Chunk, ChunkId, ChunkResult, DecodingOptions
 from asr_server.dispatch.supervisor import ReplicaState
 from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded, ShuttingDown

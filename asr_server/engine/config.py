@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from asr_server.channel.messages import EngineInfo
-from asr_server.checkpoint.files import short_audio_mode
+from asr_server.checkpoint.sizes import short_audio_mode
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings, naming, values_for
 from asr_server.engine.prompt import check_timestamps

@@ -47,7 +47,8 @@ _ARGUMENTS: Final = {
 
 def check_ranks(config: EngineConfig) -> None:
     """Raise ValueError if the model cannot be split or devices are missing."""
-    Shard(0, config.num_ranks).check(WhisperSizes.from_directory(Path(config.model)))
+    if reason := WhisperSizes.from_directory(Path(config.model)).why_not_shared_by(config.num_ranks):
+        raise ValueError(f"--tensor-parallel-size {config.num_ranks} {reason}")
     if choose_device(config.device).type == "cuda" and torch.cuda.device_count() < config.num_ranks:
         raise ValueError(
             f"--tensor-parallel-size {config.num_ranks} needs as many GPUs; this replica has "

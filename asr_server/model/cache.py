@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asr_server.checkpoint.sizes import WhisperSizes
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.layers import WEIGHTED_ROWS, split_heads
 from asr_server.model.products import pack_rows, packed_row_bytes, unpack_rows
 from asr_server.model.silence import OwnBlocks
-from asr_server.model.sizes import WhisperSizes
 
 # Which slots a call is about: a slice where they lie side by side, else their indices [B].
 Slots = slice | Tensor

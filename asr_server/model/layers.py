@@ -1,13 +1,18 @@
 """The parts of encoder and decoder layers: products, attention, feed-forward.
 
 Queries, keys and values are one product, with 1/sqrt(d) in the weights.
+
+Tensor parallelism follows Megatron-LM (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053): attention
+is split by heads, the feed-forward by inner columns. Norms, convolutions, positions and vocabulary are
+whole on every rank, so all ranks choose the same token.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,7 +23,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from asr_server.machine import cpu_flags
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.products import Int8Weight, PackedWeight, can_pack, multiply, pack
-from asr_server.model.sizes import Shard
 
 
 class Linear(nn.Module):
@@ -240,6 +244,39 @@ def sums_text_rows(values: Tensor) -> bool:
 
 
 Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Share `rank` of `count`."""
+
+    rank: int = 0
+    count: int = 1
+    add_up: Callable[[Tensor], object] = lambda part: part
+    """Replaces a rank's part by the sum over all ranks, the same to the last bit."""
+
+    def outputs(self, weight: Tensor) -> Tensor:
+        return weight.chunk(self.count)[self.rank]
+
+    def inputs(self, weight: Tensor) -> Tensor:
+        return weight.chunk(self.count, dim=1)[self.rank]
+
+    def once(self, bias: Tensor) -> Tensor:
+        return bias if self.rank == 0 else bias.new_zeros(bias.shape)
+
+    def heads(self, heads: list[int], num_heads: int) -> list[int]:
+        share = num_heads // self.count
+        first = self.rank * share
+        return [head - first for head in heads if first <= head < first + share]
+
+    def sum(self, part: Tensor) -> Tensor:
+        """Sum over all ranks. May overwrite `part`."""
+        if self.count > 1:
+            self.add_up(part)
+        return part
+
+
+WHOLE = Shard()
 
 
 class FeedForward(nn.Module):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from asr_server.checkpoint.files import begins_with, opened, read_json
+from asr_server.checkpoint.sizes import WhisperSizes, read_alignment_heads
 from asr_server.checkpoint.tensors import (
     EMBEDDING,
     PROJECTION,
@@ -22,8 +23,7 @@ from asr_server.checkpoint.tensors import (
     find_weights,
 )
 from asr_server.errors import CheckpointError
-from asr_server.model.layers import HAS_AMX, Int8EncoderLinear, Int8Linear, Linear
-from asr_server.model.sizes import WHOLE, Shard, WhisperSizes, read_alignment_heads
+from asr_server.model.layers import HAS_AMX, WHOLE, Int8EncoderLinear, Int8Linear, Linear, Shard
 from asr_server.model.whisper import Whisper
 
 _DTYPES: Final = {
@@ -55,8 +55,8 @@ def load_whisper(
         int8: on the CPU, multiply in 8-bit integers where faster: the output projection, the encoder without
             AMX, and beside float32 the decoder.
     Raises:
-        CheckpointError: weights are missing or do not match config.json.
-        ValueError: an alignment head or the activation is unknown, or it cannot be split.
+        CheckpointError: weights are missing or do not match config.json, or the activation is unknown.
+        ValueError: an alignment head is unknown.
     """
     sizes = WhisperSizes.from_directory(directory)
     weights = _checked_weights(directory)

@@ -16,15 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asr_server.checkpoint.sizes import WhisperSizes, upper_half
 from asr_server.checkpoint.tensors import EMBEDDING
 from asr_server.model.cache import DecoderCache
 from asr_server.model.features import LogMel
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.layers import (
+    WHOLE,
     Behind,
     FeedForward,
     Int8Linear,
     Linear,
+    Shard,
     Weights,
     attend_audio,
     is_one_row,
@@ -37,7 +40,6 @@ from asr_server.model.layers import (
 from asr_server.model.products import PackedWeight, multiply, pack
 from asr_server.model.rows import CacheRows
 from asr_server.model.silence import Silence, SilentLayer
-from asr_server.model.sizes import WHOLE, Shard, WhisperSizes, upper_half
 
 _FLOAT16_LIMIT = torch.finfo(torch.float16).max - 1000
 
@@ -338,9 +340,7 @@ class Whisper(nn.Module):
         decoder_linear: type[Linear] = Linear,
         int8: bool = False,
     ) -> None:
-        """Raises ValueError if the model cannot be split."""
         super().__init__()
-        shard.check(sizes)
         self.sizes = sizes
         self.shard = shard
         self.device = device

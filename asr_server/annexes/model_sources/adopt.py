@@ -25,7 +25,6 @@ from asr_server.checkpoint.files import (
     CANTONESE_VOCABULARY,
     CTRANSLATE2,
     ENGLISH_VOCABULARY,
-    FEATURES,
     LANGUAGE_TOKEN,
     MULTILINGUAL_VOCABULARY,
     STORED,
@@ -35,6 +34,7 @@ from asr_server.checkpoint.files import (
     read_small,
     reading,
 )
+from asr_server.checkpoint.sizes import FEATURES
 from asr_server.checkpoint.tensors import check_layout, read_stored, write_stored
 from asr_server.core import POSITIONS_PER_S
 from asr_server.errors import CheckpointError

@@ -21,7 +21,8 @@ from asr_server.annexes.model_sources.names import (
     published,
 )
 from asr_server.checkpoint.cache import hub_cache, revision_of
-from asr_server.checkpoint.files import INDEX, AudioWindow, read_json, read_optional_json, reading
+from asr_server.checkpoint.files import INDEX, read_json, read_optional_json, reading
+from asr_server.checkpoint.sizes import AudioWindow
 from asr_server.checkpoint.tensors import check_weights
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError

@@ -14,7 +14,7 @@ import msgspec
 from asr_server.annexes.speakers.track import SpeakerTrack
 from asr_server.audio.decoder import AudioLimits, parse_choice
 from asr_server.audio.recording import PreprocessPool, Recording, Source
-from asr_server.checkpoint.files import AudioWindow
+from asr_server.checkpoint.sizes import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, Settings
 from asr_server.core import Clip, DecodingOptions, SpeakerCount, Task, Transcript

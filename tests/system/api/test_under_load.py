@@ -18,7 +18,7 @@ from openai.types.audio import TranscriptionVerbose
 
 from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.recording import Recording
-from asr_server.checkpoint.files import AudioWindow
+from asr_server.checkpoint.sizes import AudioWindow
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import SAMPLE_RATE
 from asr_server.machine import lower_priority

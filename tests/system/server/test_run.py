@@ -29,7 +29,7 @@ import uvicorn
 import tests.unit.wyoming.wyoming_client  # noqa: F401  before a test imports the package, which warns
 from asr_server.api.models import Models, ServedModel
 from asr_server.audio.recording import PreprocessPool
-from asr_server.checkpoint.files import AudioWindow
+from asr_server.checkpoint.sizes import AudioWindow
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import MAX_FAILED_STARTS, ReplicaLimits, StartImpossible

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_server.checkpoint.files import AudioWindow
+from asr_server.checkpoint.sizes import AudioWindow
 from asr_server.core import SAMPLE_RATE
 from asr_server.engine.tokens import TokenRules
 from asr_server.engine.warm_up import compute_step, tolerance

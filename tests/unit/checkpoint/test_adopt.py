@@ -21,11 +21,11 @@ from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.annexes.model_sources.foreign import explain_listing
 from asr_server.checkpoint.cache import name_elsewhere, own_cache, source_of
 from asr_server.checkpoint.files import read_json
+from asr_server.checkpoint.sizes import read_alignment_heads
 from asr_server.checkpoint.tensors import find_weights
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.errors import CheckpointError
 from asr_server.model import StoredWeights, WhisperSizes, load_whisper
-from asr_server.model.sizes import read_alignment_heads
 from tests.support.checkpoints import narrow_large_directory, pocket_directory
 from tests.support.real_weights import hugging_face_checkpoint, real_checkpoint
 from tests.unit.checkpoint.binary_models import ctranslate2, ggml, ggml_tensor, variable

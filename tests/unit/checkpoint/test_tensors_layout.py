@@ -154,7 +154,7 @@ def test_a_file_without_a_layer_is_refused(
 def test_a_size_that_is_no_whole_number_is_named(directory: Path, name: str, size: object) -> None:
     change_config(directory, **{name: size})
     message = refusal(directory)
-    assert f"{name} in {directory / 'config.json'} is {size}: must be a whole number from 1 on" in message
+    assert f"{name} in {directory / 'config.json'} is {size!r}: must be a whole number from 1 on" in message
 
 
 def test_heads_that_do_not_divide_the_width_are_named(directory: Path) -> None:

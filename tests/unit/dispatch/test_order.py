@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from asr_server.annexes.keys.accounts import Account, Key
 from asr_server.channel.messages import Credit, Submit
-from asr_server.checkpoint.files import AudioWindow
+from asr_server.checkpoint.sizes import AudioWindow
 from asr_server.core import ChunkId, ChunkResult
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.queue import ChunkQueue, PendingChunk, RequestHandle

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr_server.checkpoint.files import AudioWindow
+from asr_server.checkpoint.sizes import AudioWindow
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.engine.tokens import GenerationRules
 from asr_server.model import Whisper, WhisperSizes

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from asr_server.checkpoint.files import AudioWindow
+from asr_server.checkpoint.sizes import AudioWindow
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import TEMPERATURE_LADDER, DecodingOptions, Samples
 from harness.clips import make_clip

@@ -85,7 +85,7 @@ def test_on_gpus_ranks_join_by_nccl_on_this_machine(
 def test_the_model_and_the_devices_have_to_be_enough_for_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(CONFIG, model=str(pocket_directory()))
     check_ranks(config)
-    with pytest.raises(ValueError, match="--tensor-parallel-size 3 does not divide"):
+    with pytest.raises(ValueError, match="--tensor-parallel-size 3 must divide"):
         check_ranks(replace(config, num_ranks=3))
     monkeypatch.setattr(ranks, "choose_device", torch.device)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

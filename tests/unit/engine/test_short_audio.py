@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from asr_server.audio.split import Splitter
-from asr_server.checkpoint.files import short_audio_mode
+from asr_server.checkpoint.sizes import short_audio_mode
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions
 from harness.clips import make_clip

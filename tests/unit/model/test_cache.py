@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_server.checkpoint.files import AudioWindow
+from asr_server.checkpoint.sizes import AudioWindow, WhisperSizes
 from asr_server.model.cache import DecoderCache
 from asr_server.model.kernels import Kernels
-from asr_server.model.sizes import WhisperSizes
 
 LAYERS, HEADS, DEPTH, WINDOW = 2, 3, 4, 1500
 SIZES = WhisperSizes(100, 80, HEADS * DEPTH, 1, HEADS, 48, LAYERS, HEADS, 48)

@@ -164,7 +164,7 @@ def test_other_ranks_are_started_only_where_the_model_is_split_and_can_be(
     directory = str(pocket_directory())
     load_engine(settings_of(directory), 1, 4).close()
     load_engine(settings_of(directory, tensor_parallel_size=2), 1).close()  # a replica that has no others
-    with pytest.raises(CannotStart, match="does not divide"):
+    with pytest.raises(CannotStart, match="must divide"):
         load_engine(settings_of(directory, tensor_parallel_size=3), 1, 4)
     assert not started
     with pytest.raises(CannotStart, match=r"^no more processes, it seems$"):

@@ -13,7 +13,7 @@ import soundfile
 
 from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.recording import PreprocessPool, Recording
-from asr_server.checkpoint.files import AudioWindow
+from asr_server.checkpoint.sizes import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Samples, Transcript

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.checkpoint.files import AudioWindow
+from asr_server.checkpoint.sizes import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import DecodingOptions, Samples
 from asr_server.transcription.progress import PreviousText

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.checkpoint.files import AudioWindow
+from asr_server.checkpoint.sizes import AudioWindow
 from asr_server.errors import CheckpointError
 from tests.support.checkpoints import pocket_directory, short_window_directory
 

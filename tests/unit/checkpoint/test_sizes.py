@@ -1,4 +1,4 @@
-"""A checkpoint's sizes, its alignment heads, and what each rank has of both."""
+"""A checkpoint's sizes and its alignment heads."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
+from asr_server.checkpoint.sizes import WhisperSizes, read_alignment_heads, upper_half
 from asr_server.config import EMBEDDED_MODEL
-from asr_server.model.sizes import WHOLE, Shard, WhisperSizes, read_alignment_heads, upper_half
+from asr_server.errors import CheckpointError
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_few_checkpoints_name_the_length_of_texts_or_scale_their_embeddings(dire
 
 def test_another_activation_than_whispers_is_refused(directory: Path) -> None:
     change(directory / "config.json", activation_function="relu")
-    with pytest.raises(ValueError, match="'relu' is not known"):
+    with pytest.raises(CheckpointError, match="'relu' is not known"):
         WhisperSizes.from_directory(directory)
 
 
@@ -69,21 +69,7 @@ def test_alignment_heads_are_those_of_the_file_or_of_the_decoders_upper_half(
             read_alignment_heads(directory, sizes)
 
 
-def test_each_rank_has_its_part_of_rows_columns_and_heads() -> None:
-    matrix = torch.arange(24.0).view(4, 6)
-    first, second = Shard(0, 2), Shard(1, 2)
-    assert torch.equal(torch.cat([first.outputs(matrix), second.outputs(matrix)]), matrix)
-    assert torch.equal(torch.cat([first.inputs(matrix), second.inputs(matrix)], 1), matrix)
-    assert torch.equal(first.once(matrix), matrix), "added once, by the first"
-    assert torch.equal(second.once(matrix), torch.zeros(4, 6))
-    assert (first.heads([0, 1, 3], 4), second.heads([0, 1, 3], 4)) == ([0, 1], [1])
-    assert WHOLE.heads([0, 3], 4) == [0, 3]
-
-
 def test_ranks_have_to_divide_heads_and_columns(directory: Path) -> None:
     sizes = WhisperSizes.from_directory(directory)
-    Shard(0, 4).check(sizes)
-    with pytest.raises(
-        ValueError, match="--tensor-parallel-size 3 does not divide the model's encoder_attention_heads, 4"
-    ):
-        Shard(0, 3).check(sizes)
+    assert sizes.why_not_shared_by(4) == ""
+    assert sizes.why_not_shared_by(3) == "must divide the model's encoder_attention_heads, 4"

@@ -1,0 +1,209 @@
+"""The sizes that a checkpoint's JSON states: of its audio window and its layers, and its alignment heads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from asr_server.checkpoint.files import read_json, read_optional_json
+from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE
+from asr_server.errors import CheckpointError
+
+# How preprocessor_config.json describes the log-mel frames of every Whisper model.
+FEATURES: Final = {"sampling_rate": SAMPLE_RATE, "n_fft": 400, "hop_length": 160}
+# Lengths below a whole window in which chunks are encoded, in positions: every half second up to 6 s, then
+# every two, and beyond 20 s, where attention costs the most, every second. For each length that occurs oneDNN
+# compiles kernels and keeps them: 4 MB for whisper-base.
+SHORT_LENGTHS: Final = (*range(25, 300, 25), *range(300, 1000, 100), *range(1000, 1500, 50))
+# Of silence that are always encoded after a chunk, where its window has them: 1.5 s. Of half a second too
+# little hears that somebody has spoken: whisper-base then says the last sentence of several twice.
+MARGIN_POSITIONS: Final = 75
+_MAX_CHUNK_S: Final = 3600.0  # the window bounds it further
+_DEFAULTS: Final = {"max_source_positions": 1500, "max_target_positions": 448}
+
+logger = logging.getLogger(__name__)
+
+
+def short_audio_mode(setting: str, dtype: str) -> str:
+    """Resolve auto: exact for float32, so that its text equals the reference."""
+    if setting != "auto":
+        return setting
+    return "exact" if dtype == "float32" else "tail"
+
+
+@dataclass(frozen=True)
+class AudioWindow:
+    """The audio that the encoder takes at once, and how much a chunk should fill."""
+
+    num_positions: int = 1500  # of the encoder
+    max_chunk_s: float = 0.0  # what the checkpoint itself asks for; 0: nothing, its chunks fill the window
+    short_lengths: tuple[int, ...] = ()  # in which chunks are encoded, but for the whole window
+    padding: str = "silence"  # what follows a chunk in its window: silence, or zeros in the spectrogram
+
+    @property
+    def num_samples(self) -> int:
+        return self.num_positions * SAMPLE_RATE // POSITIONS_PER_S
+
+    @property
+    def duration_s(self) -> float:
+        return self.num_positions / POSITIONS_PER_S
+
+    @property
+    def chunk_s(self) -> float:
+        """Return the longest chunk to cut."""
+        return min(self.max_chunk_s or self.duration_s, self.duration_s)
+
+    def for_short_audio(self, mode: str, lengths: tuple[int, ...] = SHORT_LENGTHS) -> AudioWindow:
+        """Return the window that encodes chunks in the shortest of `lengths` (`tail`)."""
+        if mode == "exact":
+            return self
+        return replace(self, short_lengths=tuple(n for n in lengths if n < self.num_positions))
+
+    def positions_for(self, num_samples: int) -> int:
+        least = -(-num_samples * POSITIONS_PER_S // SAMPLE_RATE) + MARGIN_POSITIONS
+        return next((length for length in self.short_lengths if length >= least), self.num_positions)
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> AudioWindow:
+        """Read `max_source_positions`, and two keys of ours in preprocessor_config.json.
+
+        `max_chunk_s` is for checkpoints that err less in shorter chunks; `padding` ("zeros") pads as
+        openai-whisper. Raises CheckpointError for contradictions, and features that Whisper lacks.
+        """
+        config = read_json(directory / "config.json")
+        path = directory / "preprocessor_config.json"
+        preprocessor = read_optional_json(path)
+        num_positions = _size(config, "max_source_positions", directory)
+        max_chunk_s = preprocessor.get("max_chunk_s", cls.max_chunk_s)
+        if type(max_chunk_s) not in (int, float) or not 0 <= max_chunk_s <= _MAX_CHUNK_S:
+            raise CheckpointError(
+                f"max_chunk_s in {path} is {_short(max_chunk_s)}: must be from 0 to {_MAX_CHUNK_S:g}"
+            )
+        window = cls(num_positions, float(max_chunk_s), padding=str(preprocessor.get("padding", cls.padding)))
+        if window.padding not in ("silence", "zeros"):
+            raise CheckpointError(f"padding in {path} is {_short(window.padding)}: silence or zeros")
+        expected = {**FEATURES, "chunk_length": window.duration_s}
+        for key, value in expected.items():
+            if preprocessor.get(key, value) != value:
+                raise CheckpointError(
+                    f"{key} in {path} is {_short(preprocessor[key])}; its encoder needs {value:g}"
+                )
+        return window
+
+
+@dataclass(frozen=True)
+class WhisperSizes:
+    vocabulary: int
+    num_mels: int
+    width: int
+    encoder_layers: int
+    encoder_heads: int
+    encoder_hidden: int
+    decoder_layers: int
+    decoder_heads: int
+    decoder_hidden: int
+    window: AudioWindow = field(default_factory=AudioWindow)
+    text_positions: int = 448
+    scale_embedding: bool = False
+
+    @property
+    def audio_positions(self) -> int:
+        """Encoder positions of a window, 20 ms each."""
+        return self.window.num_positions
+
+    @property
+    def num_frames(self) -> int:
+        """Log-mel frames of a window, 10 ms each."""
+        return 2 * self.audio_positions
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> WhisperSizes:
+        """Raises CheckpointError as `from_config`, and for an unknown activation."""
+        config = read_json(directory / "config.json")
+        if config.get("activation_function", "gelu") != "gelu":
+            raise CheckpointError(
+                f"activation {config['activation_function']!r} is not known; Whisper uses gelu"
+            )
+        sizes = cls.from_config(config, directory)
+        window, scales = AudioWindow.from_directory(directory), config.get("scale_embedding", False)
+        return replace(sizes, window=window, scale_embedding=scales)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], directory: Path) -> WhisperSizes:
+        """Read the config.json of this directory. Raises CheckpointError for what no Whisper model has."""
+        sizes: dict[str, Any] = {name: _size(config, key, directory) for name, key in _KEYS.items()}
+        for part in ("encoder", "decoder"):
+            if sizes["width"] % (num_heads := sizes[f"{part}_heads"]):
+                raise CheckpointError(
+                    f"{part}_attention_heads in {directory / 'config.json'} is {num_heads}: must divide "
+                    f"d_model, {sizes['width']}"
+                )
+        return cls(**sizes, window=AudioWindow(_size(config, "max_source_positions", directory)))
+
+    def why_not_shared_by(self, num_ranks: int) -> str:
+        """Return why so many ranks cannot share out a model of these sizes, else an empty text."""
+        for name, key in _KEYS.items():
+            if name.endswith(("_heads", "_hidden")) and getattr(self, name) % num_ranks:
+                return f"must divide the model's {key}, {getattr(self, name)}"
+        return ""
+
+
+# Of config.json.
+_KEYS: Final = {
+    "vocabulary": "vocab_size",
+    "num_mels": "num_mel_bins",
+    "width": "d_model",
+    "encoder_layers": "encoder_layers",
+    "encoder_heads": "encoder_attention_heads",
+    "encoder_hidden": "encoder_ffn_dim",
+    "decoder_layers": "decoder_layers",
+    "decoder_heads": "decoder_attention_heads",
+    "decoder_hidden": "decoder_ffn_dim",
+    "text_positions": "max_target_positions",
+}
+
+
+def _size(config: Mapping[str, Any], key: str, directory: Path) -> int:
+    path, size = directory / "config.json", config.get(key, _DEFAULTS.get(key))
+    if size is None and key not in config:
+        raise CheckpointError(f"{path} lacks {key!r}")
+    if type(size) is not int or size < 1:
+        raise CheckpointError(f"{key} in {path} is {_short(size)}: must be a whole number from 1 on")
+    return size
+
+
+def _short(value: object) -> str:
+    return repr(value)[:80]
+
+
+AlignmentHeads = dict[int, list[int]]  # decoder layer to its heads, both from 0 and in order
+
+
+def read_alignment_heads(directory: Path, sizes: WhisperSizes) -> AlignmentHeads:
+    """Read generation_config.json's `[[layer, head], ...]`, or openai/whisper's default.
+
+    Raises ValueError: the model lacks a head.
+    """
+    path = directory / "generation_config.json"
+    pairs = read_optional_json(path).get("alignment_heads")
+    if not pairs:
+        logger.info(
+            "%s names no alignment heads: word times come from all heads of the upper half of its decoder",
+            directory,
+        )
+        return upper_half(sizes)
+    heads: AlignmentHeads = {}
+    for layer, head in sorted(pairs):
+        if not (0 <= layer < sizes.decoder_layers and 0 <= head < sizes.decoder_heads):
+            raise ValueError(f"{path} names the alignment head {[layer, head]}, which this model has not")
+        heads.setdefault(layer, []).append(head)
+    return heads
+
+
+def upper_half(sizes: WhisperSizes) -> AlignmentHeads:
+    """Return all heads of the decoder's upper half, openai/whisper's default."""
+    layers = range(sizes.decoder_layers // 2, sizes.decoder_layers)
+    return {layer: list(range(sizes.decoder_heads)) for layer in layers}
