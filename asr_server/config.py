@@ -11,7 +11,6 @@ from typing import Any, Final, Literal, TypeVar
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from asr_server.core import TEMPERATURE_LADDER
 from asr_server.machine import available_cores, default_preprocess_workers, num_gpus
 
 DEFAULT_MODEL: Final = "base"
@@ -20,8 +19,6 @@ EMBEDDED_MODEL = Path(__file__).parent / "models" / "whisper-digits"
 EMBEDDED_MODEL_LIMIT = "hears English digits only, about 1 in 20 of them wrongly"
 MIB = 1 << 20
 NO_PORT: Final = -1
-DEFAULT_NICENESS: Final = 5  # beside a busy machine a quarter of what others get; 10 is a tenth
-LOWEST_PRIORITY: Final = 19  # of Linux
 # Beyond what any machine has: a number with some digits too many is refused, rather than tried.
 MOST_PROCESSES: Final = 1024  # or threads
 MOST_SLOTS: Final = 10**6
@@ -82,18 +79,10 @@ class Settings:
     )
     replicas: int = setting(
         0,
-        "engine replicas, each with the whole model; 0: one for each GPU, or one on the CPU",
+        "engine replicas, each with the whole model; more than there are GPUs share these; 0: one for each "
+        "GPU, or one on the CPU",
         ge=0,
         le=MOST_PROCESSES,
-    )
-    replicas_per_device: int = setting(
-        1, "replicas for each device, where --replicas is 0", ge=1, le=MOST_PROCESSES
-    )
-    replica_niceness: int = setting(
-        DEFAULT_NICENESS,
-        "how much replicas on the CPU give way to other processes, above the server's own niceness: 0 to 19",
-        ge=0,
-        le=LOWEST_PRIORITY,
     )
     tensor_parallel_size: int = setting(
         1, "GPUs, or processes on the CPU, that share out each replica's weights and slots", ge=1
@@ -119,13 +108,6 @@ class Settings:
         ge=1,
         le=16,
     )
-    max_fallbacks: int = setting(
-        len(TEMPERATURE_LADDER) - 1,
-        "times an implausible chunk is decoded again, each time at a higher temperature",
-        ge=0,
-        le=len(TEMPERATURE_LADDER) - 1,
-    )
-
     check_voice: bool = setting(
         True, "a doubtful text is dropped where a voice detector hears nobody speak in its chunk"
     )
@@ -176,9 +158,8 @@ class Settings:
         "connections open at once; beyond them idle and silent ones are closed, else uploads get 429",
         ge=1,
     )
-    header_timeout_s: float = setting(10.0, "seconds a client may take to send a request's headers", gt=0)
     client_grace_s: float = setting(
-        20.0, "seconds that a client may stall, or be slower than that, before it is disconnected", gt=0
+        20.0, "seconds a client may stall, be too slow, or send headers, before it is disconnected", gt=0
     )
     keep_alive_s: int = setting(75, "seconds a connection may stay open between two requests", ge=1)
     drain_s: float = setting(25.0, "seconds that running requests get to finish at shutdown", ge=0)
@@ -191,7 +172,7 @@ class Settings:
     @property
     def num_replicas(self) -> int:
         num_devices = max(1, num_gpus() // self.tensor_parallel_size) if self.device != "cpu" else 1
-        return self.replicas or num_devices * self.replicas_per_device
+        return self.replicas or num_devices
 
     @property
     def threads_per_rank(self) -> int:
@@ -239,10 +220,6 @@ class Settings:
     def part(self, kind: type[Part]) -> Part:
         assert isinstance(self, kind)
         return self
-
-    @property
-    def temperatures(self) -> tuple[float, ...]:
-        return TEMPERATURE_LADDER[: 1 + self.max_fallbacks]
 
 
 def _entries(text: str) -> tuple[str, ...]:

@@ -122,6 +122,16 @@ class ChunkResult(msgspec.Struct, frozen=True):
         unlikely = self.avg_logprob < options.logprob_threshold
         return unlikely and self.no_speech_prob > options.no_speech_threshold
 
+    def is_repetitive(self, options: DecodingOptions) -> bool:
+        return self.compression_ratio > options.compression_ratio_threshold
+
+    def is_implausible(self, options: DecodingOptions) -> bool:
+        return self.avg_logprob < options.logprob_threshold or self.is_repetitive(options)
+
+    def needs_fallback(self, options: DecodingOptions) -> bool:
+        """Return whether Whisper tries the next temperature."""
+        return self.is_implausible(options) and not self.is_silence(options)
+
 
 class Word(msgspec.Struct, frozen=True):
     text: str  # as the model wrote it: with the space before it, and punctuation

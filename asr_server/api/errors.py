@@ -17,8 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from asr_server import errors, metrics
-from asr_server.api.headers import RETRY_AFTER, RETRY_AFTER_MS, SHOULD_RETRY
-from asr_server.api.schemas import ErrorBody, ErrorDetail
+from asr_server.api.schemas import RETRY_AFTER, RETRY_AFTER_MS, SHOULD_RETRY, ErrorBody, ErrorDetail
 from asr_server.errors import InvalidValue, ReportedError, RequestError
 
 MIN_WAIT_S: Final = 1.0

@@ -24,7 +24,7 @@ from starlette.websockets import WebSocket
 
 from asr_server import metrics
 from asr_server.api.errors import CLIENT_CLOSED_REQUEST, HANDLED, reply_to, response_to
-from asr_server.api.headers import REQUEST_ID, SAFE_HEADERS
+from asr_server.api.schemas import REQUEST_ID, SAFE_HEADERS
 from asr_server.config import Settings, naming
 from asr_server.errors import HostNotAllowed, OriginNotAllowed, ShuttingDown
 from asr_server.machine import is_loopback

@@ -43,9 +43,7 @@ class ServedModel:
         self.limit = settings.model_limit
         self.repositories: tuple[str, ...] = ()  # published ones that have it: clients may ask for it by each
         self.dispatcher = dispatcher
-        self.transcriber = Transcriber(
-            dispatcher, pool, tokenizer, settings.check_voice, settings.temperatures
-        )
+        self.transcriber = Transcriber(dispatcher, pool, tokenizer, settings.check_voice)
         self.audio_limits = AudioLimits.from_settings(settings, window)
         self._is_loaded = False  # from the launch of its replicas at the start, or else when one is ready
         self._is_draining = False

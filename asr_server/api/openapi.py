@@ -12,10 +12,20 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_jso
 from pydantic_core import core_schema
 
 from asr_server import errors
-from asr_server.api import headers
-from asr_server.api.headers import HEADERS, LIMIT_HEADERS
 from asr_server.api.models import Models
-from asr_server.api.schemas import AudioFields, ErrorBody, TextDelta, TranscriptionFields, TranslationFields
+from asr_server.api.schemas import (
+    HEADERS,
+    LIMIT_HEADERS,
+    REQUEST_ID,
+    RETRY_AFTER,
+    RETRY_AFTER_MS,
+    SHOULD_RETRY,
+    AudioFields,
+    ErrorBody,
+    TextDelta,
+    TranscriptionFields,
+    TranslationFields,
+)
 from asr_server.audio.decoder import RECORDING_FORMATS
 from asr_server.errors import ReportedError
 from asr_server.formats.render import (
@@ -31,10 +41,8 @@ from asr_server.formats.render import (
 Responses = dict[int | str, dict[str, Any]]
 
 REF: Final = "#/components/schemas/{model}"
-RETRY: Final = (headers.RETRY_AFTER, headers.RETRY_AFTER_MS, *LIMIT_HEADERS)
-TRANSCRIPT_HEADERS: Final = tuple(
-    name for name in HEADERS if name.startswith("x-") and name != headers.SHOULD_RETRY
-)
+RETRY: Final = (RETRY_AFTER, RETRY_AFTER_MS, *LIMIT_HEADERS)
+TRANSCRIPT_HEADERS: Final = tuple(name for name in HEADERS if name.startswith("x-") and name != SHOULD_RETRY)
 
 
 def reference(body: type) -> dict[str, str]:
@@ -154,7 +162,7 @@ def _document(app: FastAPI, models: Models, asks_for_key: bool) -> dict[str, Any
 def _complete(operation: dict[str, Any], needs_key: bool) -> None:
     operation["responses"].pop("422", None)
     for response in operation["responses"].values():
-        response["headers"] = described_headers(headers.REQUEST_ID) | response.get("headers", {})
+        response["headers"] = described_headers(REQUEST_ID) | response.get("headers", {})
     if needs_key:
         operation["security"] = [{"key": []}]
 

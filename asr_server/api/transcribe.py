@@ -16,7 +16,6 @@ from starlette.types import Receive, Scope, Send
 
 from asr_server import metrics
 from asr_server.api.events import EventStream, EventWriter
-from asr_server.api.headers import DROPPED, IGNORED_FIELDS, MODEL_LIMIT, TRACKS, TRUNCATED
 from asr_server.api.middleware import OVER_LIMIT
 from asr_server.api.models import Models, ServedModel
 from asr_server.api.openapi import form_of, transcript_responses
@@ -25,7 +24,15 @@ from asr_server.api.request import (
     parse_transcription_request,
     parse_translation_request,
 )
-from asr_server.api.schemas import TranscriptionFields, TranslationFields
+from asr_server.api.schemas import (
+    DROPPED,
+    IGNORED_FIELDS,
+    MODEL_LIMIT,
+    TRACKS,
+    TRUNCATED,
+    TranscriptionFields,
+    TranslationFields,
+)
 from asr_server.api.state import AppState, get_state, metered, models_of, require_key
 from asr_server.api.upload import FILE, Form, read_form
 from asr_server.audio.recording import Recording, Source

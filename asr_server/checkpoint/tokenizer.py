@@ -98,6 +98,37 @@ class SpecialTokens:
             is_multilingual=bool(given.get("is_multilingual", bool(languages))),
         )
 
+    def prompt(
+        self, options: DecodingOptions, language: str | None, num_positions: int
+    ) -> tuple[list[int], int]:
+        """Return the tokens before a chunk's text, and where <|startoftranscript|> is among them.
+
+        The client's prompt keeps its last tokens, at most half the positions less one. Raises ValueError: the
+        checkpoint cannot translate.
+        """
+        before: list[int] = []
+        if options.prompt_tokens and self.start_of_prev is not None:
+            before = [self.start_of_prev, *options.prompt_tokens[-(num_positions // 2 - 1) :]]
+        return [*before, *self.sot_sequence(options, language)], len(before)
+
+    def sot_sequence(self, options: DecodingOptions, language: str | None) -> list[int]:
+        task = self.translate if options.task == "translate" else self.transcribe
+        if options.task == "translate" and (task is None or not self.is_multilingual):
+            raise ValueError("this checkpoint cannot translate")
+        tokens = [self.start_of_transcript]
+        if self.is_multilingual and language is not None:
+            tokens.append(self.languages[language])
+        if self.is_multilingual and task is not None:
+            tokens.append(task)
+        return tokens
+
+    def candidate_languages(self, options: DecodingOptions) -> list[str]:
+        """Return the languages to choose from; none for an English-only model."""
+        if not self.is_multilingual:
+            return []
+        wanted = [code for code in options.candidate_languages if code in self.languages]
+        return wanted or list(self.languages)
+
 
 def _languages(ids: Mapping[str, int], generation: Mapping[str, Any]) -> dict[str, int]:
     named = generation.get("lang_to_id") or ids

@@ -43,8 +43,6 @@ def tensor_parallel(settings: ServerSettings) -> Iterator[str]:
         return
     if settings.executor == "inline":
         yield problem("tensor_parallel_size", size, "needs --executor multiprocess or ray")
-    if settings.executor == "ray" and settings.replicas_per_device > 1:
-        yield problem("tensor_parallel_size", size, "with --executor ray needs --replicas-per-device 1")
     if settings.executor != "ray" and settings.device != "cpu" and 0 < (found := num_gpus()) < size:
         yield problem("tensor_parallel_size", size, f"needs as many GPUs; this process sees {found}")
 

@@ -15,9 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
-from asr_server.cli.arguments import WhisperSpelledCommand, parse_clips
 from asr_server.cli.checks import FOR_A_MODEL
-from asr_server.cli.options import WRONG_USAGE, is_flag_given, print_error, settings_from, settings_options
+from asr_server.cli.options import (
+    WRONG_USAGE,
+    WhisperSpelledCommand,
+    is_flag_given,
+    parse_clips,
+    print_error,
+    settings_from,
+    settings_options,
+)
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, flag_name
 from asr_server.server.settings import FIELDS, SECTIONS, environment_names
 from asr_server.telemetry import configure_logging, printable
@@ -35,7 +42,7 @@ EMBEDDED_HINT: Final = f"transcribing with the embedded model whisper-digits, wh
 SETTINGS: Final = frozenset(
     (
         *("model", "device", "dtype", "executor", "ray_address", "replicas", "tensor_parallel_size"),
-        *("cpu_threads", "replica_niceness", "max_slots", "kernels", "beam_size", "max_fallbacks"),
+        *("cpu_threads", "max_slots", "kernels", "beam_size"),
         *("check_voice", "preprocess_workers", "max_audio_s", "log_level", "log_format"),
     )
 )

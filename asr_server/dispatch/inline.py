@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 class InlineExecutor:
     def __init__(self, settings: Settings) -> None:
         # All of them are on the first GPU: a thread has no environment of its own to see another one in.
-        self._settings = replace(settings, replicas=settings.replicas or settings.replicas_per_device)
+        self._settings = replace(settings, replicas=settings.replicas or 1)
 
     async def start(self) -> int:
         return self._settings.replicas

@@ -18,11 +18,11 @@ import msgspec
 import numpy as np
 
 from asr_server.channel.messages import ChunkTimes
+from asr_server.checkpoint.sizes import WhisperSizes
 from asr_server.checkpoint.tokenizer import SpecialTokens, Tokenizer
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.engine.beam import BeamSearch
 from asr_server.engine.boost import KeywordBoost, Row
-from asr_server.engine.prompt import prompt_of
 from asr_server.levels import Pauses, find_pauses
 
 # A sentence that somebody says twice compresses to less than this; a loop of the model's to a fifth and less.
@@ -34,6 +34,7 @@ _LOOP_TOKENS_PER_S: Final = 5.4
 _FEWEST_LOOP_TOKENS: Final = 48
 _LONGEST_REPEATED: Final = 32
 _TOKENS_PER_LOOP_CHECK: Final = 16
+_BESIDE_GIVEN: Final = 3  # tokens: a language that is detected yet, <|notimestamps|> and the text's end
 
 
 class Stage(Enum):
@@ -80,7 +81,7 @@ class ActiveChunk:
     id: ChunkId
     samples: Samples
     options: DecodingOptions
-    language: str | None
+    language: str | None  # None: to be detected
     slots: list[int] = field(default_factory=list)  # one, or of a beam search one for each hypothesis
     audio_slot: int = -1  # what all of them attend to
     beam_size: int = 1  # most hypotheses of its beam search; 1: there is none
@@ -144,9 +145,35 @@ class ActiveChunk:
         options = self.options
         return bool(options.frequency_penalty or options.presence_penalty) or options.repetition_penalty != 1
 
+    def check(self, specials: SpecialTokens, sizes: WhisperSizes) -> None:
+        """Set the language if it is given or only one is possible.
+
+        Raises ValueError: the chunk cannot be decoded as asked.
+        """
+        options, window, possible = self.options, sizes.window, specials.candidate_languages(self.options)
+        self.language = options.language or (possible[0] if len(possible) == 1 else None)
+        if not specials.is_multilingual:
+            self.language = None
+        elif self.language is not None and self.language not in specials.languages:
+            raise ValueError(f"this checkpoint does not know the language {self.language!r}")
+        if not options.temperatures or min(options.temperatures) < 0:
+            raise ValueError("temperatures must be one or more numbers not below 0")
+        if options.max_new_tokens is not None and options.max_new_tokens < 1:
+            raise ValueError("max_new_tokens must be at least 1")
+        tokens = (*options.prompt_tokens, *options.given_tokens)
+        if any(not 0 <= token < sizes.vocabulary for token in tokens):
+            raise ValueError("a token of the prompt or the given text is not in this checkpoint's vocabulary")
+        if len(self.samples) == 0 or not np.isfinite(self.samples).all():
+            raise ValueError("no samples, or samples that are not finite")
+        if len(self.samples) > window.num_samples:
+            raise ValueError(f"the chunk is longer than the model's window of {window.duration_s:g} s")
+        prompt, _ = specials.prompt(options, self.language, sizes.text_positions)
+        if len(prompt) + _BESIDE_GIVEN + len(options.given_tokens) > sizes.text_positions:
+            raise ValueError(f"the given text has more than {sizes.text_positions} tokens")
+
     def set_prompt(self, specials: SpecialTokens, num_positions: int) -> None:
         """Set the prompt and the most tokens after it. Raises ValueError: the checkpoint cannot translate."""
-        self.prompt, self.sot_index = prompt_of(self.options, self.language, specials, num_positions)
+        self.prompt, self.sot_index = specials.prompt(self.options, self.language, num_positions)
         room = num_positions - len(self.prompt)
         wanted = self.options.max_new_tokens
         self.max_tokens = room if wanted is None else min(room, wanted)
@@ -249,7 +276,7 @@ class ActiveChunk:
             self.logprobs = list(self.beam.running[0].logprobs[:num_tokens])
             self.tokens, self.sum_logprob = list(tokens[:num_tokens]), sum(self.logprobs)
         result = self.result("length", tokenizer)
-        if is_implausible(result, self.options):
+        if result.is_implausible(self.options):
             return None
         if self.beam is not None:
             self.beam.bind(num_tokens)
@@ -259,10 +286,10 @@ class ActiveChunk:
     def keep_early_result(self, result: ChunkResult) -> ChunkResult:
         """Return the early result if the final one is silence or wholly unread."""
         early = self.early_result
-        if early is None or not is_implausible(result, self.options):
+        if early is None or not result.is_implausible(self.options):
             return result
         is_last = self.temperature_index + 1 == len(self.options.temperatures)
-        if is_last and needs_fallback(result, self.options):
+        if is_last and result.needs_fallback(self.options):
             return result  # there is no further step: it is taken as it is
         del self.tokens[len(early.tokens) :], self.logprobs[len(early.tokens) :]
         return early
@@ -289,7 +316,7 @@ class ActiveChunk:
 
     def _wants_temperature(self) -> bool:
         above = self.options.temperatures[self.temperature_index + 1 :]
-        if not above or not needs_fallback(self._best_try(), self.options):
+        if not above or not self._best_try().needs_fallback(self.options):
             return False
         return above[0] <= HIGHEST_FOR_UNLIKELY or not self._fluent_tries()
 
@@ -309,7 +336,7 @@ class ActiveChunk:
         return max(fluent or self.tries, key=lambda each: each.avg_logprob)
 
     def _fluent_tries(self) -> list[ChunkResult]:
-        return [each for each in self.tries if not is_repetitive(each, self.options)]
+        return [each for each in self.tries if not each.is_repetitive(self.options)]
 
 
 def _num_closed(tokens: Sequence[int], num_before: int, first_time: int) -> int:
@@ -317,9 +344,6 @@ def _num_closed(tokens: Sequence[int], num_before: int, first_time: int) -> int:
         if tokens[end - 1] > first_time and tokens[end - 2] < first_time:
             return end
     return num_before
-
-
-# -- Whether to try again: openai/whisper's rules, and ours for the best try --------------------------------
 
 
 def repeats_a_little(result: ChunkResult) -> bool:
@@ -332,21 +356,9 @@ def compression_ratio(text: str) -> float:
     return len(raw) / len(zlib.compress(raw))
 
 
-def needs_fallback(result: ChunkResult, options: DecodingOptions) -> bool:
-    return is_implausible(result, options) and not result.is_silence(options)
-
-
 def is_broken(result: ChunkResult) -> bool:
     return is_no_number(result.avg_logprob)
 
 
 def is_no_number(logprob: float) -> bool:
     return not logprob <= 1.0  # NaN, or no logarithm of a probability, whatever the rounding
-
-
-def is_implausible(result: ChunkResult, options: DecodingOptions) -> bool:
-    return result.avg_logprob < options.logprob_threshold or is_repetitive(result, options)
-
-
-def is_repetitive(result: ChunkResult, options: DecodingOptions) -> bool:
-    return result.compression_ratio > options.compression_ratio_threshold

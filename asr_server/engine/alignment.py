@@ -22,7 +22,6 @@ from asr_server.checkpoint.tokenizer import Timestamps, Tokenizer
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkResult
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.engine.cuda import HostCopy, Transfers
-from asr_server.engine.prompt import sot_sequence
 from asr_server.model import DecoderCache, Whisper
 from asr_server.model.cache import Slots
 from asr_server.model.rows import CacheRows, rows_of
@@ -199,7 +198,7 @@ class Aligner:
 
     def text_of(self, chunk: ActiveChunk, result: ChunkResult) -> AlignedText:
         specials, duration_s = self._tokenizer.specials, len(chunk.samples) / SAMPLE_RATE
-        prompt = [*sot_sequence(chunk.options, chunk.language, specials), specials.no_timestamps]
+        prompt = [*specials.sot_sequence(chunk.options, chunk.language), specials.no_timestamps]
         num_read, tail_s = Timestamps(self._tokenizer, duration_s).tail(result, chunk.options)
         text = [token for token in result.tokens[:num_read] if self._tokenizer.is_text(token)]
         tokens = [*prompt, *text, specials.end_of_text][: self._model.sizes.text_positions]

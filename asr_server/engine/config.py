@@ -15,9 +15,9 @@ import torch
 
 from asr_server.channel.messages import EngineInfo
 from asr_server.checkpoint.sizes import short_audio_mode
-from asr_server.checkpoint.tokenizer import Tokenizer
+from asr_server.checkpoint.tokenizer import SpecialTokens, Tokenizer
 from asr_server.config import Settings, naming, values_for
-from asr_server.engine.prompt import check_timestamps
+from asr_server.core import POSITIONS_PER_S
 from asr_server.engine.tokens import GenerationRules
 from asr_server.machine import VNNI_FLAGS, available_cores, cpu_flags, free_memory_bytes, mps_is_running
 from asr_server.model import WHOLE, DecoderCache, Shard, Whisper, WhisperSizes, load_whisper
@@ -240,6 +240,16 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def check_timestamps(specials: SpecialTokens, sizes: WhisperSizes) -> None:
+    """Raise ValueError if the vocabulary has no timestamp for the window's end."""
+    last_s, window_s = (
+        (sizes.vocabulary - 1 - specials.timestamp_begin) / POSITIONS_PER_S,
+        sizes.window.duration_s,
+    )
+    if last_s < window_s:
+        raise ValueError(f"the vocabulary's timestamps end at {last_s:g} s, the window at {window_s:g} s")
 
 
 class Loaded(NamedTuple):

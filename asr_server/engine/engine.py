@@ -43,7 +43,6 @@ from asr_server.engine.alignment import ALIGN_BATCH, NAN, PendingAlignment
 from asr_server.engine.config import EngineConfig, engine_info, load
 from asr_server.engine.cuda import HostCopy, Pending
 from asr_server.engine.loop import DecodeLoop
-from asr_server.engine.prompt import candidates, checked_language
 from asr_server.engine.ranks import Broadcast, lead
 from asr_server.engine.runner import Runner
 from asr_server.engine.slots import SlotTable, grouped
@@ -98,6 +97,7 @@ class Engine:
         self._window = self._runner.window
         # On CPU each worker fills a window; otherwise all are encoded as one.
         each_alone = config.device == "cpu" and config.short_audio == "tail"
+        self._most_encoded = config.chunks_per_encode
         self._num_loads = config.compute_workers if each_alone else 1
         self._most_positions = self._window.num_positions * (1 if each_alone else config.encode_batch)
 
@@ -134,7 +134,7 @@ class Engine:
         decides late.
         """
         info = engine_info(self.config, self.kernels_report)
-        return Credit(self.config.chunks_per_encode, self.num_slots, info)
+        return Credit(self._most_encoded, self.num_slots, info)
 
     @property
     def slots_in_use(self) -> int:
@@ -197,8 +197,7 @@ class Engine:
 
     def _submit(self, chunk: ActiveChunk) -> None:
         try:
-            given = chunk.options, chunk.samples
-            chunk.language = checked_language(*given, self.tokenizer.specials, self.model.sizes)
+            chunk.check(self.tokenizer.specials, self.model.sizes)
         except ValueError as error:
             self._finish(chunk, Failed(chunk.id, str(error)))
         else:
@@ -247,7 +246,7 @@ class Engine:
         return self.num_slots - self.slots_in_use
 
     def _encode_allowance(self) -> int:
-        most = self.config.chunks_per_encode
+        most = self._most_encoded
         if not self._loop.chunks or self._seconds_per_encode == 0.0:
             return most
         return max(1, min(most, int(_ENCODE_BUDGET_S / self._seconds_per_encode)))
@@ -312,7 +311,7 @@ class Engine:
             self._feed_prompts(alike)
 
     def _needs_detection(self, chunk: ActiveChunk) -> bool:
-        return chunk.language is None and bool(candidates(chunk.options, self.tokenizer.specials))
+        return chunk.language is None and bool(self.tokenizer.specials.candidate_languages(chunk.options))
 
     def _report_languages(self) -> None:
         idle = not self._loop.has_work
@@ -324,7 +323,7 @@ class Engine:
 
     def _candidates(self, chunk: ActiveChunk, probabilities: list[float]) -> dict[str, float]:
         weights = dict(zip(self.tokenizer.specials.languages, probabilities, strict=True))
-        asked = candidates(chunk.options, self.tokenizer.specials)
+        asked = self.tokenizer.specials.candidate_languages(chunk.options)
         total = sum(weights[code] for code in asked) or 1.0
         return {code: weights[code] / total for code in asked}
 

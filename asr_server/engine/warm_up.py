@@ -6,13 +6,17 @@ each kernel's first call compiles it, 1 to 2 s.
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from asr_server.checkpoint.cache import writable
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import naming
 from asr_server.core import SAMPLE_RATE, ChunkId, ChunkResult, DecodingOptions
@@ -21,8 +25,7 @@ from asr_server.engine.runner import Runner, StepPlan
 from asr_server.engine.slots import SlotStart, SlotState
 from asr_server.engine.tokens import TokenRules, choose_likeliest
 from asr_server.model import DecoderCache, Whisper
-from asr_server.model.kernels import Kernels
-from asr_server.model.kernels.choice import choose_kernels
+from asr_server.model.kernels import TORCH, Kernels, triton_kernels
 from asr_server.model.layers import split_heads
 from asr_server.model.rows import rows_of
 
@@ -30,6 +33,8 @@ _NUM_ROWS, _NUM_CANDIDATES = 8, 6  # that are compared
 _NUM_STEPS = 2
 _NUM_PROMPTS = 5  # of two tokens: more than eight rows
 _TEXT = (0, 1)  # tokens that any vocabulary has as text
+
+logger = logging.getLogger(__name__)
 
 
 def warm_up(runner: Runner, tokenizer: Tokenizer, num_slots: int) -> None:
@@ -65,11 +70,45 @@ def _decode(runner: Runner, chunk: ActiveChunk) -> list[float]:
 
 
 def choose(setting: str, model: Whisper, rules: TokenRules) -> tuple[Kernels, str]:
-    """Return the kernels that agree with torch in a step, and on a GPU a line that names them."""
-    setting = setting if model.shard.count == 1 else "torch"
-    return choose_kernels(
-        setting, model.device, lambda kernels: compute_step(kernels, model, rules), tolerance(model.dtype)
-    )
+    """Return the kernels, and on a GPU a line that names them.
+
+    Raises ValueError: a kernel has left the GPU unusable.
+    """
+    if setting == "torch" or model.device.type != "cuda" or model.shard.count > 1:
+        return TORCH, ""
+    os.environ.setdefault("TRITON_CACHE_DIR", str(writable("triton")))  # survives a container
+    choice = checked(triton_kernels, model, rules)
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        reason = "a kernel of Triton has left the GPU unusable: --kernels torch does without them"
+        raise ValueError(reason) from error
+    return choice
+
+
+@torch.inference_mode()
+def checked(load: Callable[[], Kernels], model: Whisper, rules: TokenRules) -> tuple[Kernels, str]:
+    """Return the kernels if they run and agree with torch in a step, else torch's, after a warning."""
+    try:
+        kernels = load()
+        computed = compute_step(kernels, model, rules), compute_step(TORCH, model, rules)
+        error, most = max(map(_relative_error, *computed)), tolerance(model.dtype)
+        if error <= most:
+            return kernels, "triton"
+        reason = f"they differ from torch by {error:.2g}, more than {most:g}"
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as failure:  # whatever goes wrong in a compiler or a driver, torch can do the same
+        reason = f"{type(failure).__name__}: {' '.join(str(failure).split())[:120]}"
+    logger.warning("decoding takes two to three times as long, as Triton's kernels are not used: %s", reason)
+    return TORCH, f"torch: {reason}"
+
+
+def _relative_error(found: Tensor, expected: Tensor) -> float:
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(found, expected) else math.inf
+    difference = (found.float() - expected.float()).norm() / expected.float().norm()
+    return float(difference.nan_to_num(torch.inf))
 
 
 def tolerance(dtype: torch.dtype) -> float:

@@ -17,8 +17,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from asr_server import metrics
 from asr_server.api.errors import response_to
-from asr_server.api.headers import REQUEST_ID, SAFE_HEADERS
 from asr_server.api.middleware import OVER_LIMIT, REFUSED, UNKNOWN_ROUTE, new_request_id
+from asr_server.api.schemas import REQUEST_ID, SAFE_HEADERS
 from asr_server.config import Settings, naming
 from asr_server.errors import HeadersTooLarge, InvalidValue, RequestError, TooManyHeaders, TooSlow
 from asr_server.protocols.old_clients import until_close
@@ -243,11 +243,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _wait_for_headers(self) -> None:
         self._waited_for_headers_s += TICK_S
-        limit_s = self._settings.header_timeout_s
+        limit_s = self._settings.client_grace_s
         if self._waited_for_headers_s >= limit_s:
-            self._refuse(
-                TooSlow(f"No whole request within {limit_s:g} seconds: {naming('header_timeout_s')}.")
-            )
+            self._refuse(TooSlow(f"No whole request within {limit_s:g} seconds: {naming('client_grace_s')}."))
 
     def _wait_for_body(self) -> None:
         is_held_up = self.flow.read_paused or self.cycle.waiting_for_100_continue

@@ -29,7 +29,7 @@ def http_protocol(settings: Settings) -> Callable[..., asyncio.Protocol]:
         return bounded
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile or None)
-    limit_s = settings.header_timeout_s + SPARE_S
+    limit_s = settings.client_grace_s + SPARE_S
 
     def after_handshake(**options: Any) -> TlsHandshake:
         return TlsHandshake(bounded(**options), context, limit_s)

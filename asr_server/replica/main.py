@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 IDLE_WAIT_S = 0.5
 END_LIMIT_S = 30.0
+NICENESS = 5  # above the server's: beside a busy machine a quarter of what others get; 10 is a tenth
 MAX_REASON_CHARS = 400  # torch lists every weight that does not fit
 
 logger = logging.getLogger("asr_server.replica.main")  # `__main__` in a process of its own
@@ -138,7 +139,7 @@ def main() -> None:
     be_killed_with_the_parent()
     spec = ReplicaSpec.from_parent()
     if spec.computes_on_cpu:  # it uses every core, and the API process must get one at once
-        lower_priority(spec.settings.replica_niceness)
+        lower_priority(NICENESS)
         never_interrupt_others()
     setproctitle(f"asr-server replica {spec.index}")
     configure_logging(spec.settings.log_level, spec.settings.log_format, f"replica {spec.index}")

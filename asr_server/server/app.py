@@ -29,11 +29,11 @@ from asr_server.annexes.monitoring import MonitoringSettings, activity, metrics
 from asr_server.annexes.monitoring.activity import MAX_SAMPLES, Sample
 from asr_server.annexes.monitoring.metrics import STATM, metrics_port, resident_bytes
 from asr_server.annexes.realtime import route as realtime
-from asr_server.annexes.speakers.references import follow_speakers
+from asr_server.annexes.speakers.track import follow_speakers
 from asr_server.api import errors, middleware, openapi, routes, transcribe
-from asr_server.api.headers import HEADERS
 from asr_server.api.middleware import History
 from asr_server.api.models import Models
+from asr_server.api.schemas import HEADERS
 from asr_server.api.state import AdmissionLimiter, AppState, RealtimeSessions
 from asr_server.api.upload import ReadingTurns, UploadStore
 from asr_server.audio.recording import PreprocessPool

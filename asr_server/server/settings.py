@@ -38,7 +38,7 @@ FIELDS: Final[dict[str, FieldInfo]] = {
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "To begin with": ("model", "device", "dtype", "host", "port", "api_key", "keys_file", "log_level"),
     "Models": ("models", "load", "idle_unload_s", "served_model_name", "model_alias"),
-    "Text": ("beam_size", "max_fallbacks", "check_voice", "short_audio"),
+    "Text": ("beam_size", "check_voice", "short_audio"),
     "Uploads and recordings": (
         *("max_upload_bytes", "max_audio_s", "max_concurrent_requests", "preprocess_workers"),
         "unknown_fields",
@@ -50,12 +50,12 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "HTTP and clients": (
         *("ssl_certfile", "ssl_keyfile", "root_path", "cors_origins", "allowed_hosts", "reuse_port"),
-        *("max_connections", "keep_alive_s", "header_timeout_s", "client_grace_s"),
+        *("max_connections", "keep_alive_s", "client_grace_s"),
     ),
     "Operation": ("log_format", "metrics_port", "metrics_host", "drain_s"),
     "Engine": (
-        *("replicas", "replicas_per_device", "tensor_parallel_size", "max_slots", "cpu_threads"),
-        *("replica_niceness", "kernels", "executor", "ray_address"),
+        *("replicas", "tensor_parallel_size", "max_slots", "cpu_threads"),
+        *("kernels", "executor", "ray_address"),
     ),
 }
 

@@ -16,7 +16,7 @@ import pytest
 
 from asr_server import __version__
 from asr_server.cli import main
-from asr_server.cli.arguments import OTHER_NAMES, OTHER_SWITCHES, SWITCHES, in_our_spelling
+from asr_server.cli.options import OTHER_NAMES, OTHER_SWITCHES, SWITCHES, in_our_spelling
 from asr_server.server.settings import FIELDS, environment_names
 from tests.conftest import Server
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-from asr_server.api.headers import SAFE_HEADERS
+from asr_server.api.schemas import SAFE_HEADERS
 from tests.support.embedded import embedded
 from tests.toolchain.deploy.tools import run_tool
 from tests.unit.api.running_app import RunningApp, run_app

@@ -111,11 +111,8 @@ def test_metrics_have_a_port_of_their_own_unless_it_is_minus_one() -> None:
         ({}, 4, 4),
         ({"device": "cpu"}, 4, 1),
         ({"replicas": 3}, 4, 3),
-        ({"replicas_per_device": 2}, 4, 8),
-        ({"replicas": 3, "replicas_per_device": 2}, 4, 3),
         ({"tensor_parallel_size": 2}, 5, 2),
         ({"tensor_parallel_size": 8}, 4, 1),
-        ({"device": "cpu", "replicas_per_device": 3}, 0, 3),
     ],
 )
 def test_there_is_a_replica_for_each_device(
@@ -141,12 +138,6 @@ def test_threads_share_the_cores_between_all_processes(
 ) -> None:
     monkeypatch.setattr("asr_server.config.available_cores", lambda: cores)
     assert settings(device="cpu", **values).threads_per_rank == num_threads
-
-
-def test_the_temperature_ladder_is_capped() -> None:
-    assert settings().temperatures == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    assert settings(max_fallbacks=0).temperatures == (0.0,)
-    assert settings(max_fallbacks=2).temperatures == (0.0, 0.2, 0.4)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from asr_server.api.headers import LIMIT_UNITS
+from asr_server.api.schemas import LIMIT_UNITS
 from asr_server.config import naming
 from asr_server.errors import RateLimited
 

@@ -96,9 +96,7 @@ class LocalTranscriber:
         self._limits = AudioLimits.from_settings(settings, window)
         self._dispatcher = Dispatcher(settings, window=window)
         self._pool = PreprocessPool(settings.preprocess_workers)
-        self.transcriber = Transcriber(
-            self._dispatcher, self._pool, tokenizer, settings.check_voice, settings.temperatures
-        )
+        self.transcriber = Transcriber(self._dispatcher, self._pool, tokenizer, settings.check_voice)
         self._speakers, self._voices = job.speakers, job.voices
         self._choice = parse_choice(job.track, bool(job.speakers))
         self._clips = job.clips

@@ -97,11 +97,12 @@ class RayExecutor:
         num_hosts = sum(node["Alive"] for node in ray.nodes())
         gpus = int(ray.cluster_resources().get("GPU", 0))
         use_gpus = self._settings.device == "cuda" or (self._settings.device == "auto" and gpus > 0)
-        shared_by, num_ranks = self._settings.replicas_per_device, self._settings.tensor_parallel_size
-        num_replicas = self._settings.replicas or (gpus // num_ranks if use_gpus else num_hosts) * shared_by
+        num_ranks = self._settings.tensor_parallel_size
+        num_replicas = self._settings.replicas or (gpus // num_ranks if use_gpus else num_hosts)
         if not num_replicas:
             raise StartImpossible(f"each replica needs {num_ranks} GPUs: the Ray cluster has {gpus}")
         num_on_host = math.ceil(num_replicas / num_hosts)
+        shared_by = math.ceil(num_replicas / gpus) if gpus and num_ranks == 1 else 1
         self._num_on_device = shared_by if use_gpus else num_on_host
         threads = max(1, self._settings.cpu_threads)
         self._resources = {"GPU": num_ranks / shared_by} if use_gpus else {"CPU": num_ranks * threads}

@@ -7,10 +7,14 @@ samples go. Embeddings live as long as their request and are never written. Know
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import itertools
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from string import ascii_uppercase
 from typing import Final, NamedTuple
@@ -33,8 +37,11 @@ from asr_server.annexes.speakers.segmentation import (
     segment,
 )
 from asr_server.annexes.speakers.voices import Activity, Heard, Voice, hear, hear_reference, nearest
+from asr_server.audio.decoder import AudioLimits
+from asr_server.audio.recording import PreprocessPool, Recording, memory_file
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import SAMPLE_RATE, Samples, SpeakerCount, Transcript
+from asr_server.errors import InvalidValue, RequestError
 from asr_server.levels import Stretch, joined, runs
 from asr_server.machine import available_cores, lower_thread_priority
 
@@ -211,11 +218,6 @@ def names_of_labels(
     }
 
 
-async def reference_embeddings(references: Sequence[Samples]) -> list[Floats]:
-    loop = asyncio.get_running_loop()
-    return [await loop.run_in_executor(_executor, hear_reference, samples) for samples in references]
-
-
 def _spoken_s(activity: Sequence[Mapping[int, Floats]]) -> dict[int, list[Stretch]]:
     """Join each window's probabilities, [2, STEP_FRAMES] a speaker."""
     spoken: dict[int, list[Stretch]] = {}
@@ -242,3 +244,56 @@ def _stretches_s(active: Flags, first_sample: int) -> list[Stretch]:
 
 def _turns(stretches_s: list[Stretch]) -> list[Stretch]:
     return [stretch for stretch in joined(stretches_s, _PAUSE_S) if stretch[1] - stretch[0] >= _SHORTEST_S]
+
+
+# -- References of known speakers: data URLs of a few seconds, which live as long as their request -----------
+
+_PARAM: Final = "known_speaker_references[]"
+MIN_S, MAX_S = 2.0, 10.0
+_SLACK_S: Final = 0.1  # that codecs add or take away
+_LIMITS: Final = AudioLimits(max_audio_s=4 * MAX_S)
+_DATA_URL: Final = re.compile(r"data:[\w.+/;=-]*;base64,", re.ASCII)
+
+
+async def follow_speakers(
+    count: SpeakerCount, names: Sequence[str], references: Sequence[str], pool: PreprocessPool
+) -> SpeakerTrack:
+    """Raises InvalidValue for a reference without speech."""
+    samples = [await decode_reference(reference, pool) for reference in references]
+    embeddings = await reference_embeddings(samples)
+    if not all(embedding.any() for embedding in embeddings):
+        raise InvalidValue(f"In one of '{_PARAM}' nobody speaks.", _PARAM)
+    return SpeakerTrack(count, names, embeddings)
+
+
+async def reference_embeddings(references: Sequence[Samples]) -> list[Floats]:
+    loop = asyncio.get_running_loop()
+    return [await loop.run_in_executor(_executor, hear_reference, samples) for samples in references]
+
+
+async def decode_reference(url: str, pool: PreprocessPool) -> Samples:
+    match = _DATA_URL.match(url)
+    try:
+        content = base64.b64decode(url[match.end() :], validate=True) if match else b""
+    except binascii.Error:
+        content = b""
+    if not content:
+        raise InvalidValue(f"'{_PARAM}' are data URLs: data:audio/wav;base64,...", _PARAM)
+    heard: list[Samples] = []
+    with memory_file() as file:
+        file.write(content)
+        with closing(
+            Recording(file, _LIMITS, listener=lambda samples: heard.append(samples.copy()))
+        ) as recording:
+            try:
+                while not (await pool.decode_slice(recording)).finished:
+                    pass
+            except RequestError as error:
+                raise InvalidValue(f"One of '{_PARAM}' cannot be read: {error.message}", _PARAM) from error
+    samples = np.concatenate(heard)
+    if not MIN_S - _SLACK_S <= len(samples) / SAMPLE_RATE <= MAX_S + _SLACK_S:
+        raise InvalidValue(
+            f"'{_PARAM}' are {MIN_S:g} to {MAX_S:g} s long; one has {len(samples) / SAMPLE_RATE:.1f} s.",
+            _PARAM,
+        )
+    return samples

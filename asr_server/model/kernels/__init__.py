@@ -1,9 +1,9 @@
-"""Triton kernels for GPUs, each beside torch's operations. `choice.py` decides whether they are used."""
+"""Triton kernels for GPUs, each beside torch's operations. `engine/warm_up.py` decides on their use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from torch import Tensor
 
@@ -23,3 +23,10 @@ class Kernels:
 
 
 TORCH = Kernels()
+
+
+def triton_kernels() -> Kernels:
+    from asr_server.model.kernels import choose_token, flash_decode, layers
+
+    functions = vars(choose_token) | vars(flash_decode) | vars(layers)
+    return Kernels(**{kernel.name: functions[kernel.name] for kernel in fields(Kernels)})

@@ -65,7 +65,7 @@ async def test_no_crowd_of_one_address_keeps_32_uploads_from_their_usual_time() 
         "many trickling": [trickling] * 1100,
         "together": [*[silent] * 1100, *[trickling] * NUM_EACH, *[stalled] * NUM_EACH],
     }
-    limits = ("--client-grace-s", "100", "--header-timeout-s", "100")  # nobody is shown out but for others
+    limits = ("--client-grace-s", "100")  # nobody is shown out but for others
     with run_server("--log-level", "warning", *limits) as server:
         await time_of_32_s(server)  # what is loaded at its first use
         usual_s = await time_of_32_s(server)

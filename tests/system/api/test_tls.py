@@ -58,7 +58,7 @@ async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(ce
 
 
 async def test_silent_connections_count_and_make_room_before_their_handshake(certificate: str) -> None:
-    settings = embedded(ssl_certfile=certificate, max_connections=3, header_timeout_s=100.0)
+    settings = embedded(ssl_certfile=certificate, max_connections=3, client_grace_s=100.0)
     async with run_app(settings) as app:
         silent = [await RawClient.connect(app.host, app.port) for _ in range(3)]
         await until(lambda: len(app.server.server_state.connections) == 3)
@@ -72,7 +72,7 @@ async def test_silent_connections_count_and_make_room_before_their_handshake(cer
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["silent", "half a hello"])
 async def test_a_handshake_has_the_time_of_headers(certificate: str, first: bytes) -> None:
-    async with run_app(embedded(ssl_certfile=certificate, header_timeout_s=0.3)) as app:
+    async with run_app(embedded(ssl_certfile=certificate, client_grace_s=0.3)) as app:
         client = await RawClient.connect(app.host, app.port)
         client.send(first)
         assert await client.is_closed()
@@ -96,7 +96,7 @@ async def test_what_is_no_tls_is_closed_without_a_traceback(
 
 @pytest.mark.slow
 def test_a_server_with_a_certificate_shows_silent_connections_out(certificate: str) -> None:
-    options = ("--ssl-certfile", certificate, "--header-timeout-s", "1", "--max-connections", "4")
+    options = ("--ssl-certfile", certificate, "--client-grace-s", "1", "--max-connections", "4")
     with conftest.run_server(*WITHOUT_ENGINE, *options) as server:
         url = httpx.URL(server.url)
         assert url.scheme == "https"

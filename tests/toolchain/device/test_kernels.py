@@ -7,7 +7,7 @@ import torch
 
 from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.model import whisper
-from asr_server.model.kernels.choice import triton_kernels
+from asr_server.model.kernels import triton_kernels
 from harness.clips import make_clip
 from harness.engine_helpers import Checkpoint, results, run, submit
 from tests.support.checkpoints import short_window_directory

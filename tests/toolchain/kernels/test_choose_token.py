@@ -14,8 +14,7 @@ from torch import Tensor
 
 from asr_server.engine.slots import SlotState
 from asr_server.engine.tokens import GenerationRules, TokenRules, choose_likeliest
-from asr_server.model.kernels import TORCH, Kernels, choose_token
-from asr_server.model.kernels.choice import triton_kernels
+from asr_server.model.kernels import TORCH, Kernels, choose_token, triton_kernels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCABULARY, END_OF_TEXT, FIRST_TIME = 60, 30, 36

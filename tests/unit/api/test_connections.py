@@ -27,7 +27,7 @@ from tests.unit.api.running_app import SECOND, RunningApp, run_app
 pytestmark = pytest.mark.slow
 
 TICK_S = 0.02
-STRICT = embedded(header_timeout_s=0.3, client_grace_s=0.3, keep_alive_s=1)
+STRICT = embedded(client_grace_s=0.3, keep_alive_s=1)
 Connect = Callable[..., Awaitable[RawClient]]
 BIG = "x" * (12 * MIB)  # more than the system's buffers take
 
@@ -335,7 +335,7 @@ async def test_a_connection_is_kept_for_the_next_request_but_not_for_ever(connec
         for _ in range(2):
             client.ask("/health")
             assert (await client.reply()).status == 200
-            await asyncio.sleep(2 * STRICT.header_timeout_s)  # waiting for a next request is not reading one
+            await asyncio.sleep(2 * STRICT.client_grace_s)  # waiting for a next request is not reading one
         assert await client.is_closed()
 
 
@@ -354,7 +354,7 @@ async def test_a_new_connection_closes_the_one_that_has_been_idle_for_longest(co
 
 
 async def test_a_connection_that_sends_nothing_makes_room(connect: Connect) -> None:
-    async with strict_app(max_connections=3, header_timeout_s=100.0) as app:
+    async with strict_app(max_connections=3, client_grace_s=100.0) as app:
         silent = [await connect(app) for _ in range(3)]
         await until(lambda: len(waiting(app)) == 3)
         assert (await app.post()).status_code == 200

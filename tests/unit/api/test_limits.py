@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from asr_server.annexes.keys.accounts import Account, Key, format_duration
-from asr_server.api.headers import LIMIT_HEADERS
+from asr_server.api.schemas import LIMIT_HEADERS
 from asr_server.errors import RateLimited
 from tests.contract.official_client import transcribe
 from tests.support.fake_replica import noise

@@ -18,8 +18,8 @@ from starlette.responses import StreamingResponse
 
 import asr_server
 from asr_server.api import middleware as middleware
-from asr_server.api.headers import SAFE_HEADERS
 from asr_server.api.middleware import PlainRoutes
+from asr_server.api.schemas import SAFE_HEADERS
 from asr_server.config import MIB
 from asr_server.metrics import REGISTRY
 from asr_server.telemetry import JsonFormatter, TextFormatter

@@ -333,13 +333,7 @@ def test_only_a_gpu_that_was_asked_for_here_has_to_be_there(
     [
         ({"tensor_parallel_size": 1, "executor": "inline"}, 0, []),
         ({"executor": "inline"}, 0, ["needs --executor multiprocess or ray"]),
-        (
-            {"executor": "ray", "replicas_per_device": 2},
-            1,
-            ["with --executor ray needs --replicas-per-device 1"],
-        ),
-        ({"executor": "ray", "replicas_per_device": 1}, 1, []),
-        ({"executor": "multiprocess", "replicas_per_device": 2}, 0, []),
+        ({"executor": "ray"}, 1, []),
         ({}, 0, []),
         ({}, 1, ["needs as many GPUs; this process sees 1"]),
         ({}, 2, []),

@@ -15,9 +15,7 @@ from asr_server.dispatch.supervisor import ReplicaGone
 from tests.support.embedded import embedded
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"), [({"replicas": 3}, 3), ({}, 1), ({"replicas_per_device": 2}, 2)]
-)
+@pytest.mark.parametrize(("settings", "expected"), [({"replicas": 3}, 3), ({}, 1)])
 async def test_there_are_as_many_as_are_asked_for(settings: dict[str, int], expected: int) -> None:
     executor = InlineExecutor(embedded(**settings))
     assert await executor.start() == expected

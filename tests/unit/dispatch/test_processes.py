@@ -15,16 +15,15 @@ import pytest_asyncio
 
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.processes import MultiprocessExecutor, ProcessReplica
+from asr_server.replica.main import NICENESS
 from tests.support.dispatchers import IN_MODULE, OPTIONS, chunk, heard, running, until_ready
 from tests.support.embedded import embedded
 from tests.support.speech import say
 
-NICENESS = 3
-
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair() -> AsyncIterator[Dispatcher]:
-    async with running("multiprocess", replicas=2, replica_niceness=NICENESS) as dispatcher:
+    async with running("multiprocess", replicas=2) as dispatcher:
         yield dispatcher
 
 

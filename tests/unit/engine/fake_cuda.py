@@ -24,8 +24,7 @@ from asr_server.engine.beam import NUM_NAMED
 from asr_server.engine.tokens import GenerationRules
 from asr_server.model import load_whisper, weights
 from asr_server.model.features import LogMel
-from asr_server.model.kernels import Kernels, choose_token, flash_decode, layers
-from asr_server.model.kernels.choice import triton_kernels
+from asr_server.model.kernels import Kernels, choose_token, flash_decode, layers, triton_kernels
 from tests.support.checkpoints import kept_tokenizer
 from tests.unit.engine.stream_stand_ins import StandInEvent, StandInStream, entered
 

@@ -9,18 +9,16 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from asr_server.checkpoint.files import AudioWindow
+from asr_server.checkpoint.sizes import AudioWindow, WhisperSizes
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import TEMPERATURE_LADDER, ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine.active_chunk import (
     ActiveChunk,
     compression_ratio,
     is_broken,
-    needs_fallback,
     repeats_a_little,
 )
-from asr_server.engine.prompt import check_timestamps
-from asr_server.model import WhisperSizes
+from asr_server.engine.config import check_timestamps
 from tests.support.checkpoints import short_window_directory
 from tests.support.tokens import make_tokenizer, words
 
@@ -138,7 +136,7 @@ def result(
 def test_a_text_is_tried_again_that_is_unlikely_or_repetitive_and_no_silence(
     tried: ChunkResult, is_tried_again: bool
 ) -> None:
-    assert needs_fallback(tried, DecodingOptions()) is is_tried_again
+    assert tried.needs_fallback(DecodingOptions()) is is_tried_again
 
 
 def test_a_sentence_that_is_said_twice_is_no_loop() -> None:

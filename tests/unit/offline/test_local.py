@@ -37,12 +37,12 @@ def tokenizers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options(**job: Any) -> DecodingOptions:
-    settings = Settings(model=str(pocket_directory()), max_fallbacks=2)
+    settings = Settings(model=str(pocket_directory()))
     return LocalTranscriber(settings, TranscribeJob(("a.wav",), **job)).options
 
 
-def test_without_a_word_the_language_is_detected_and_the_ladder_is_as_long_as_set() -> None:
-    ladder = (0.0, 0.2, 0.4)
+def test_without_a_word_the_language_is_detected_and_the_ladder_is_whispers() -> None:
+    ladder = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     assert options() == DecodingOptions(early_results=True, text_only=True, temperatures=ladder)
 
 

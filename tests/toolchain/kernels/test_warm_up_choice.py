@@ -18,11 +18,10 @@ from torch import Tensor
 
 from asr_server.checkpoint.sizes import AudioWindow
 from asr_server.core import SAMPLE_RATE
+from asr_server.engine import warm_up
 from asr_server.engine.tokens import TokenRules
-from asr_server.engine.warm_up import compute_step, tolerance
 from asr_server.model import Whisper
-from asr_server.model.kernels import TORCH, Kernels
-from asr_server.model.kernels.choice import check_kernels, choose_kernels, triton_kernels
+from asr_server.model.kernels import TORCH, Kernels, triton_kernels
 from tests.unit.engine.device_stand_ins import take_few_programs
 from tests.unit.engine.small import RULES, SIZES, SPECIALS
 from tests.unit.model.test_rows_in_place import IN_PLACE, plain_flash_decode
@@ -40,9 +39,7 @@ def model_of(dtype: torch.dtype, window: AudioWindow = WHOLE) -> Whisper:
 
 
 def checked(kernels: Kernels, model: Whisper) -> tuple[Kernels, str]:
-    rules = TokenRules(RULES, SPECIALS, SIZES.vocabulary, CPU)
-    compute = partial(compute_step, model=model, rules=rules)
-    return check_kernels(lambda: kernels, compute, tolerance(model.dtype))
+    return warm_up.checked(lambda: kernels, model, TokenRules(RULES, SPECIALS, SIZES.vocabulary, CPU))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -108,7 +105,9 @@ def test_tritons_kernels_agree_with_torch(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_on_a_cpu_torch_decodes_without_a_word() -> None:
-    assert choose_kernels("auto", CPU, lambda _: [], 0.0) == (TORCH, "")
+    model = model_of(torch.float32)
+    rules = TokenRules(RULES, SPECIALS, SIZES.vocabulary, CPU)
+    assert warm_up.choose("auto", model, rules) == (TORCH, "")
 
 
 COMPILE = """
