@@ -17,9 +17,9 @@ def main() -> None:
     at_ctrl_c = signal.getsignal(signal.SIGINT)
     if at_ctrl_c is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from asr_server.process import hide_from_other_processes, hide_keys, share_one_arena
+    from asr_server.process import SECRET_FLAG, hide_from_other_processes, hide_value, share_one_arena
 
-    hide_keys()
+    hide_value(SECRET_FLAG)
     hide_from_other_processes()
     share_one_arena()  # before the modules that start threads
     from asr_server import cli

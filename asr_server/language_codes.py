@@ -5,25 +5,45 @@ Codes of ISO 639-2 and 639-3 and withdrawn ones are read as Whisper's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from asr_server.errors import InvalidValue
 
-_OTHER_CODES: Final = (
-    "af afr|am amh|ar ara arb|as asm|az aze azj|ba bak|be bel|bg bul|bn ben|bo bod tib|br bre|bs bos|ca cat|"
-    "cs ces cze|cy cym wel|da dan|de deu ger|el ell gre|en eng|es spa|et est ekk|eu eus baq|fa fas per pes|"
-    "fi fin|fo fao|fr fra fre|gl glg|gu guj|ha hau|haw haw|he heb iw|hi hin|hr hrv scr|ht hat|hu hun|"
-    "hy hye arm|id ind in|is isl ice|it ita|ja jpn|jw jav jv|ka kat geo|kk kaz|km khm|kn kan|ko kor|la lat|"
-    "lb ltz|ln lin|lo lao|lt lit|lv lav lvs|mg mlg|mi mri mao|mk mkd mac|ml mal|mn mon khk|mr mar|"
-    "ms msa may zsm|mt mlt|my mya bur|ne nep npi|nl nld dut|nn nno|no nor nob nb|oc oci|pa pan|pl pol|"
-    "ps pus pbt|pt por|ro ron rum mol mo|ru rus|sa san|sd snd|si sin|sk slk slo|sl slv|sn sna|so som|"
-    "sq sqi alb|sr srp scc|su sun|sv swe|sw swa swh|ta tam|te tel|tg tgk|th tha|tk tuk|tl tgl fil|tr tur|"
-    "tt tat|uk ukr|ur urd|uz uzb uzn|vi vie|yi yid ydd ji|yo yor|yue yue|zh zho chi cmn"
+# The code of Whisper's <|xx|> token, its other codes, its English name, its other names.
+_LANGUAGES: Final = (
+    "af afr: afrikaans|am amh: amharic|ar ara arb: arabic|as asm: assamese|az aze azj: azerbaijani|"
+    "ba bak: bashkir|be bel: belarusian|bg bul: bulgarian|bn ben: bengali/bangla|bo bod tib: tibetan|"
+    "br bre: breton|bs bos: bosnian|ca cat: catalan/valencian|cs ces cze: czech|cy cym wel: welsh|"
+    "da dan: danish|de deu ger: german|el ell gre: greek|en eng: english|es spa: spanish/castilian|"
+    "et est ekk: estonian|eu eus baq: basque|fa fas per pes: persian/farsi|fi fin: finnish|"
+    "fo fao: faroese|fr fra fre: french|gl glg: galician|gu guj: gujarati|ha hau: hausa|"
+    "haw haw: hawaiian|he heb iw: hebrew|hi hin: hindi|hr hrv scr: croatian|"
+    "ht hat: haitian creole/haitian|hu hun: hungarian|hy hye arm: armenian|id ind in: indonesian|"
+    "is isl ice: icelandic|it ita: italian|ja jpn: japanese|jw jav jv: javanese|ka kat geo: georgian|"
+    "kk kaz: kazakh|km khm: khmer|kn kan: kannada|ko kor: korean|la lat: latin|"
+    "lb ltz: luxembourgish/letzeburgesch|ln lin: lingala|lo lao: lao|lt lit: lithuanian|"
+    "lv lav lvs: latvian|mg mlg: malagasy|mi mri mao: maori|mk mkd mac: macedonian|ml mal: malayalam|"
+    "mn mon khk: mongolian|mr mar: marathi|ms msa may zsm: malay|mt mlt: maltese|"
+    "my mya bur: myanmar/burmese|ne nep npi: nepali|nl nld dut: dutch/flemish|nn nno: nynorsk|"
+    "no nor nob nb: norwegian|oc oci: occitan|pa pan: punjabi/panjabi|pl pol: polish|"
+    "ps pus pbt: pashto/pushto|pt por: portuguese|ro ron rum mol mo: romanian/moldavian/moldovan|"
+    "ru rus: russian|sa san: sanskrit|sd snd: sindhi|si sin: sinhala/sinhalese|sk slk slo: slovak|"
+    "sl slv: slovenian|sn sna: shona|so som: somali|sq sqi alb: albanian|sr srp scc: serbian|"
+    "su sun: sundanese|sv swe: swedish|sw swa swh: swahili|ta tam: tamil|te tel: telugu|tg tgk: tajik|"
+    "th tha: thai|tk tuk: turkmen|tl tgl fil: tagalog/filipino|tr tur: turkish|tt tat: tatar|"
+    "uk ukr: ukrainian|ur urd: urdu|uz uzb uzn: uzbek|vi vie: vietnamese|yi yid ydd ji: yiddish|"
+    "yo yor: yoruba|yue yue: cantonese|zh zho chi cmn: chinese/mandarin"
 )
-_WHISPER_CODES: Final = {
-    other: code for code, *others in (entry.split() for entry in _OTHER_CODES.split("|")) for other in others
-}
+NAMES: Final[dict[str, str]] = {}  # lower-case English ones, by Whisper's codes
+_WHISPER_CODES: Final[dict[str, str]] = {}  # by other codes
+_CODES: Final[dict[str, str]] = {}  # by names
+for _entry in _LANGUAGES.split("|"):
+    _codes, _names = _entry.split(": ")
+    _code, *_other_codes = _codes.split()
+    NAMES[_code], *_ = _names.split("/")
+    _WHISPER_CODES.update(dict.fromkeys(_other_codes, _code))
+    _CODES.update(dict.fromkeys(_names.split("/"), _code))
 
 
 def whisper_code(code: str) -> str:
@@ -35,36 +55,6 @@ def whisper_code(code: str) -> str:
 ENGLISH: Final = "en"
 AUTO: Final = "auto"  # as many clients write "detect it"
 UNKNOWN_NAME: Final = "unknown"  # nothing was said and nothing was given; a string, as clients require
-
-
-def _pairs(table: str) -> dict[str, str]:
-    return dict(entry.split(" ", 1) for entry in table.split("|"))
-
-
-# Code of Whisper's <|xx|> token and lower-case English name.
-NAMES: Final[Mapping[str, str]] = _pairs(
-    "af afrikaans|am amharic|ar arabic|as assamese|az azerbaijani|ba bashkir|be belarusian|"
-    "bg bulgarian|bn bengali|bo tibetan|br breton|bs bosnian|ca catalan|cs czech|cy welsh|"
-    "da danish|de german|el greek|en english|es spanish|et estonian|eu basque|fa persian|"
-    "fi finnish|fo faroese|fr french|gl galician|gu gujarati|ha hausa|haw hawaiian|he hebrew|"
-    "hi hindi|hr croatian|ht haitian creole|hu hungarian|hy armenian|id indonesian|is icelandic|"
-    "it italian|ja japanese|jw javanese|ka georgian|kk kazakh|km khmer|kn kannada|ko korean|"
-    "la latin|lb luxembourgish|ln lingala|lo lao|lt lithuanian|lv latvian|mg malagasy|mi maori|"
-    "mk macedonian|ml malayalam|mn mongolian|mr marathi|ms malay|mt maltese|my myanmar|ne nepali|"
-    "nl dutch|nn nynorsk|no norwegian|oc occitan|pa punjabi|pl polish|ps pashto|pt portuguese|"
-    "ro romanian|ru russian|sa sanskrit|sd sindhi|si sinhala|sk slovak|sl slovenian|sn shona|"
-    "so somali|sq albanian|sr serbian|su sundanese|sv swedish|sw swahili|ta tamil|te telugu|"
-    "tg tajik|th thai|tk turkmen|tl tagalog|tr turkish|tt tatar|uk ukrainian|ur urdu|uz uzbek|"
-    "vi vietnamese|yi yiddish|yo yoruba|yue cantonese|zh chinese"
-)
-_OTHER_NAMES: Final = (
-    "bn bangla|my burmese|es castilian|fa farsi|tl filipino|nl flemish|ht haitian|"
-    "lb letzeburgesch|zh mandarin|ro moldavian|ro moldovan|pa panjabi|ps pushto|si sinhalese|"
-    "ca valencian"
-)
-_CODES: Final = {name: code for code, name in NAMES.items()} | {
-    name: code for code, name in (entry.split(" ", 1) for entry in _OTHER_NAMES.split("|"))
-}
 
 # Written without spaces between words, so that chunks are joined without one.
 UNSPACED: Final = frozenset({"bo", "ja", "km", "lo", "my", "th", "yue", "zh"})

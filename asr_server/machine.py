@@ -33,7 +33,9 @@ T = TypeVar("T")
 
 def available_cores(root: Path = _ROOT) -> int:
     """Return the cores that affinity and CPU quota allow, at least one: more threads would stand still."""
-    return max(1, int(min(len(_affinity_mask()), cpu_quota(root))))
+    has_mask = hasattr(os, "sched_getaffinity")
+    num_cores = len(os.sched_getaffinity(0)) if has_mask else os.cpu_count() or 1
+    return max(1, int(min(num_cores, cpu_quota(root))))
 
 
 def default_preprocess_workers() -> int:
@@ -216,12 +218,6 @@ def raise_open_files_limit() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         return wanted
     return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft
-
-
-def _affinity_mask() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
 
 
 def _meminfo(root: Path) -> dict[str, int]:

@@ -18,7 +18,7 @@ _SET_DUMPABLE: Final = 4  # prctl's PR_SET_DUMPABLE
 _SET_NO_NEW_PRIVILEGES: Final = 38  # prctl's PR_SET_NO_NEW_PRIVS
 _ARGUMENTS: Final = slice(45, 47)  # where they begin and end in memory: fields of /proc/self/stat
 _HIDDEN: Final = b"***"
-SECRET_FLAGS: Final = ("--api-key",)
+SECRET_FLAG: Final = "--api-key"
 # Landlock's system calls, which have these numbers on every processor, and what they take away (landlock.h).
 _CREATE_RULESET: Final = 444
 _RESTRICT_SELF: Final = 446
@@ -118,11 +118,6 @@ def confine() -> None:
     os.close(ruleset)
     if failed:  # a process that is not confined must not meet a codec
         raise OSError(ctypes.get_errno(), "Landlock refuses to confine this process")
-
-
-def hide_keys() -> None:
-    for flag in SECRET_FLAGS:
-        hide_value(flag)
 
 
 def hide_value(flag: str) -> None:

@@ -39,16 +39,12 @@ def install(app: FastAPI) -> None:
 async def _handle(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
         error = HTTPException(error.status_code, unknown_path(request.url.path))
-    return reply_to(error)
-
-
-def reply_to(error: Exception) -> Response:
-    if isinstance(error, ClientDisconnect):
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
     return response_to(error)
 
 
-def response_to(error: Exception) -> JSONResponse:
+def response_to(error: Exception) -> Response:
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
     status, body = _described(error)
     return JSONResponse(body.model_dump(), status, _headers(error))
 

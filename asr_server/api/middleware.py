@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from asr_server import metrics
-from asr_server.api.errors import CLIENT_CLOSED_REQUEST, HANDLED, reply_to, response_to
+from asr_server.api.errors import CLIENT_CLOSED_REQUEST, HANDLED, response_to
 from asr_server.api.schemas import REQUEST_ID, SAFE_HEADERS
 from asr_server.config import Settings, naming
 from asr_server.errors import HostNotAllowed, OriginNotAllowed, ShuttingDown
@@ -268,7 +268,7 @@ class PlainRoutes:
             response = await route.endpoint(request)
             await response(scope, receive, send)
         except HANDLED as error:
-            await reply_to(error)(scope, receive, send)
+            await response_to(error)(scope, receive, send)
 
     def _route_of(self, scope: Scope) -> APIRoute | None:
         if scope["type"] != "http" or scope["method"] != "POST":

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -43,13 +43,13 @@ class Places:
         self.num_free = num_places
         self._is_shared = is_shared
         self._held = Counter[str]()
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._waiting = defaultdict[str, deque[asyncio.Future[None]]](deque)
 
     def num_held(self, key: str) -> int:
         return self._held[key]
 
     def are_taken(self, key: str) -> bool:
-        return key in self._waiting or not self._has_room(key)
+        return bool(self._waiting[key]) or not self._has_room(key)
 
     def _has_room(self, key: str) -> bool:
         return self.num_free > 0 and (not self._is_shared or self._held[key] < SHARE * self.num_free)
@@ -63,44 +63,25 @@ class Places:
             self.take(key)
             return
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(key, deque()).append(place)
+        self._waiting[key].append(place)
         try:
             await place
         except asyncio.CancelledError:
-            if place.cancelled():
-                self._leave(key, place)
-            else:  # it was given in the same moment
+            if not place.cancelled():  # it was given in the same moment
                 self.release(key)
+            elif place in self._waiting[key]:
+                self._waiting[key].remove(place)
             raise
-
-    def _leave(self, key: str, place: asyncio.Future[None]) -> None:
-        line = self._waiting.get(key, deque())
-        if place in line:
-            line.remove(place)
-            self._close_if_empty(key)
 
     def release(self, key: str) -> None:
         self.num_free += 1
         self._held[key] -= 1
-        if not self._held[key]:
-            del self._held[key]
-        while (next_key := self._next_key()) is not None:
-            self._give(next_key)
-
-    def _next_key(self) -> str | None:
-        keys = filter(self._has_room, self._waiting)
-        return min(keys, key=self.num_held, default=None)
-
-    def _give(self, key: str) -> None:
-        place = self._waiting[key].popleft()
-        self._close_if_empty(key)
-        if not place.done():
-            self.take(key)
-            place.set_result(None)
-
-    def _close_if_empty(self, key: str) -> None:
-        if not self._waiting[key]:
-            del self._waiting[key]
+        while keys := [key for key, line in self._waiting.items() if line and self._has_room(key)]:
+            next_key = min(keys, key=self.num_held)
+            place = self._waiting[next_key].popleft()
+            if not place.done():
+                self.take(next_key)
+                place.set_result(None)
 
 
 class AdmissionLimiter:

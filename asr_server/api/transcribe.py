@@ -50,7 +50,6 @@ RequestParser = Callable[[list[tuple[str, str]], Models], TranscriptionRequest]
 ReplyMaker = Callable[[Transcript, TranscriptionRequest], Response]
 
 RETRY_CONNECTION_S: Final = 5.0
-
 _MAX_NAMED: Final = 32  # fields
 _MAX_NAME: Final = 80  # characters of a field's name
 # Of a longer transcript the reply is made in a thread: for twelve hours with words it takes a second.

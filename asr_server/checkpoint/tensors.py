@@ -31,19 +31,12 @@ from asr_server.checkpoint.files import (
 from asr_server.checkpoint.sizes import WhisperSizes
 from asr_server.errors import CheckpointError
 
-ITEM_BYTES: Final = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-}
+ITEM_BYTES: Final = (
+    dict.fromkeys(("F64", "I64"), 8)
+    | dict.fromkeys(("F32", "I32"), 4)
+    | dict.fromkeys(("F16", "BF16", "I16"), 2)
+    | dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8"), 1)
+)
 MAX_DIMENSIONS: Final = 8
 MAX_TENSORS: Final = 1 << 14  # large-v3 has 1,259
 _MAX_PICKLE_BYTES: Final = 1 << 20  # large-v3's has 200 kB; read, it takes 80 times as much

@@ -241,9 +241,6 @@ class BeamSearch:
     def _ends_segment(self, hypothesis: Hypothesis) -> bool:
         return bool(hypothesis.tokens) and hypothesis.tokens[-1] > self._end_of_text
 
-    def reorder(self, order: Sequence[int]) -> None:
-        self.running = [self.running[index] for index in order]
-
     def best(self) -> Hypothesis:
         """Return the likeliest text for its length; its log-probability is NaN if the model produced NaN."""
         missing = max(0, self.width - len(self.ended))

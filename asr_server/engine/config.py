@@ -165,11 +165,6 @@ def choose_int8(name: str, device: torch.device) -> bool:
     return name == "int8"
 
 
-def choose_int8_audio(dtype: str, device: torch.device) -> bool:
-    """Return whether to keep audio in 8-bit integers: on a CPU that can, unless a precision is set."""
-    return dtype in ("auto", "int8") and device.type == "cpu" and can_multiply_in_int8()
-
-
 def choose_num_slots(
     sizes: WhisperSizes,
     device: torch.device,
@@ -244,10 +239,8 @@ def keep_freed_memory() -> None:
 
 def check_timestamps(specials: SpecialTokens, sizes: WhisperSizes) -> None:
     """Raise ValueError if the vocabulary has no timestamp for the window's end."""
-    last_s, window_s = (
-        (sizes.vocabulary - 1 - specials.timestamp_begin) / POSITIONS_PER_S,
-        sizes.window.duration_s,
-    )
+    last_s = (sizes.vocabulary - 1 - specials.timestamp_begin) / POSITIONS_PER_S
+    window_s = sizes.window.duration_s
     if last_s < window_s:
         raise ValueError(f"the vocabulary's timestamps end at {last_s:g} s, the window at {window_s:g} s")
 
@@ -266,7 +259,9 @@ def load(config: EngineConfig, shard: Shard = WHOLE) -> Loaded:
     """
     device = choose_device(config.device)
     dtype, int8 = choose_dtype(config.dtype, device), choose_int8(config.dtype, device)
-    config = replace(config, int8_audio=choose_int8_audio(config.dtype, device))
+    # On a CPU that can, unless a precision is set.
+    int8_audio = config.dtype in ("auto", "int8") and device.type == "cpu" and can_multiply_in_int8()
+    config = replace(config, int8_audio=int8_audio)
     torch.set_num_threads(config.cpu_threads or available_cores())
     directory = Path(config.model)
     model = load_whisper(directory, device, dtype, shard, int8)

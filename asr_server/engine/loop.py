@@ -289,7 +289,7 @@ class DecodeLoop:
             self._waiting.append((chunk, beam, parents))
             chunk.restarts += 1
             return []
-        beam.reorder(order)
+        beam.running = [beam.running[index] for index in order]
         going_on = [
             parents[index] == place and chosen[place : place + 1] == [beam.running[place].tokens[-1]]
             for place, index in enumerate(order)

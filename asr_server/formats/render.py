@@ -239,14 +239,21 @@ def _dump(body: BaseModel) -> str:
     return body.model_dump_json(exclude_none=True)
 
 
+def _of_recording(transcript: Transcript) -> dict[str, Any]:
+    """Return what every body of JSON has."""
+    return {
+        "text": transcript.text,
+        "usage": DurationUsage(seconds=math.ceil(_seconds(transcript.duration_s))),
+        "truncated": transcript.is_cut_short or None,
+        "tracks": tracks_body(transcript),
+    }
+
+
 def json_body(transcript: Transcript, with_logprobs: bool = False) -> Json:
     return Json(
-        text=transcript.text,
         languages=languages_body(transcript),
         logprobs=logprobs_body(transcript.logprobs) if with_logprobs else None,
-        usage=_duration_usage(transcript),
-        truncated=transcript.is_cut_short or None,
-        tracks=tracks_body(transcript),
+        **_of_recording(transcript),
     )
 
 
@@ -255,15 +262,12 @@ def verbose_body(transcript: Transcript, options: RenderOptions = DEFAULTS) -> V
         task=transcript.task,
         language=transcript.language,
         duration=_seconds(transcript.duration_s),
-        text=transcript.text,
         segments=[_segment(segment) for segment in transcript.segments] if options.with_segments else None,
         words=list(_words(transcript)) if options.with_words else None,
-        usage=_duration_usage(transcript),
-        truncated=transcript.is_cut_short or None,
-        tracks=tracks_body(transcript),
         dropped=dropped_body(transcript),
         language_probability=transcript.language_probability,
         languages=languages_body(transcript) if len(transcript.languages) > 1 else None,
+        **_of_recording(transcript),
     )
 
 
@@ -295,11 +299,8 @@ def word_body(
 def diarized_body(transcript: Transcript) -> DiarizedJson:
     return DiarizedJson(
         duration=_seconds(transcript.duration_s),
-        text=transcript.text,
         segments=[diarized_segment(segment) for segment in transcript.segments],
-        usage=_duration_usage(transcript),
-        truncated=transcript.is_cut_short or None,
-        tracks=tracks_body(transcript),
+        **_of_recording(transcript),
     )
 
 
@@ -316,10 +317,6 @@ def diarized_segment(segment: Segment) -> DiarizedSegment:
 
 def _seconds(time_s: float) -> float:
     return round(time_s, 3)
-
-
-def _duration_usage(transcript: Transcript) -> DurationUsage:
-    return DurationUsage(seconds=math.ceil(_seconds(transcript.duration_s)))
 
 
 def languages_body(transcript: Transcript) -> list[Language]:

@@ -13,7 +13,7 @@ import pytest
 
 from asr_server import process
 from asr_server.config import flag_name
-from asr_server.process import SECRET_FLAGS, child_environment
+from asr_server.process import SECRET_FLAG, child_environment
 from asr_server.server.settings import FIELDS
 
 _COUNT_ARENAS = """
@@ -67,7 +67,7 @@ def command_line_after_hiding(*arguments: str) -> list[str]:
     ],
 )
 def test_the_value_of_a_flag_disappears_from_the_command_line(arguments: list[str], shown: list[str]) -> None:
-    assert {flag_name(setting) for setting in FIELDS if setting.endswith("_key")} == {*SECRET_FLAGS}
+    assert {flag_name(setting) for setting in FIELDS if setting.endswith("_key")} == {SECRET_FLAG}
     assert command_line_after_hiding(*arguments) == shown
 
 

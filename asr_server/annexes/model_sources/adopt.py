@@ -63,7 +63,9 @@ def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
     path = source / CTRANSLATE2 if source.is_dir() else source
     with reading(path):
         about = path.stat()
-    identity = f"{_LAYOUT_VERSION}|{path}|{about.st_size}|{about.st_mtime_ns}|{revision}|{_digests(source)}"
+    small = [source / name for name in _SMALL_FILES]
+    digests = [hashlib.sha256(read_small(each)).hexdigest() if each.exists() else "" for each in small]
+    identity = f"{_LAYOUT_VERSION}|{path}|{about.st_size}|{about.st_mtime_ns}|{revision}|{digests}"
     folder = writable("readings")
     target = folder / f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     if not (target / STORED).exists():
@@ -81,11 +83,6 @@ def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
             shutil.rmtree(made, ignore_errors=True)
     read_stored(target)
     return target
-
-
-def _digests(source: Path) -> list[str]:
-    paths = [source / name for name in _SMALL_FILES]
-    return [hashlib.sha256(read_small(path)).hexdigest() if path.exists() else "" for path in paths]
 
 
 def read_foreign(source: Path) -> ForeignModel:

@@ -212,18 +212,15 @@ class StandardOutput(Outputs):
             self._printed.notify_all()
 
     def _content(self, name: str, transcript: Transcript) -> bytes:
-        content = _escaped(rendered(transcript, self._format, self._render_options))
+        text = rendered(transcript, self._format, self._render_options).decode()
+        # A terminal's commands in another server's text; what stands for them is valid in JSON too.
+        content = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
         if not self._labelled:
             return content
         if FORMATS[self._format].media_type == JSON:
             line = json.dumps({"file": name} | json.loads(content), ensure_ascii=False)
             return line.encode("utf-8", "backslashreplace") + b"\n"
         return f"==> {printable(name)} <==\n".encode() + content + b"\n"
-
-
-def _escaped(content: bytes) -> bytes:
-    """Escape a terminal's commands in another server's text; valid in JSON too."""
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", content.decode()).encode()
 
 
 def _print(content: bytes) -> None:

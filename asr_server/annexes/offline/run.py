@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
@@ -149,9 +150,9 @@ def transcribe_files(make_transcriber: Callable[[TranscribeJob], FileTranscriber
         transcriber = make_transcriber(job)  # before a stream is read, which cannot be read twice
         todo = list(_buffer_streams(inputs, todo, summary))
         batch = Batch(inputs, transcriber, outputs, summary, ProgressBars(len(todo), job.quiet))
-        run = _run(transcriber, batch, todo)
+        run = partial(_run, transcriber, partial(batch.run, todo))
         try:
-            summary.stop_reason, summary.stop_status = run_to_the_end(lambda: asyncio.run(run))
+            summary.stop_reason, summary.stop_status = run_to_the_end(lambda: asyncio.run(run()))
         except InvalidValue as error:  # a key that changed midway, say: what was done is reported
             if not summary.num_transcribed:
                 raise
@@ -196,10 +197,10 @@ def run_to_the_end(run: Callable[[], None]) -> tuple[str, int]:
     return "", SUCCESS
 
 
-async def _run(transcriber: FileTranscriber, batch: Batch, indices: Sequence[int]) -> None:
+async def _run(transcriber: FileTranscriber, work: Callable[[], Awaitable[None]]) -> None:
     with cancelled_by_sigterm():
         async with transcriber.running():
-            await batch.run(indices)
+            await work()
 
 
 _LINES_AT_ONCE: Final = 256  # read and looked up on the disk in one go
@@ -217,8 +218,12 @@ def transcribe_manifest(settings: Settings, job: TranscribeJob) -> int:
             stop_reason, status = run_to_the_end(lambda: _run_on_ray(settings, job, reports, repeats))
         else:
             lines = LineTranscriber(transcriber, job, repeats)
-            run = _run_here(transcriber, lines, job.manifest, reports)
-            stop_reason, status = run_to_the_end(lambda: asyncio.run(run))
+
+            async def work(entry: Entry) -> None:
+                reports.add(await lines.transcribe(entry))
+
+            run = partial(work_through, _entries(lines, job.manifest, reports), work)
+            stop_reason, status = run_to_the_end(lambda: asyncio.run(_run(transcriber, run)))
     if stop_reason:
         say(f"stopped: {stop_reason}")
     if not job.quiet:
@@ -237,17 +242,6 @@ def _run_on_ray(settings: Settings, job: TranscribeJob, reports: Reports, repeat
 
 def _cancel(*_: object) -> None:
     raise asyncio.CancelledError
-
-
-async def _run_here(
-    transcriber: LocalTranscriber, lines: LineTranscriber, manifest: Path, reports: Reports
-) -> None:
-    async def work(entry: Entry) -> None:
-        reports.add(await lines.transcribe(entry))
-
-    with cancelled_by_sigterm():
-        async with transcriber.running():
-            await work_through(_entries(lines, manifest, reports), work)
 
 
 async def _entries(lines: LineTranscriber, manifest: Path, reports: Reports) -> AsyncIterator[Entry]:

@@ -4,7 +4,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from asr_server import errors
-from asr_server.api.errors import body_of, reply_to, response_to
+from asr_server.api.errors import body_of, response_to
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_a_client_of_a_server_that_stops_finds_another_by_a_new_connection() -> 
 
 
 def test_a_client_that_has_left_is_499_in_the_log_and_gets_nothing() -> None:
-    reply = reply_to(ClientDisconnect())
+    reply = response_to(ClientDisconnect())
     assert (reply.status_code, reply.body) == (499, b"")
-    assert reply_to(errors.InvalidValue("x")).status_code == 400
+    assert response_to(errors.InvalidValue("x")).status_code == 400
 
 
 def test_the_first_field_that_is_wrong_is_named_by_its_last_part() -> None:

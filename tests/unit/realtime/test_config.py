@@ -26,6 +26,7 @@ from asr_server.annexes.realtime.config import (
 )
 from asr_server.annexes.realtime.server_events import DEFAULT_VAD, SessionTranscription
 from asr_server.api.models import Models
+from asr_server.core import TEMPERATURE_LADDER
 from asr_server.errors import InvalidApiKey, InvalidValue, ModelNotFound
 from asr_server.server.settings import ServerSettings
 from tests.unit.api.running_app import RunningApp, served
@@ -158,7 +159,7 @@ def test_options_of_a_session_reach_the_decoder() -> None:
     model = MODELS.default
     assert (options.language, options.candidate_languages, options.keywords) == ("en", (), ("two",))
     assert options.prompt_tokens == tuple(model.transcriber.tokenizer.encode(" one"))
-    assert options.temperatures == model.settings.temperatures
+    assert options.temperatures == TEMPERATURE_LADDER
     assert not options.word_timestamps
     assert not config.is_diarized
     candidates = updated(default_config("whisper-1"), transcription={"languages": ["de", "en"]})

@@ -21,7 +21,7 @@ import soundfile
 from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
 from asr_server.audio.voice import possible_and_certain_speech_s
 from asr_server.config import Settings
-from asr_server.core import SAMPLE_RATE, DecodingOptions, Samples, Transcript
+from asr_server.core import SAMPLE_RATE, TEMPERATURE_LADDER, DecodingOptions, Samples, Transcript
 from asr_server.errors import AudioTooShort
 from asr_server.transcription.judge import LEAD_S
 from asr_server.transcription.request import boosted_keywords, prompt_tokens
@@ -201,7 +201,7 @@ def test_doubtful_dutch_does_not_become_gibberish_at_a_high_temperature() -> Non
     if not clips:
         pytest.skip("the Dutch dialogues are not installed")
     base = loaded_base()
-    options = DecodingOptions(language="nl", temperatures=Settings().temperatures)
+    options = DecodingOptions(language="nl", temperatures=TEMPERATURE_LADDER)
     (found,) = transcribe_chunks(base.engine(), [clips[0].samples()], options)
     text = base.tokenizer.decode([token for token in found.tokens if base.tokenizer.is_text(token)])
     assert found.temperature <= 0.4
