@@ -11,27 +11,35 @@ import atexit
 import contextlib
 import logging
 import math
-import pkgutil
+import os
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
 
 from asr_server import __version__
+from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.annexes.ray import RaySettings
 from asr_server.annexes.ray.cluster import check_answers, cluster_address
-from asr_server.annexes.ray.tcp import TcpEngineClient
+from asr_server.annexes.ray.tcp import TcpEngineClient, TcpEngineServer
 from asr_server.channel.messages import Event, LogLine
 from asr_server.channel.zeromq import ReplicaSpec
 from asr_server.checkpoint.cache import name_elsewhere
 from asr_server.dispatch.processes import RemoteReplica
 from asr_server.dispatch.supervisor import StartImpossible
+from asr_server.errors import CheckpointError
 from asr_server.machine import in_daemon_thread
+from asr_server.replica.main import CannotStart, create_engine, run
+from asr_server.telemetry import configure_logging
 
-REPLICA: Final = "asr_server.annexes.ray.actor:ReplicaActor"  # by its name, as processes are started
+if TYPE_CHECKING:
+    from asr_server.engine import Engine
+
 JOIN_LIMIT_S: Final = 300.0
 CALL_LIMIT_S: Final = 10.0
 LEAVE_LIMIT_S: Final = 30.0
@@ -39,6 +47,7 @@ CALL_THREAD: Final = "ray call"
 KILL_LIMIT_S: Final = 10.0
 PLACE_WAIT_S: Final = 1.0
 PLACE_LOG_S: Final = 20.0
+_HOST: Final = os.uname().nodename
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +129,7 @@ class RayExecutor:
             num_gpus=self._resources.get("GPU", 0),
             max_restarts=0,  # the supervisor replaces it
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._places[index]),
-        )(pkgutil.resolve_name(REPLICA))
+        )(ReplicaActor)
         actor = actor_class.remote()
         # The keys are an argument of the call: those of the constructor would be kept by the cluster.
         call = actor.run.options(name=f"asr-server replica {index}")  # in the process's title, too
@@ -190,3 +199,27 @@ def _ray() -> Any:
 
 async def _in_thread(function: Callable[[], T], limit_s: float) -> T:
     return await asyncio.wait_for(asyncio.wrap_future(in_daemon_thread(function, CALL_THREAD)), limit_s)
+
+
+# -- In a process of the cluster. Ray carries the call of `run` alone; it ends when our connection breaks. ---
+
+
+class ReplicaActor:
+    def run(self, spec_line: bytes, version: str) -> None:
+        """Serve until drained. The server's `version` must be this host's."""
+        if version != __version__:
+            raise RuntimeError(f"{_HOST} has asr-server {__version__}, the server is {version}")
+        spec = ReplicaSpec.from_line(spec_line)
+        server = TcpEngineServer(spec.address, on_lost=lambda: os._exit(1))
+        settings, name = spec.settings, f"replica {spec.index}"
+        configure_logging(settings.log_level, settings.log_format, name, server.log_handler())
+        logger.info("starts on %s as process %d", _HOST, os.getpid())
+        run(server, lambda: _create_engine_from_here(spec))
+
+
+def _create_engine_from_here(spec: ReplicaSpec) -> Engine:
+    try:
+        model = resolve_checkpoint(spec.settings.model)
+    except CheckpointError as error:
+        raise CannotStart(f"on {_HOST}: {error}") from error
+    return create_engine(msgspec.structs.replace(spec, settings=replace(spec.settings, model=str(model))))

@@ -20,7 +20,7 @@ import pytest
 import zmq
 
 from asr_server import __version__
-from asr_server.annexes.ray import actor
+from asr_server.annexes.ray import executor as actor
 from asr_server.annexes.ray.tcp import TcpEngineServer, make_curve_keys
 from asr_server.channel.zeromq import Address, ReplicaSpec
 from asr_server.replica import main as module
