@@ -1,7 +1,5 @@
 """The entry of `asr-server`: prepares the process before the modules load, so that Ctrl-C is silent."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -3,8 +3,6 @@
 Audio is float32 mono at 16 kHz within [-1, 1]; times are seconds from the start of the file.
 """
 
-from __future__ import annotations
-
 from typing import Final, Literal
 
 import msgspec

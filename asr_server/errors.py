@@ -1,7 +1,5 @@
 """The errors that a user can meet. `api.errors` alone makes replies of them."""
 
-from __future__ import annotations
-
 from typing import Final
 
 MAX_MESSAGE_CHARS: Final = 2000  # of what may repeat names and values of the client

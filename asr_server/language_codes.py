@@ -3,8 +3,6 @@
 Codes of ISO 639-2 and 639-3 and withdrawn ones are read as Whisper's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Final
 

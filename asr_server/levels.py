@@ -3,8 +3,6 @@
 A level is the variance within 20 ms, every 5 ms, so offset and rumble do not count. Imports no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Find this process's cores, memory and GPUs; set priorities, sockets, limits. Imports no torch."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -3,8 +3,6 @@
 Gauges, read when somebody asks, are in `annexes/monitoring/metrics.py`.
 """
 
-from __future__ import annotations
-
 import platform
 import time
 from collections import Counter as Tally

@@ -1,7 +1,5 @@
 """What a server's process inherits, which signals it takes, and what ends it. Imports none of ours."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

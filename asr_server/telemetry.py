@@ -1,7 +1,5 @@
 """Logging: one line an event, with its process and request. Imports no torch."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

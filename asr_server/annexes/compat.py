@@ -4,8 +4,6 @@ Each renames fields to OpenAI's and shapes the reply; none transcribes. Bazarr a
 whisper-asr-webservice's, where `encode=false` means raw 16-bit samples at 16 kHz.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Load and unload models on request, and unload those that nobody uses."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Annotated, Final

@@ -1,7 +1,5 @@
 """The page, and the API's description at `/docs`: local files that load nothing from elsewhere."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

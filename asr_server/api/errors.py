@@ -1,7 +1,5 @@
 """Map every exception to a status and OpenAI's error body. No other module does."""
 
-from __future__ import annotations
-
 import difflib
 import logging
 import math

@@ -1,7 +1,5 @@
 """Turn a transcript into OpenAI's server-sent events, and send them as the client reads."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Final

@@ -1,7 +1,5 @@
 """Complete FastAPI's document at `/openapi.json`, by this server's settings and the errors themselves."""
 
-from __future__ import annotations
-
 from functools import cache, partial
 from http import HTTPStatus
 from typing import Any, Final, get_args

@@ -1,7 +1,5 @@
 """Parse a form's text fields into typed models and decoding options. Reads no audio."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """HTTP routes beside those of recordings: probes, version, load, models."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request

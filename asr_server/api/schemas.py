@@ -1,7 +1,5 @@
 """Request fields, response bodies and headers, as OpenAI's audio API names them. Types only."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Any, Final, Literal
 

@@ -1,7 +1,5 @@
 """What all routes share: the places for requests and sessions, who asks, and the parts of the server."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import secrets

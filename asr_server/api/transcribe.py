@@ -1,7 +1,5 @@
 """Answer one transcription request: read the form, transcribe, reply whole or as events."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence

@@ -3,8 +3,6 @@
 Of a file few bytes lie in memory, more in the temporary folder. Starlette's parser has no file limit.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

@@ -11,8 +11,6 @@ The server sends a `DecodeTask` with the file, opened once for each possible tra
 block. The answer is a `HEADER` with the size of an `Answer`, which samples follow.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import logging

@@ -5,8 +5,6 @@ frame would cost as much as decoding. Gaps in the time stamps, and a late start,
 times are a player's.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

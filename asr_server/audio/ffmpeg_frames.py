@@ -3,8 +3,6 @@
 Runs in the FFmpeg processes alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ The first loads the libraries once and has no threads, so forking is quick and s
 imports this file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

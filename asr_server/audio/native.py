@@ -5,8 +5,6 @@ people have files with extensible headers and unset sizes (Multimedia Programmin
 Specifications 1.0; EBU Tech 3306). Of the others it trusts the header's count, but joined files hold more.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import os

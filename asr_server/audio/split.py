@@ -6,8 +6,6 @@ A cut is judged by the mean level of the 200 ms around it, which tells pauses (1
 consonants (60 ms).
 """
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -5,8 +5,6 @@ Mixing weights are film sound's: dialogue in the centre, effects in front and be
 louder than the sound is subtracted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

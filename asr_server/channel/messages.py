@@ -3,8 +3,6 @@
 Commands go to a replica, events come back; both name (request, chunk, part, attempt).
 """
 
-from __future__ import annotations
-
 from typing import Final, Protocol
 
 import msgspec

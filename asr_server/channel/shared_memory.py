@@ -5,8 +5,6 @@ lowest free slot is taken, so few pages are touched; memory of slots beyond `KEP
 system. Knows no messages.
 """
 
-from __future__ import annotations
-
 import ctypes
 import heapq
 import logging

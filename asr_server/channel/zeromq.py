@@ -4,8 +4,6 @@ Samples cross in shared memory (`shared_memory.py`), or in frames when it is ful
 `ChildSpec` and `ReplicaSpec` are a new process's settings.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

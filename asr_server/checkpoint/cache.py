@@ -5,8 +5,6 @@ holds fetched models, `readings/` the directories made for other programs' files
 kernels.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import shutil

@@ -3,8 +3,6 @@
 A checkpoint's author is not trusted: files must be regular and bounded.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The command `asr-server`: turns flags into settings and calls what does the work."""
 
-from __future__ import annotations
-
 import click
 
 from asr_server import __version__

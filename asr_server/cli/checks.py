@@ -1,7 +1,5 @@
 """Check settings against this machine, its files and the model: a line for each wrong setting."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import socket

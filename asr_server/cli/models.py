@@ -1,7 +1,5 @@
 """The commands `asr-server models` and `asr-server convert`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

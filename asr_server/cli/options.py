@@ -1,7 +1,5 @@
 """Make a command's options from `config.Settings`, in sections; check values, read whisper's spellings."""
 
-from __future__ import annotations
-
 import difflib
 import logging
 import math

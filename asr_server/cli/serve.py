@@ -1,7 +1,5 @@
 """The commands `asr-server serve`, of one model or several, and `health`, Docker's health check."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import ssl

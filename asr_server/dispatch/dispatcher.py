@@ -5,8 +5,6 @@ has as many in flight as there are slots; the credit beyond is for the next requ
 are sent again; those that were in two lost replicas are tried alone (`Isolation`).
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math

@@ -7,8 +7,6 @@ layers. A slow machine is neither: `Patience` grows with the longest wait, and w
 Limits are counted in ticks of this event loop, so its own pauses count for nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine

@@ -5,8 +5,6 @@ Matches begin at word starts. Pure rules: `runner.py` looks up the tokens of a s
 `active_chunk.py` step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache

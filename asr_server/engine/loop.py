@@ -1,7 +1,5 @@
 """Decode one token for every running chunk, with or without lookahead. `runner.py` launches the work."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import NamedTuple

@@ -5,8 +5,6 @@ The others call `follow`. All ranks compute the same tokens: sums give all of th
 no process.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -4,8 +4,6 @@ A step on random numbers, by which Triton's kernels are compared with torch; the
 each kernel's first call compiles it, 1 to 2 s.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

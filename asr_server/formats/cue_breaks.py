@@ -3,8 +3,6 @@
 At most 42 letters (16 of Chinese) a line, two lines, 20 letters a second; a cue lasts at least a second.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise

@@ -1,7 +1,5 @@
 """Render a transcript in OpenAI's response formats: JSON bodies with its names, text and subtitles."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Write SubRip and WebVTT, with readable cues, the model's segments (`raw`) or whisper's layout."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

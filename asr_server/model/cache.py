@@ -5,8 +5,6 @@ hypotheses of a beam share one. Active slots lie side by side from 0, so a step 
 `rows.py` attends to them.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 from collections.abc import Iterable, Sequence

@@ -3,8 +3,6 @@
 Slaney's mel scale (Auditory Toolbox, 1998): linear up to 1 kHz, then logarithmic.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 

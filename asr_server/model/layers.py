@@ -7,8 +7,6 @@ is split by heads, the feed-forward by inner columns. Norms, convolutions, posit
 whole on every rank, so all ranks choose the same token.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext

@@ -3,8 +3,6 @@
 Torch's products gather slots that are not adjacent; the flash-decode kernel reads them in place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

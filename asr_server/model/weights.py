@@ -1,7 +1,5 @@
 """Read a checkpoint's weights from mapped files, each tensor on demand. Fetches nothing."""
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path

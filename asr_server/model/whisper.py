@@ -5,8 +5,6 @@ Made by `weights.py`, called by `engine`.
 Shapes: B sequences, T positions of a call, F audio positions (at most 1500), D width, H heads, d = D / H.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import zip_longest

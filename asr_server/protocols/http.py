@@ -4,8 +4,6 @@ Every connection checks itself once a second. Ticks are counted, not the clock, 
 no client late.
 """
 
-from __future__ import annotations
-
 import asyncio
 import enum
 import logging

@@ -1,7 +1,5 @@
 """Serve HTTP/1.0 clients."""
 
-from __future__ import annotations
-
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle

@@ -1,7 +1,5 @@
 """Bound a connection from its first byte: event loops announce one only after its TLS handshake."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

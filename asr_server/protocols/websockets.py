@@ -1,7 +1,5 @@
 """Bound one WebSocket's frames, unreadable handshakes and bytes behind its close. Knows no events."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """All settings: the core's and each annex's."""
 
-from __future__ import annotations
-
 from typing import Final, cast
 
 from pydantic.dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Keys of clients: who may ask, for which models, and how much."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from pydantic import field_validator

@@ -1,7 +1,5 @@
 """`--keys-file`: each key's name, hash, models and limits, and what it has used. Errors repeat no key."""
 
-from __future__ import annotations
-
 import math
 import re
 import stat

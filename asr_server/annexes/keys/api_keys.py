@@ -1,7 +1,5 @@
 """Who may ask: `--api-key`, and `--keys-file`, which is read again when it changes."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac

@@ -5,8 +5,6 @@ weight is copied. Its name in the cache depends on the file's path, size and dat
 contents.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

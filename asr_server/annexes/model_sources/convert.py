@@ -3,8 +3,6 @@
 The server reads such models as they are.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -5,8 +5,6 @@ process fetches a model at a time. pip, in a process of its own, knows its index
 certificates, and checks the index's sums. Blocks: never call it on an event loop.
 """
 
-from __future__ import annotations
-
 import glob
 import logging
 import os

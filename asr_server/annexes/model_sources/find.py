@@ -3,8 +3,6 @@
 Other programs' formats are found as the directory made for them (`adopt.py`). May wait for a download.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 Reads names and first bytes only.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path

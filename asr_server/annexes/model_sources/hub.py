@@ -4,8 +4,6 @@ The library resumes, shows how far it is on a terminal, and gives up where nothi
 checks sums. `main` is that process. Blocks: never call it on an event loop.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -4,8 +4,6 @@ Models without a revision are taken in their current state, checked by the hub's
 openai-whisper's (`whisper/__init__.py`), for files that name none. Reads no file.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Mapping

@@ -8,8 +8,6 @@ ggml follows whisper.cpp's `convert-pt-to-ggml.py`: eleven sizes, mel filters an
 under openai-whisper's names.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

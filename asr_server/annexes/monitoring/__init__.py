@@ -1,7 +1,5 @@
 """What an operator sees of the server: metrics, the last minutes, traces."""
 
-from __future__ import annotations
-
 from pydantic.dataclasses import dataclass
 
 from asr_server.config import CHECKED, NO_PORT, Settings, setting

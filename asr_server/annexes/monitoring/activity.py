@@ -1,7 +1,5 @@
 """`/v1/activity`: what the server did in the last 15 minutes, for the page that shows it."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter as Tally

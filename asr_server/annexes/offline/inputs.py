@@ -1,7 +1,5 @@
 """Turn arguments into recordings, and name their results. Blocks; decodes nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import logging

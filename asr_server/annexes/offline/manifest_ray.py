@@ -3,8 +3,6 @@
 The driver hands out byte ranges by number; actors read and transcribe.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

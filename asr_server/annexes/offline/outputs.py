@@ -1,7 +1,5 @@
 """Write results whole to files in a folder, or to standard output in order. Writes in threads."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """Run `asr-server transcribe`, from checks to exit status: named recordings, or a manifest."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

@@ -1,7 +1,5 @@
 """Replicas on many hosts."""
 
-from __future__ import annotations
-
 from pydantic.dataclasses import dataclass
 
 from asr_server.config import CHECKED, Settings, setting

@@ -4,8 +4,6 @@
 SIGKILL, Ray would leave processes. Calls block.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -7,8 +7,6 @@ CURVE (https://rfc.zeromq.org/spec/26/): the client proves that it holds the rep
 server shows its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

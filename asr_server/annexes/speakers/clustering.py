@@ -6,8 +6,6 @@ and noise shift all cosines: it moves with the middle between those within a per
 window.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """Give each word its speaker, and split segments where the speaker changes. Knows no voices."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, groupby, islice, pairwise

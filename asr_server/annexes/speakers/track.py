@@ -4,8 +4,6 @@ Windows of ten seconds, one every five, run by fours and in order. Voices (two k
 samples go. Embeddings live as long as their request and are never written. Knows no HTTP and no text.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

@@ -1,7 +1,5 @@
 """Home Assistant's protocol, on a port of its own."""
 
-from __future__ import annotations
-
 from pydantic.dataclasses import dataclass
 
 from asr_server.config import CHECKED, NO_PORT, Settings, setting

@@ -4,8 +4,6 @@ One task handles events, another reads ahead, so that a client that leaves is no
 because the package's reader takes lengths of any size. Imported for `--wyoming-port` alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

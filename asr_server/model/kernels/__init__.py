@@ -1,7 +1,5 @@
 """Triton kernels for GPUs, each beside torch's operations. `engine/warm_up.py` decides on their use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 

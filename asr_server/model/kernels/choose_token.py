@@ -4,8 +4,6 @@ update the slots' columns.
 Must agree token for token with `engine/tokens.py` and with `engine/slots.py`.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -4,8 +4,6 @@ After flash decoding (Dao et al. 2023, https://pytorch.org/blog/flash-decoding/)
 shares, each with its own maximum; a second kernel joins them. Must agree with `layers.py`.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -3,8 +3,6 @@
 A step of one row is a chain of small kernels: each one saved is a wait less. Must agree with `whisper.py`.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
