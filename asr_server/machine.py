@@ -186,8 +186,10 @@ def listening_on(host: str, port: int, reuse_port: bool = False) -> dict[str, An
     return {"sock": next(bound_sockets(host, port, reuse_port))}
 
 
-def sockets_for(host: str, port: int) -> list[socket.socket] | None:
-    """Bind what uvicorn is to listen on; None where its own way includes IPv4. Raises OSError."""
+def sockets_for(host: str, port: int, reuse_port: bool = False) -> list[socket.socket] | None:
+    """Bind what uvicorn is to listen on; None where its own way does the same. Raises OSError."""
+    if reuse_port:
+        return list(bound_sockets(host, port, reuse_port))
     own = listening_on(host, port).get("sock")
     return [own] if own else None
 

@@ -187,7 +187,7 @@ class RequestLogMiddleware:
 
 
 class _Course:
-    """What became of a request or session."""
+    """The course and the end of a request or session."""
 
     def __init__(self) -> None:
         self.status = 0  # of the reply; 0: there was none, or a session was opened

@@ -37,6 +37,14 @@ FLAC_LAYOUTS: Final = {
 }
 
 
+def _opened(fd: int, *layout: str | int) -> soundfile.SoundFile:
+    os.lseek(fd, 0, os.SEEK_SET)
+    try:
+        return soundfile.SoundFile(fd, *layout, closefd=False)
+    except (soundfile.LibsndfileError, RuntimeError) as error:
+        raise CannotOpen(str(error)) from error
+
+
 def read_frames(file: soundfile.SoundFile, block: Block) -> Block:
     """Fill the start of a block. soundfile itself seeks after every block, and drops damaged ones whole."""
     pointer = soundfile._ffi.cast("float *", block.ctypes.data)
@@ -48,11 +56,7 @@ class SndfileDecoder:
 
     def __init__(self, fd: int) -> None:
         silence_libraries()
-        os.lseek(fd, 0, os.SEEK_SET)
-        try:
-            self._file = soundfile.SoundFile(fd, closefd=False)
-        except (soundfile.LibsndfileError, RuntimeError) as error:
-            raise CannotOpen(str(error)) from error
+        self._file = _opened(fd)
         self.sample_rate, self.num_channels = self._file.samplerate, self._file.channels
         num_frames = self._file.frames  # 2^63 - 1 where the file does not say
         self.duration_s: float | None = num_frames / self.sample_rate if num_frames < NO_LENGTH else None
@@ -224,7 +228,9 @@ class WavDecoder:
         self._num_left = max(0, min(end, self._file_end) - samples[0]) // self._format.frame_bytes
         self.duration_s: float | None = self._num_left / max(1, self.sample_rate)
         self._block: Block = np.empty((BLOCK_FRAMES, self.num_channels), np.float32)
-        self._file = self._open()
+        # As samples alone: libsndfile then reads on from where the descriptor is put.
+        layout = (self.sample_rate, self.num_channels, self._format.subtype, "LITTLE", "RAW")
+        self._file = _opened(fd, "r", *layout)
         os.lseek(fd, samples[0], os.SEEK_SET)
 
     def read(self) -> Block:
@@ -234,15 +240,6 @@ class WavDecoder:
 
     def close(self) -> None:
         self._file.close()
-
-    def _open(self) -> soundfile.SoundFile:
-        """Open the file as samples alone: libsndfile then reads on from where the descriptor is put."""
-        os.lseek(self.fd, 0, os.SEEK_SET)
-        layout = (self.sample_rate, self.num_channels, self._format.subtype, "LITTLE", "RAW")
-        try:
-            return soundfile.SoundFile(self.fd, "r", *layout, closefd=False)
-        except (soundfile.LibsndfileError, RuntimeError) as error:
-            raise CannotOpen(str(error)) from error
 
     def _end(self, start: int, counted_end: int) -> int:
         """Return where the samples end: where the header says, or with the file if it forgot some.

@@ -212,7 +212,8 @@ class DecodedStream:
             limits.check_decoded(0, decoder.duration_s or 0.0)
         self._decoder, self._limits = decoder, limits
         self._scale = FloatScale() if decoder.is_float else None
-        self._to_16k = _stereo(decoder) if task.split_channels else _mono(decoder, task.channel)
+        mono = decoder.sample_rate, decoder.num_channels, decoder.layout, task.channel
+        self._to_16k = _stereo(decoder) if task.split_channels else Mono16k(*mono)
         self._num_bytes = self._num_samples = 0
         self._blocks: Iterator[Samples] = itertools.chain(self.body(), self.tail())
 
@@ -245,10 +246,6 @@ class DecodedStream:
         self._num_samples += len(samples)
         self._limits.check_decoded(self._num_bytes, self._num_samples / SAMPLE_RATE)
         return samples
-
-
-def _mono(decoder: Decoder, channel: int | None) -> Mono16k:
-    return Mono16k(decoder.sample_rate, decoder.num_channels, decoder.layout, channel)
 
 
 def _stereo(decoder: Decoder) -> Stereo16k:

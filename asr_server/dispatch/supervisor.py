@@ -57,7 +57,7 @@ class Executor(Protocol):
         """Return how many replicas to launch; called once. Raises StartImpossible."""
 
     async def launch(self, index: int) -> Replica:
-        """Start replica `index`, whose first `Credit` makes it ready. May wait for a place without limit."""
+        """Start a replica; its first `Credit` makes it ready. May wait for a place without limit."""
 
     async def stop(self) -> None:
         """Called once, after all replicas are closed or `start` has raised."""

@@ -113,7 +113,7 @@ class BeamSearch:
         return len(self.running) == 1 and not self.running[0].is_tentative
 
     def append_if_sure(self, token: int, logprob: float, lead: float, others: NextTokens = ()) -> bool:
-        """Append the token, of which `leads` knows the rest, if `advance` would keep it alone.
+        """Append the token if `advance` would keep it alone; `leads` knows its lead.
 
         With keywords `others` are the tokens that could follow instead.
         """

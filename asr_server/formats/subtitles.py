@@ -57,7 +57,7 @@ class Cue(NamedTuple):
 def cues(
     segments: Sequence[Segment], layout: SubtitleLayout, is_labelled: bool = False, end_s: float = inf
 ) -> list[Cue]:
-    """Return cues by start, each of one speaker, whose label gets room if `is_labelled`."""
+    """Return cues by start, each of one speaker; labels get room if `is_labelled`."""
     end_s = max([end_s, *(segment.end_s for segment in segments)])
     made = (
         cue._replace(end_s=min(cue.end_s, end_s), speaker=speaker)

@@ -76,7 +76,7 @@ class Encoder(nn.Module):
 
 
 class Layer(nn.Module):
-    """What layers of encoder and decoder share: self-attention and feed-forward."""
+    """Self-attention and feed-forward, in layers of encoder and decoder alike."""
 
     def __init__(self, width: int, num_heads: int, hidden: int, shard: Shard, linear: type[Linear]) -> None:
         super().__init__()

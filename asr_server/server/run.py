@@ -73,10 +73,7 @@ def run(models_settings: Sequence[ServerSettings]) -> int:
         ws_per_message_deflate=False,  # it shrinks base64 of audio by a third: docs/realtime.md
     )
     server = Server(config, app.state.server)
-    if settings.reuse_port:
-        server.run(list(machine.bound_sockets(settings.host, settings.port, reuse_port=True)))
-    else:
-        server.run(machine.sockets_for(settings.host, settings.port))
+    server.run(machine.sockets_for(settings.host, settings.port, settings.reuse_port))
     if traces is not None:
         traces.close()
     if model := models.failed_to_start:

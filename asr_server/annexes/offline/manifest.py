@@ -78,7 +78,8 @@ def read_entries(manifest: Path, start: int = 0, stop: int | None = None) -> Ite
 def survey(manifest: Path) -> tuple[int, dict[int, int]]:
     """Read all lines and keep 16 bytes of each. Raises OutputError.
 
-    Return their number, and the offset of each whose result is an earlier line's, with that one's offset.
+    Return their number, and the offset of each line that would replace an earlier one's result, with that
+    one's offset.
     """
     num_bad_lines = 0
     offsets, keys = array("q"), array("q")

@@ -12,7 +12,6 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from functools import partial
 from string import ascii_uppercase
 from typing import Final, NamedTuple
@@ -280,9 +279,7 @@ async def decode_reference(url: str, pool: PreprocessPool) -> Samples:
     heard: list[Samples] = []
     with memory_file() as file:
         file.write(content)
-        with closing(
-            Recording(file, _LIMITS, listener=lambda samples: heard.append(samples.copy()))
-        ) as recording:
+        with Recording(file, _LIMITS, listener=lambda samples: heard.append(samples.copy())) as recording:
             try:
                 while not (await pool.decode_slice(recording)).finished:
                     pass
