@@ -1,10 +1,8 @@
 """How a file is decoded: within which limits, which of its tracks, and the protocol of its decoder."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import msgspec
 import numpy as np
@@ -45,7 +43,7 @@ class AudioLimits:
     chunk_s: float = AudioWindow().duration_s
 
     @classmethod
-    def from_settings(cls, settings: Settings, window: AudioWindow) -> AudioLimits:
+    def from_settings(cls, settings: Settings, window: AudioWindow) -> Self:
         return cls(settings.max_audio_s, chunk_s=window.chunk_s)
 
     @property

@@ -1,12 +1,10 @@
 """The sizes that a checkpoint's JSON states: of its audio window and its layers, and its alignment heads."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from asr_server.checkpoint.files import read_json, read_optional_json
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE
@@ -56,7 +54,7 @@ class AudioWindow:
         """Return the longest chunk to cut."""
         return min(self.max_chunk_s or self.duration_s, self.duration_s)
 
-    def for_short_audio(self, mode: str, lengths: tuple[int, ...] = SHORT_LENGTHS) -> AudioWindow:
+    def for_short_audio(self, mode: str, lengths: tuple[int, ...] = SHORT_LENGTHS) -> Self:
         """Return the window that encodes chunks in the shortest of `lengths` (`tail`)."""
         if mode == "exact":
             return self
@@ -67,7 +65,7 @@ class AudioWindow:
         return next((length for length in self.short_lengths if length >= least), self.num_positions)
 
     @classmethod
-    def from_directory(cls, directory: Path) -> AudioWindow:
+    def from_directory(cls, directory: Path) -> Self:
         """Read `max_source_positions`, and two keys of ours in preprocessor_config.json.
 
         `max_chunk_s` is for checkpoints that err less in shorter chunks; `padding` ("zeros") pads as
@@ -120,7 +118,7 @@ class WhisperSizes:
         return 2 * self.audio_positions
 
     @classmethod
-    def from_directory(cls, directory: Path) -> WhisperSizes:
+    def from_directory(cls, directory: Path) -> Self:
         """Raises CheckpointError as `from_config`, and for an unknown activation."""
         config = read_json(directory / "config.json")
         if config.get("activation_function", "gelu") != "gelu":
@@ -132,7 +130,7 @@ class WhisperSizes:
         return replace(sizes, window=window, scale_embedding=scales)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], directory: Path) -> WhisperSizes:
+    def from_config(cls, config: Mapping[str, Any], directory: Path) -> Self:
         """Read the config.json of this directory. Raises CheckpointError for what no Whisper model has."""
         sizes: dict[str, Any] = {name: _size(config, key, directory) for name, key in _KEYS.items()}
         for part in ("encoder", "decoder"):

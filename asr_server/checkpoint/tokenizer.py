@@ -8,14 +8,12 @@ open the next; a single one at the end means that the window is read; an open se
 decoding continues from the last closed time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 from unicodedata import east_asian_width
 
 import msgspec
@@ -66,7 +64,7 @@ class SpecialTokens:
     is_multilingual: bool
 
     @classmethod
-    def from_files(cls, ids: Mapping[str, int], generation: Mapping[str, Any]) -> SpecialTokens:
+    def from_files(cls, ids: Mapping[str, int], generation: Mapping[str, Any]) -> Self:
         """Find them among all added tokens by their texts, or by what generation_config.json says.
 
         Raises ValueError: a token that decoding needs is missing.
@@ -161,7 +159,7 @@ class Tokenizer:
         self._decoded = lru_cache(MAX_DECODED)(self._decode)
 
     @classmethod
-    def from_directory(cls, directory: Path) -> Tokenizer:
+    def from_directory(cls, directory: Path) -> Self:
         """Read tokenizer.json, else vocab.json, merges.txt and added_tokens.json.
 
         Raises FileNotFoundError, and CheckpointError for what is no Whisper tokenizer or another model's.

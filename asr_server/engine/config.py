@@ -3,13 +3,11 @@
 Runs once at the start; computes no step.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
@@ -61,7 +59,7 @@ class EngineConfig:
     short_audio: str = "exact"  # tail: the silence after a chunk is not encoded with it; see `config.py`
 
     @classmethod
-    def from_settings(cls, settings: Settings, num_on_device: int = 1) -> EngineConfig:
+    def from_settings(cls, settings: Settings, num_on_device: int = 1) -> Self:
         """Return the configuration of one of `num_on_device` replicas that share cores and memory."""
         config = cls(**values_for(cls, settings))
         return replace(
@@ -89,7 +87,7 @@ class EngineConfig:
 
     def resolved(
         self, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype, int8: bool = False
-    ) -> EngineConfig:
+    ) -> Self:
         on_cpu = device.type == "cpu"
         workers = self.compute_workers or (
             min(_MAX_COMPUTE_WORKERS, torch.get_num_threads()) if on_cpu and self.num_ranks == 1 else 1

@@ -4,15 +4,13 @@ The rules are openai/whisper's (decoding.py); generation_config.json names their
 its temperature, top-k, top-p, min-p and penalties. Knows no requests.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -39,7 +37,7 @@ class GenerationRules:
     max_initial_timestamp: int | None = None  # in steps of a timestamp token; None: no limit
 
     @classmethod
-    def from_directory(cls, directory: Path) -> GenerationRules:
+    def from_directory(cls, directory: Path) -> Self:
         path = directory / "generation_config.json"
         path = path if path.exists() else directory / "config.json"
         config = read_json(path)

@@ -4,9 +4,7 @@ The chunk's effect on that silence is ignored. On the CPU, the encoder reads sil
 in means (`SilentLayer`). engine/README.md has costs and savings. `OwnBlocks` is the decoder's part.
 """
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +25,7 @@ class SilentLayer(NamedTuple):
     biases: Tensor  # [H, G]
 
     @classmethod
-    def of(cls, qkv: Tensor, num_heads: int) -> SilentLayer:
+    def of(cls, qkv: Tensor, num_heads: int) -> Self:
         """Split queries (scaled), keys and values, [F, 3 D / ranks].
 
         25 positions act like one: mean key and value, weighted by the silence's own attention, with a
@@ -89,7 +87,7 @@ class OwnBlocks(NamedTuple):
         block: int,
         is_packed: bool,  # a block's keys are contiguous
         silent_slot: int | None,  # with the blocks that follow each slot's own
-    ) -> OwnBlocks:
+    ) -> Self:
         num_blocks = num_positions // block
         heads = torch.arange(num_heads)[:, None]
         slot_heads = (slots * num_heads + heads).flatten()  # [H R]

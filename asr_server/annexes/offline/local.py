@@ -1,13 +1,11 @@
 """Transcribe one recording with the pipeline of this process; `remote.py` does it elsewhere."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, Self
 
 import msgspec
 
@@ -105,7 +103,7 @@ class LocalTranscriber:
         self.options = _decoding_options(job, self.transcriber, settings)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[LocalTranscriber]:
+    async def running(self) -> AsyncIterator[Self]:
         """Finish recordings in order, so that an interruption leaves most results."""
         self._dispatcher.serve_in_order()
         await self._dispatcher.start()

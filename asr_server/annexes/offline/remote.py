@@ -3,8 +3,6 @@
 The answer is a stream, for progress and for proxies that end silent connections.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
@@ -16,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import httpx2
 import msgspec
@@ -156,7 +154,7 @@ class RemoteTranscriber:
         )
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[RemoteTranscriber]:
+    async def running(self) -> AsyncIterator[Self]:
         """Raises EngineUnavailable, InvalidValue: no such server, or a refused key."""
         async with self._client:
             try:
