@@ -48,6 +48,7 @@ class Known(msgspec.Struct, frozen=True):
     tokenizer: Tokenizer
     prompt: Collection[str] = ()  # letters of the sentences that it was read with
     before: str = ""  # letters of the segment before the part
+    is_before_early: bool = False  # it has no room for its words
     num_sent: int = 0  # leading segments that a client has already
     voiceless: Collection[int] = ()  # doubtful segments in which the detector hears nobody
     may_go_on: bool = True  # whether a tail can be read
@@ -63,15 +64,11 @@ def judge(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart:
     voiced = with_dropped(voiced, part.spans, "no_voice", known.tokenizer)
     kept = _without_echoes(voiced, known)
     kept = with_dropped(kept, voiced.spans, "echo", known.tokenizer)
-    return until_left_out(kept, chunk, known)
-
-
-def until_left_out(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart:
     if known.may_go_on:
-        part = _until_gap(part, chunk, known) or part
-    if known.may_complete and not part.result.is_full:
-        part = _until_wordless(part, chunk, known) or part
-    return part
+        kept = _until_gap(kept, chunk, known) or kept
+    if known.may_complete and not kept.result.is_full:
+        kept = _until_wordless(kept, chunk, known) or kept
+    return kept
 
 
 def may_leave(early: DecodedPart, chunk: Chunk, known: Known) -> bool:
@@ -80,7 +77,8 @@ def may_leave(early: DecodedPart, chunk: Chunk, known: Known) -> bool:
     voiceless = [number for number, span in enumerate(spans) if is_doubtful(span, early)]
     known = msgspec.structs.replace(known, voiceless=voiceless, num_sent=0)
     early = msgspec.structs.replace(early, tail_s=early.spans[-1].end_s if early.spans else 0.0)
-    is_kept = judge(early, chunk, known) == early
+    is_kept = judge(early, chunk, known) == early and not tells_again(early, known)
+    is_kept &= not any(is_early(span, early, known.heard, known.tokenizer) for span in early.spans)
     return is_kept and not (known.may_complete and _is_overlong(early, known))
 
 
@@ -118,6 +116,18 @@ def _without_echoes(part: DecodedPart, known: Known) -> DecodedPart:
             kept.append(span)
         before = letters
     return msgspec.structs.replace(part, spans=tuple(kept))
+
+
+def tells_again(part: DecodedPart, known: Known) -> bool:
+    """Return whether the part begins with the segment before it, which has no room for its words."""
+    first = part.spans[0] if part.spans and known.is_before_early else None
+    return first is not None and letters_of(first, known.tokenizer) == known.before
+
+
+def is_early(span: Span, part: DecodedPart, heard: Heard, tokenizer: Tokenizer) -> bool:
+    """Return whether a sentence has no room for its words: a model may time them seconds too early."""
+    num = len(letters_of(span, tokenizer))
+    return num >= MIN_LETTERS and not _has_room(span, part, heard, num)
 
 
 def _has_room(span: Span, part: DecodedPart, heard: Heard, num_letters: int) -> bool:

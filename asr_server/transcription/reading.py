@@ -133,7 +133,6 @@ class _Reading:
             stretch = todo.popleft()
             num_left -= 1
             part = await self._read_stretch(stretch, is_last=num_left <= len(todo))
-            self._add(part)
             num_completions = stretch.num_completions + (part.reason == "speech_passed_over")
             rest = segments.unread(stretch.chunk, part)
             todo.extendleft(_Stretch(chunk, num_completions) for chunk in reversed(rest))
@@ -147,7 +146,7 @@ class _Reading:
         num_sent = self.progress.num_spans(part=len(self.parts))
         voiceless = await self._voiceless(decoded, chunk, num_sent)
         known = msgspec.structs.replace(known, num_sent=num_sent, voiceless=voiceless)
-        return judge.judge(decoded, chunk, known)
+        return self._add(judge.judge(decoded, chunk, known), known)
 
     def _options(self, chunk: Chunk, is_last: bool) -> DecodingOptions:
         own = self.reader.options
@@ -161,12 +160,14 @@ class _Reading:
         return own
 
     def _known(self, may_go_on: bool, may_complete: bool) -> Known:
-        spans = [span for part in self.parts for span in part.spans]
+        heard, tokenizer = self.heard, self._tokenizer
+        spans = [(span, part) for part in self.parts for span in part.spans]
         return Known(
-            self.heard,
-            self._tokenizer,
-            prompt=set() if self._is_alone else judge.sentences_of(self.parts, self._tokenizer),
-            before=judge.letters_of(spans[-1], self._tokenizer) if spans else "",
+            heard,
+            tokenizer,
+            prompt=set() if self._is_alone else judge.sentences_of(self.parts, tokenizer),
+            before=judge.letters_of(spans[-1][0], tokenizer) if spans else "",
+            is_before_early=bool(spans) and judge.is_early(*spans[-1], heard, tokenizer),
             may_go_on=may_go_on,
             may_complete=may_complete and self.heard.is_checked,
         )
@@ -190,9 +191,9 @@ class _Reading:
         is_surely_speech = self.heard.is_surely_speech(chunk.start_s, chunk.start_s + chunk.duration_s)
         if result.is_silence(options) and not is_surely_speech:
             spans = segments.spans_of(chunk, result, self._tokenizer)
-            part = segments.part_without_text(chunk, result)
+            part = DecodedPart(chunk.start_s, chunk.duration_s, result, (), 0, channel=chunk.channel)
             return segments.with_dropped(part, spans, "judged_silence", self._tokenizer)
-        part = segments.decode_part(chunk, result, options, self._tokenizer, is_surely_speech)
+        part = segments.decode_part(chunk, result, options, self._tokenizer)
         may_lack_times = options.text_only and result.is_full
         if not options.word_timestamps or result.token_times_s or may_lack_times:
             return part
@@ -214,7 +215,9 @@ class _Reading:
                     voiceless.add(number)
         return voiceless
 
-    def _add(self, part: DecodedPart) -> None:
+    def _add(self, part: DecodedPart, known: Known) -> DecodedPart:
+        if judge.tells_again(part, known):
+            self._drop_last()
         self.parts.append(part)
         self.previous_text.add(part)
         self._is_alone = part.tail_s is not None and part.reason == "prompt_repeated"
@@ -222,6 +225,16 @@ class _Reading:
             self._stats.on_read_again(part.reason)
         for dropped in part.dropped:
             self._stats.on_segments_dropped(dropped.reason, 1)
+        return part
+
+    def _drop_last(self) -> None:
+        """Drop the last segment, unless a client has it: what it says is said behind it."""
+        number = max(number for number, part in enumerate(self.parts) if part.spans)
+        before = self.parts[number]
+        if len(before.spans) > self.progress.num_spans(number):
+            kept = msgspec.structs.replace(before, spans=before.spans[:-1])
+            self.parts[number] = segments.with_dropped(kept, before.spans, "echo", self._tokenizer)
+            self._stats.on_segments_dropped("echo", 1)
 
     async def _read_as_one(self) -> bool:
         """Read the rest of the chunk uncut if its pieces lost text. Return whether that text stands."""
@@ -235,7 +248,9 @@ class _Reading:
         self._stats.on_read_again("uncut")
         language = self.language or self.reader.language.code
         previous_text = PreviousText(self._prompt_before)
-        again = _Reading(self.reader, heard, language, ChunkProgress(), previous_text, self.numbers)
+        progress = ChunkProgress()
+        progress.report([*sent])
+        again = _Reading(self.reader, heard, language, progress, previous_text, self.numbers)
         again.parts = sent
         for part in sent:
             previous_text.add(part)
@@ -265,8 +280,7 @@ class _Reading:
         result = await self._result(chunk, options, known)
         if not judge.is_trusted(result, self._tokenizer.decode(result.tokens), chunk.duration_s):
             return False
-        part = judge.until_left_out(self._decode(chunk, result, options), chunk, known)
-        self._add(part)
+        part = self._add(judge.judge(self._decode(chunk, result, options), chunk, known), known)
         for piece in segments.unread(chunk, part):
             await self._read_piece(piece)
         return True

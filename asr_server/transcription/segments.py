@@ -69,15 +69,9 @@ class DecodedPart(msgspec.Struct, frozen=True):
 
 
 def decode_part(
-    chunk: Chunk,
-    result: ChunkResult,
-    options: DecodingOptions,
-    tokenizer: Tokenizer,
-    is_surely_speech: bool = False,
+    chunk: Chunk, result: ChunkResult, options: DecodingOptions, tokenizer: Tokenizer
 ) -> DecodedPart:
-    """Cut tokens into spans; none if Whisper hears silence and no detector disagrees."""
-    if result.is_silence(options) and not is_surely_speech:
-        return part_without_text(chunk, result)
+    """Cut tokens into spans, up to an unread tail."""
     timestamps = Timestamps(tokenizer, chunk.duration_s)
     num_read, tail_s = timestamps.tail(result, options)
     spans = tuple(_spans(result, num_read, timestamps))
@@ -104,10 +98,6 @@ def with_dropped(
         if (span.start_s, span.tokens) not in kept and span.start_s < part.read_to_s
     )
     return msgspec.structs.replace(part, dropped=part.dropped + dropped)
-
-
-def part_without_text(chunk: Chunk, result: ChunkResult) -> DecodedPart:
-    return DecodedPart(chunk.start_s, chunk.duration_s, result, (), 0, channel=chunk.channel)
 
 
 def is_spaced(options: DecodingOptions, result: ChunkResult) -> bool:
