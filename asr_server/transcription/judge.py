@@ -57,17 +57,16 @@ class Known(msgspec.Struct, frozen=True):
 
 def judge(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart:
     """Return the part with the segments that stand, its dropped ones, and where reading goes on."""
-    cut = _until_repetition(part, known) if known.may_go_on else None
-    if cut is not None:
-        part = cut
+    if known.may_go_on:
+        part = _until_repetition(part, known)
     voiced = _without_inventions(part, chunk, known)
     voiced = with_dropped(voiced, part.spans, "no_voice", known.tokenizer)
     kept = _without_echoes(voiced, known)
     kept = with_dropped(kept, voiced.spans, "echo", known.tokenizer)
     if known.may_go_on:
-        kept = _until_gap(kept, chunk, known) or kept
+        kept = _until_gap(kept, chunk, known)
     if known.may_complete and not kept.result.is_full:
-        kept = _until_wordless(kept, chunk, known) or kept
+        kept = _until_wordless(kept, chunk, known)
     return kept
 
 
@@ -96,14 +95,14 @@ def sentences_of(parts: Sequence[DecodedPart], tokenizer: Tokenizer) -> set[str]
     return {text for text in letters if len(text) >= MIN_LETTERS}
 
 
-def _until_repetition(part: DecodedPart, known: Known) -> DecodedPart | None:
+def _until_repetition(part: DecodedPart, known: Known) -> DecodedPart:
     for number in range(known.num_sent, len(part.spans)):
         if letters_of(part.spans[number], known.tokenizer) in known.prompt:
             tail_s = part.spans[number - 1].end_s if number else 0.0
             has_tail = part.duration_s - tail_s >= MIN_TAIL_S
             cut = ending_at(part, number, tail_s, "prompt_repeated")
             return cut if has_tail else msgspec.structs.replace(cut, tail_s=None)
-    return None
+    return part
 
 
 def _without_echoes(part: DecodedPart, known: Known) -> DecodedPart:
@@ -120,8 +119,8 @@ def _without_echoes(part: DecodedPart, known: Known) -> DecodedPart:
 
 def tells_again(part: DecodedPart, known: Known) -> bool:
     """Return whether the part begins with the segment before it, which has no room for its words."""
-    first = part.spans[0] if part.spans and known.is_before_early else None
-    return first is not None and letters_of(first, known.tokenizer) == known.before
+    first = [letters_of(span, known.tokenizer) for span in part.spans[:1]]
+    return known.is_before_early and first == [known.before]
 
 
 def is_early(span: Span, part: DecodedPart, heard: Heard, tokenizer: Tokenizer) -> bool:
@@ -177,8 +176,8 @@ def _tail_before_s(speech_s: float, kept_to_s: float, chunk: Chunk) -> float | N
     return tail_s if tail_s >= MIN_ADVANCE_S else None
 
 
-def _until_gap(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart | None:
-    """Return the part up to the first gap with missed speech; None if there is none."""
+def _until_gap(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart:
+    """Return the part up to the first gap with missed speech."""
     ends_s = [0.0, *(span.end_s for span in part.spans)]
     starts_s = [*(span.start_s for span in part.spans), part.read_to_s]
     for number, (end_s, start_s) in enumerate(zip(ends_s, starts_s, strict=True)):
@@ -187,7 +186,7 @@ def _until_gap(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart | N
         tail_s = None if from_s is None else _tail_before_s(end_s + from_s, end_s, chunk)
         if number >= known.num_sent and tail_s is not None:
             return ending_at(part, number, tail_s, "speech_passed_over")
-    return None
+    return part
 
 
 def full_letters(heard: Heard, chunk: Chunk) -> int:
@@ -196,8 +195,8 @@ def full_letters(heard: Heard, chunk: Chunk) -> int:
     return max(1, math.ceil(MANY_LETTERS_PER_S * spoken_s))
 
 
-def _until_wordless(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart | None:
-    """Return the part up to certain speech without words, read again up to the next pause; else None."""
+def _until_wordless(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart:
+    """Return the part up to certain speech without words, read again up to the next pause."""
     for first_s, last_s in _wordless_s(part, known):
         num_kept = sum(_end_s(span) <= first_s + TOUCHING_S for span in part.spans)
         if num_kept < known.num_sent:
@@ -210,7 +209,7 @@ def _until_wordless(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPar
             return _cut(part, chunk, num_kept, from_s, sum(long_s[0]) / 2 - part.start_s)
         if from_s - LEAD_S >= MIN_ADVANCE_S:
             return _cut(part, chunk, num_kept, from_s)
-    return None
+    return part
 
 
 def _wordless_s(part: DecodedPart, known: Known) -> Iterator[Stretch]:
