@@ -279,3 +279,14 @@ def test_ranks_that_add_up_their_parts_compute_what_one_model_does() -> None:
         for own, whole in zip(found, expected, strict=True):
             torch.testing.assert_close(own, whole, atol=1e-3, rtol=1e-3)
     assert torch.equal(ranks[0][3], ranks[1][3]), "to the last bit: they choose the same token"
+
+
+def test_each_rank_has_its_part_of_rows_columns_and_heads() -> None:
+    matrix = torch.arange(24.0).view(4, 6)
+    first, second = Shard(0, 2), Shard(1, 2)
+    assert torch.equal(torch.cat([first.outputs(matrix), second.outputs(matrix)]), matrix)
+    assert torch.equal(torch.cat([first.inputs(matrix), second.inputs(matrix)], 1), matrix)
+    assert torch.equal(first.once(matrix), matrix), "added once, by the first"
+    assert torch.equal(second.once(matrix), torch.zeros(4, 6))
+    assert (first.heads([0, 1, 3], 4), second.heads([0, 1, 3], 4)) == ([0, 1], [1])
+    assert WHOLE.heads([0, 3], 4) == [0, 3]
