@@ -1,7 +1,5 @@
 """How busy the GPU is: the share of the time in which a kernel ran, by NVML as nvidia-smi shows it."""
 
-from __future__ import annotations
-
 import ctypes
 import statistics
 import threading

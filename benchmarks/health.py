@@ -3,8 +3,6 @@
 python -m benchmarks.health URL       prints when each answer came and how long it took
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -29,7 +29,7 @@ class Clock(Row):
 
 
 class Kept(Row):
-    """What a key has until it is old."""
+    """A row that a key has until it is old."""
 
     __abstract__ = True
     __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012
@@ -89,7 +89,7 @@ class Job(Kept):
 
 
 class Result(Row):
-    """What the engine answered, while the job is unfinished."""
+    """An answer of the engine, kept while the job is unfinished."""
 
     __tablename__ = "results"
     job: Mapped[int] = mapped_column(ForeignKey(Job.number, ondelete="CASCADE"), primary_key=True)
