@@ -44,9 +44,15 @@ UNREACHABLE = re.compile("Firefox can’t establish a connection|The connection 
 # Whether the next press hits it: a page that is still being laid out may move it from under the mouse
 WATCH_PRESS = """((selector) => {
     const note = ({ target }) => (window.hasHit = Boolean(target.closest(selector)));
-    window.hasHit = false;
+    window.hasHit = null;
     addEventListener("pointerdown", note, { capture: true, once: true });
 })"""
+# A busy page takes a press after the driver has said that it was made.
+HAS_HIT = """(async () => {
+    const pause = () => new Promise((resolve) => setTimeout(resolve, 50));
+    for (let n = 0; window.hasHit === null && n < 40; n++) await pause();
+    return window.hasHit;
+})()"""
 # Its middle, once two frames show it at the same place
 PLACE_OF = """(async (element) => {
     const frame = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve, 50)));
@@ -156,7 +162,7 @@ class Tab:
         press = [{"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}]
         move = {"type": "pointerMove", "x": x, "y": y}
         self._perform({"type": "pointer", "id": "mouse", "actions": [move, *press * times]})
-        return bool(self.evaluate("window.hasHit"))
+        return bool(self.evaluate(HAS_HIT))
 
     def type(self, text: str) -> None:
         keys = [{"type": kind, "value": key} for key in text for kind in ("keyDown", "keyUp")]

@@ -48,7 +48,7 @@ def test_threads_share_one_arena_unless_the_environment_says_otherwise(
 
 
 def command_line_after_hiding(*arguments: str) -> list[str]:
-    script = "from asr_server.process import hide_keys; hide_keys(); "
+    script = "from asr_server.process import SECRET_FLAG, hide_value; hide_value(SECRET_FLAG); "
     script += "import sys; sys.stdout.buffer.write(open('/proc/self/cmdline', 'rb').read())"
     command = [sys.executable, "-c", script, *arguments]
     words = subprocess.check_output(command, timeout=60, text=True).rstrip("\0").split("\0")
