@@ -238,6 +238,9 @@ def test_text_that_may_change_is_shown_as_such_and_stays_where_it_is(open_any: O
     choose(tab, "#speakers", "auto")
     tab.click("#record")
     tab.wait("window.sent.length === 2")
+    tab.wait(
+        "document.querySelector('#live-time').textContent"
+    )  # sound has come, which the text is kept with
     include, diarized = tab.evaluate("window.sent")
     assert include["include"] == ["item.input_audio_transcription.interim"]
     assert diarized["audio"]["input"]["transcription"] == {"model": "gpt-4o-transcribe-diarize"}
