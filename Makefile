@@ -100,7 +100,7 @@ trial: .venv/trial.stamp  ## what takes long: fuzzing, soaks, hours-long files
 
 bench: .venv/test.stamp  ## every benchmark, briefly (ARGS= for the full runs)
 	@harness/speech/install.sh
-	@for benchmark in engine accuracy peers serving realtime parity; do \
+	@for benchmark in engine accuracy peers serving live parity; do \
 		$(BIN)/python -m benchmarks.$$benchmark $(or $(ARGS),--quick) || exit 1; \
 	done
 
