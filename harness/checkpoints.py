@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -184,6 +184,16 @@ def _written(piece: bytes) -> str:
     return "".join(CHARACTER_OF_BYTE[byte] for byte in piece)
 
 
+BEHIND_LANGUAGES: Final = (
+    "<|translate|>",
+    "<|transcribe|>",
+    "<|startoflm|>",
+    "<|startofprev|>",
+    "<|nospeech|>",
+    "<|notimestamps|>",
+)
+
+
 def _special_names(num_languages: int) -> list[str]:
     """In Whisper's order, after the text tokens."""
     from whisper.tokenizer import LANGUAGES
@@ -192,12 +202,7 @@ def _special_names(num_languages: int) -> list[str]:
         "<|endoftext|>",
         "<|startoftranscript|>",
         *(f"<|{code}|>" for code in list(LANGUAGES)[:num_languages]),
-        "<|translate|>",
-        "<|transcribe|>",
-        "<|startoflm|>",
-        "<|startofprev|>",
-        "<|nospeech|>",
-        "<|notimestamps|>",
+        *BEHIND_LANGUAGES,
     ]
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from click.core import ParameterSource
 
 from asr_server.cli.checks import FOR_A_MODEL
 from asr_server.cli.options import (
     WRONG_USAGE,
     SectionedCommand,
+    language_option,
+    log_errors_alone,
     print_error,
     settings_from,
     settings_options,
@@ -44,7 +45,7 @@ _FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="[default: standard output]"
 )
-@click.option("-l", "--language", help="code or name of the language spoken, or auto  [default: detected]")
+@language_option()
 @click.option(
     "--granularity",
     type=click.Choice(("word", "character")),
@@ -74,8 +75,7 @@ def align(
     from asr_server.annexes.alignment.bodies import rendered
     from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
 
-    if click.get_current_context().get_parameter_source("log_level") is ParameterSource.DEFAULT:
-        options["log_level"] = "error"  # a server's log is of no use beside subtitles
+    log_errors_alone(options)
     try:
         given = text.read_text("utf-8")
         require_words(given)

@@ -110,6 +110,11 @@ _SERVICE_LINK: Final = re.compile(
 )
 
 
+def language_option() -> Callable[[Any], Any]:
+    words = "code or name of the language spoken, or auto  [default: detected]"
+    return click.option("-l", "--language", help=words)
+
+
 def settings_options(leave_out: Collection[str] = ()) -> Callable[[Any], Any]:
     def decorate(command: Any) -> Any:
         for setting in reversed(FIELDS):
@@ -137,6 +142,12 @@ def settings_from(
 
 def is_flag_given(setting: str) -> bool:
     return click.get_current_context().get_parameter_source(setting) is ParameterSource.COMMANDLINE
+
+
+def log_errors_alone(options: dict[str, Any]) -> None:
+    """Unless asked for: a server's log is of no use beside a result."""
+    if click.get_current_context().get_parameter_source("log_level") is ParameterSource.DEFAULT:
+        options["log_level"] = "error"
 
 
 def exit_with(problems: list[str]) -> NoReturn:

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from click.core import ParameterSource
 
 from asr_server.cli.checks import FOR_A_MODEL
 from asr_server.cli.options import (
     WRONG_USAGE,
     WhisperSpelledCommand,
     is_flag_given,
+    language_option,
+    log_errors_alone,
     parse_clips,
     print_error,
     settings_from,
@@ -99,7 +100,7 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
     metavar="START-END",
     help="read this part alone, as 90-120 or 1:30-2:00; repeat for several; on this machine, not with --url",
 )
-@click.option("-l", "--language", help="code or name of the language spoken, or auto  [default: detected]")
+@language_option()
 @click.option(
     "--task",
     type=click.Choice(("transcribe", "translate")),
@@ -288,8 +289,7 @@ def _run(options: dict[str, Any], job: dict[str, Any]) -> int:
 
 
 def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
-    if click.get_current_context().get_parameter_source("log_level") is ParameterSource.DEFAULT:
-        options["log_level"] = "error"  # a server's log is of no use beside a transcript
+    log_errors_alone(options)
     settings = settings_from(options, FOR_A_MODEL)
     if settings.why_embedded:
         click.echo(

@@ -76,7 +76,6 @@ class Transcriber:
         pool: PreprocessPool,
         tokenizer: Tokenizer,
         check_voice: bool = True,
-        temperatures: tuple[float, ...] = TEMPERATURE_LADDER,
         stall_limits: StallLimits | None = None,
     ) -> None:
         specials = tokenizer.specials
@@ -85,7 +84,6 @@ class Transcriber:
         self.can_translate = self.languages.only is None and specials.translate is not None
         self.dispatcher, self.pool, self.check_voice = dispatcher, pool, check_voice
         self.stall_limits = stall_limits or StallLimits()
-        self._temperatures = temperatures
 
     def options(
         self,
@@ -113,7 +111,7 @@ class Transcriber:
             multilingual=multilingual or len(candidates) > 1,
             prompt_tokens=prompt_tokens(self.tokenizer, prompt),
             keywords=boosted_keywords(list(keywords)),
-            temperatures=temperatures_for(temperature, self._temperatures),
+            temperatures=temperatures_for(temperature, TEMPERATURE_LADDER),
             early_results=True,
             **own,
         )

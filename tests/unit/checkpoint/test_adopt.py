@@ -26,6 +26,7 @@ from asr_server.checkpoint.tensors import find_weights
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.errors import CheckpointError
 from asr_server.model import StoredWeights, WhisperSizes, load_whisper
+from harness.checkpoints import BEHIND_LANGUAGES
 from tests.support.checkpoints import narrow_large_directory, pocket_directory
 from tests.support.real_weights import hugging_face_checkpoint, real_checkpoint
 from tests.unit.checkpoint.binary_models import ctranslate2, ggml, ggml_tensor, variable
@@ -371,14 +372,6 @@ def test_a_listing_that_cannot_be_served_says_what_to_do(files: list[str], words
 
 WIDTH, HIDDEN = 4, 8
 ENGLISH, MULTILINGUAL, CANTONESE = 51_864, 51_865, 51_866
-SPECIAL = (
-    "<|translate|>",
-    "<|transcribe|>",
-    "<|startoflm|>",
-    "<|startofprev|>",
-    "<|nospeech|>",
-    "<|notimestamps|>",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -392,7 +385,7 @@ def tokens(languages: Iterable[str] = ("en", "su")) -> dict[str, int]:
     ids = dict(zip(names, (50_257, 50_258), strict=True))
     last = 50_357
     ids |= {f"<|{code}|>": last - place for place, code in enumerate(reversed(list(languages)))}
-    return ids | {name: last + 1 + place for place, name in enumerate(SPECIAL)}
+    return ids | {name: last + 1 + place for place, name in enumerate(BEHIND_LANGUAGES)}
 
 
 def write_tokenizer(folder: Path, ids: dict[str, int], **config: Any) -> Path:
