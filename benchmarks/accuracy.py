@@ -16,8 +16,6 @@ A manifest has a JSON line for each recording: `audio` (a path from its folder),
 `language` (else en) and `times` (`[[start, end], ...]` in seconds, for each word of the text).
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

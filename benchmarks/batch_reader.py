@@ -1,7 +1,5 @@
 """Read many sounds as the server does: what a condition, a length or keywords change in the text."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import Callable, Mapping, Sequence

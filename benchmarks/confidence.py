@@ -16,8 +16,6 @@ groups by their confidence; the difference between a group's mean confidence and
 said, by the groups' sizes. AUROC: how often a word that was said has more confidence than one that was not.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence

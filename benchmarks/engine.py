@@ -17,8 +17,6 @@ is from the submission of all clips to a clip's result; throughput counts from t
 last result.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import time

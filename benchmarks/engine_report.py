@@ -1,7 +1,5 @@
 """What `benchmarks.engine` measures, as a table and as JSON."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """The figures of `benchmarks/gpu.sh` in a few lines each: python -m benchmarks.gpu_summary DIRECTORY"""
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

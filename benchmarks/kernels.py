@@ -10,8 +10,6 @@ with Triton; only the launch itself is left out. What the interpreter does not n
 a device lacks, shapes the compiler refuses, registers that do not suffice (spilled to local memory).
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os

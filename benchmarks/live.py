@@ -10,8 +10,6 @@ since the audio began, seconds of audio sent, event); `live_record.py` has what 
 audio is posted as a file afterwards, for its errors beside those of the live text.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import base64

@@ -14,8 +14,6 @@ A synthetic voice reads sentences at a tempo of 0.8, 1 or 1.2, -18 to -40 dBFS, 
 Words have the times of the voice's own phonemes where the package onnx is installed (`piper-tts[alignment]`).
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import difflib

@@ -23,8 +23,6 @@ A word is lost if the system reads it in the plain recording but not under the c
 without its detector of voices. No language is given where that is not said.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from collections.abc import Collection, Sequence

@@ -11,8 +11,6 @@ without graphs, on clips that none of them has seen. There only float32 must agr
 number of rows or keys may round otherwise in bfloat16.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence

@@ -9,8 +9,6 @@ their log-probabilities, in float32, is told of the first token that differs. Th
 short audio): the words wrong of both.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

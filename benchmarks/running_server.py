@@ -1,7 +1,5 @@
 """A real server in a process of its own, for as long as a block runs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -18,8 +18,6 @@ digits, as does any --length but `mixed`. A round in which a chunk has another n
 The event loop's processor time for a request bounds how many a second one API process can take.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

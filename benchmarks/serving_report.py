@@ -1,7 +1,5 @@
 """What `benchmarks.serving` measures, as a table and as JSON."""
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections.abc import Sequence

@@ -16,8 +16,6 @@ of another person. Those that are said while nobody else speaks are counted by t
 speak at once, the time of a word does not say whose it is.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence

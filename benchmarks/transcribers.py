@@ -5,8 +5,6 @@ the whole server over HTTP and gets the files, many at once; the others are libr
 recording after another, which is how they are called.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

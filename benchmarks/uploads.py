@@ -3,8 +3,6 @@
 python -m benchmarks.uploads FOLDER --length long --formats wav,flac --count 128     made once, for many runs
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import io

@@ -3,8 +3,6 @@
 What is written is kept in `.cache/formats` and made anew when the checkpoint's weights change.
 """
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import hashlib

@@ -6,8 +6,6 @@ No trained weights are needed: the vocabulary is the one that openai-whisper car
 Hugging Face's, and transformers, CTranslate2 and this project all load the directory.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import fcntl

@@ -1,7 +1,5 @@
 """Distinct clips of sound that no cache can answer from: tones, sweeps and pauses in noise."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from asr_server.core import SAMPLE_RATE, Samples

@@ -1,7 +1,5 @@
 """openai/whisper on a checkpoint of Hugging Face's layout."""
 
-from __future__ import annotations
-
 import json
 import re
 import warnings

@@ -1,7 +1,5 @@
 """The published weights that tests and benchmarks run on, as files that every system can be given."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

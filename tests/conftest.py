@@ -1,7 +1,5 @@
 """Real servers: `asr-server serve`, the embedded model, a free port. One is shared by the whole session."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

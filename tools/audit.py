@@ -3,8 +3,6 @@
 Status 1: there are some. Where no source of advisories answers, it says so in a line, with status 0.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess  # nosec B404
 import sys

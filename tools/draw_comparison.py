@@ -1,7 +1,5 @@
 """Draw docs/images/comparison.svg from the tables of benchmarks/results: python -m tools.draw_comparison"""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from xml.sax.saxutils import escape

@@ -6,8 +6,6 @@ Needs the test dependencies, a chromium (tests/install-browser.sh) and flite (De
 model base.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import shutil

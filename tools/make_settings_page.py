@@ -1,7 +1,5 @@
 """Write docs/settings.md from the settings themselves: python -m tools.make_settings_page"""
 
-from __future__ import annotations
-
 import re
 import typing
 from pathlib import Path

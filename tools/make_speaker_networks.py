@@ -9,8 +9,6 @@ overlap, its convolutions a window, and its LSTM over several windows. CAM++ (`s
 is one. Equal weights give equal bytes.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 import zipfile

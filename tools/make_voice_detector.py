@@ -7,8 +7,6 @@ matrices of whole frames the same weights take a third of the time; probabilitie
 (`tests/unit/audio/test_voice.py` compares them with the package's own graph).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec

@@ -11,8 +11,6 @@ the mutant means the same (look). At the end there is a line a folder.
 and gives its survivors to the folder's others.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import difflib

@@ -3,8 +3,6 @@
 Used by `benchmarks/lost_words.py`. Each condition makes one recording of another, the same for the same seed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Final

@@ -3,8 +3,6 @@
 Used by `benchmarks/speakers.py`, whose first lines say who the people are.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 `harness/speech/install.sh` fetches what can be had; a corpus that is not there has no clips.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sequences of spoken digits with known times, from the synthesised voices in the folder `data`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from functools import cache

@@ -3,8 +3,6 @@
 Used by `benchmarks/long_recordings.py`, whose first lines say what the conditions are.
 """
 
-from __future__ import annotations
-
 import io
 import shutil
 import subprocess

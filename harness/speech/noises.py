@@ -3,8 +3,6 @@
 `level_db` is the RMS of the sounding part; peaks beyond full scale are clipped, as a recorder would.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product

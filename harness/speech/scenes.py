@@ -3,8 +3,6 @@
 Scenes of odd seeds, for fitting, and of even ones, for reports, have other games, voices and sentences.
 """
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 No detector has a part in it, as each has its own idea of where speech ends. Used by `benchmarks/speakers.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 

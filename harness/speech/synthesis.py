@@ -4,8 +4,6 @@ The voice is Piper's `joe`. It speaks without randomness here, so that a sentenc
 was said is kept in `.cache/speech/joe`, because a minute of speech takes some ten seconds to make.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

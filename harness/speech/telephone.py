@@ -1,7 +1,5 @@
 """A telephone line: what 300 to 3,400 Hz at 8 kHz and eight bits by mu-law (ITU-T G.711) leave of speech."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import soxr

@@ -1,7 +1,5 @@
 """A real Ray cluster on this machine: two raylets, which are two hosts to Ray, on 127.0.0.1 alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

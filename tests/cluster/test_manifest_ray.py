@@ -1,7 +1,5 @@
 """The manifest job over Ray: an actor by itself, and a real cluster of two raylets that loses one."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Replicas of two ranks (tensor parallelism): the same tokens as with one, and no rank outlives another."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """What only the Ray executor has: no cluster to join, one of its own, hosts that differ."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess

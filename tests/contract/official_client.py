@@ -1,7 +1,5 @@
 """What the end-to-end tests share: the official client's call, the text in an answer, errors counted."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

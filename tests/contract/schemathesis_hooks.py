@@ -1,7 +1,5 @@
 """What schemathesis sends as files, and what it holds events to. Loaded by its command."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Who may import whom: one rule for processes, no circle, and no torch in the API process."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

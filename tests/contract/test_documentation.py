@@ -1,7 +1,5 @@
 """README and docs name only what exists, and README's commands do what it says, on a real server."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The tables, numbers and shown replies of docs/, against the server and the code."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Commands and snippets of the docs run as they are printed, but for names of hosts and of larger models."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

@@ -1,7 +1,5 @@
 """What README and docs say by name or number is so in the code: metrics, errors, defaults, paths, files."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator

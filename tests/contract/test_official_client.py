@@ -3,8 +3,6 @@
 The formats and streams are in test_end_to_end.py, realtime sessions in realtime/test_official_client.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import time

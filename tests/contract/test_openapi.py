@@ -1,7 +1,5 @@
 """The document at `/openapi.json` against the routes and their real replies."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """schemathesis sends what `/openapi.json` allows, and what it does not: no 500, and no reply beyond it."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """One set of steps for both browsers: CSS selectors, JavaScript, a mouse and a keyboard."""
 
-from __future__ import annotations
-
 import base64
 import json
 import time

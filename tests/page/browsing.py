@@ -1,7 +1,5 @@
 """Steps of the tests that drive the page in a browser."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The API in a thread of its own; its replica answers when the test says. For what a page shows meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

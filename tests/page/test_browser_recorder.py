@@ -1,7 +1,5 @@
 """The example of a page that records, served as if from the server's own address."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

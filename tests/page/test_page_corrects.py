@@ -1,7 +1,5 @@
 """To correct, choose and take along: in both browsers, with answers that need no engine."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the page draws and when, of many cards and of long texts: in headless Chromium, on a real server."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

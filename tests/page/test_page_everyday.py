@@ -1,7 +1,5 @@
 """What people do on the page every day: in headless Chromium, on a real server."""
 
-from __future__ import annotations
-
 import csv
 import io
 from typing import Any

@@ -1,7 +1,5 @@
 """The page in headless Chromium, on a real server with the embedded model."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

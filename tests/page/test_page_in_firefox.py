@@ -1,7 +1,5 @@
 """The main ways over the page in Debian's Firefox, on a real server."""
 
-from __future__ import annotations
-
 import base64
 import json
 

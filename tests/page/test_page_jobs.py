@@ -1,7 +1,5 @@
 """The page where the server keeps jobs: a recording goes on without it, and is there when it comes back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Nothing that people did on the page is lost: in headless Chromium, on a real server."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

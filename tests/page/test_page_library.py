@@ -1,7 +1,5 @@
 """The list of transcripts, and how they are written: in both browsers, with answers that need no engine."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

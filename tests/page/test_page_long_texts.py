@@ -1,7 +1,5 @@
 """Three hours of text, and two hundred transcripts: nobody waits for the page. In both browsers."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.page.both import AnyTab, OpenAny

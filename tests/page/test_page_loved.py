@@ -1,7 +1,5 @@
 """What people know from other transcription pages: in headless Chromium, on a real server."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

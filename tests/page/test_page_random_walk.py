@@ -1,7 +1,5 @@
 """A tester's hour on the page by a seeded random walk: nothing of what was done is lost, in both browsers."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """To read, follow and correct a text: in both browsers, with answers that need no engine."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

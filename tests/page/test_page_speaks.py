@@ -1,7 +1,5 @@
 """What one speaks is kept, whatever becomes of the session, the server and the tab: in both browsers."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator

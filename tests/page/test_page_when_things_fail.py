@@ -1,7 +1,5 @@
 """The page while the server, the store or another tab fails it: in headless Chromium, on a real server."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

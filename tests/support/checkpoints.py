@@ -1,7 +1,5 @@
 """Random checkpoints of Whisper's layouts, made when a test asks for one and kept in .cache/checkpoints."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

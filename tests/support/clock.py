@@ -1,7 +1,5 @@
 """An event loop's clock that stands still until a test moves it: for waits of seconds in milliseconds."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Dispatchers with the real engine on the embedded model, and the processes of their replicas."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from contextlib import suppress

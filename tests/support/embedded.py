@@ -1,7 +1,5 @@
 """Settings for tests that run on the embedded model in their own process."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from asr_server.config import EMBEDDED_MODEL

@@ -1,7 +1,5 @@
 """A process of its own for what changes or ends the process that calls it."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

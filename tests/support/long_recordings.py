@@ -1,7 +1,5 @@
 """Long recordings: turns of digits, and between them pauses, tones, music, noise and coughs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 
 from asr_server.audio.recording import memory_file

@@ -1,7 +1,5 @@
 """Gives tests the published Whisper weights, or skips those that need them where they cannot be had."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

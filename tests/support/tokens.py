@@ -1,7 +1,5 @@
 """A small Whisper vocabulary for tests that need tokens but no model: the digits, bytes, special tokens."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import tokenizers

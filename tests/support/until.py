@@ -1,7 +1,5 @@
 """Wait for a condition, in a test with an event loop or without one."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

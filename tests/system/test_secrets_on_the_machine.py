@@ -1,7 +1,5 @@
 """Who shares the machine with a server learns none of its secrets: a real server, run as another user."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

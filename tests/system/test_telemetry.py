@@ -1,7 +1,5 @@
 """Logs: which request a line is for, in whichever process it is written, and lines as JSON."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """A POST runs code in few files: those that a reader of the server follows."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The entry of the command, before there is anything to stop in order."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The processes that the server starts import nothing from the folder that it runs in."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Settings: defaults and bounds that operators rely on, and what follows from them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

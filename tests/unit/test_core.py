@@ -1,7 +1,5 @@
 """The shared types: what a request is decoded with where it asks for nothing, and what follows from them."""
 
-from __future__ import annotations
-
 import pytest
 
 from asr_server.core import (

@@ -1,7 +1,5 @@
 """What a client can tell from an error: its status, code and field, and when to come back."""
 
-from __future__ import annotations
-
 import pytest
 
 from asr_server import errors

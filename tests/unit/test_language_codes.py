@@ -1,7 +1,5 @@
 """Codes and names of languages as clients write them, and how their texts are joined."""
 
-from __future__ import annotations
-
 import pytest
 
 from asr_server.errors import InvalidValue

@@ -1,7 +1,5 @@
 """What this process finds on its machine, and what it sets: cores, memory, GPUs, priorities, sockets."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -1,7 +1,5 @@
 """The metrics that a server starts with, and what one request adds to them and to its own line."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """What a process inherits and shows, tried with real processes."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

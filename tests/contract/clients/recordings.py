@@ -1,7 +1,5 @@
 """A recording as programs that read WAV themselves want it: 16 bits, one channel."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import soundfile

@@ -1,7 +1,5 @@
 """Programs that others have written for OpenAI's API, by base URL alone, each in its own environment."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

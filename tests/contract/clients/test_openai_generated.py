@@ -1,7 +1,5 @@
 """The tests that openai-python generates, from its source distribution, against whisper-base."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What programs that do not install here send, byte by byte, by their own source."""
 
-from __future__ import annotations
-
 import http.client
 import io
 import json

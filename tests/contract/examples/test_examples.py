@@ -1,8 +1,6 @@
 """Every example does what it says, on a real server. Those of LiveKit, pipecat and the browser run in
 tests/contract/clients and tests/page."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The official Node client on a real server with the embedded model; `install.sh` fetches it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """What `/v1/activity` tells of requests that were answered before anybody looked."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Times of a given text, by HTTP: the embedded model hears the digits, the text says what they are."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any

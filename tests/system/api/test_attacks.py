@@ -1,7 +1,5 @@
 """Attacks that need no key, each by eight sockets, beside sixteen clients that must not notice."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """Attacks, bursts, kills, freezes and missing folders in turns, beside 32 clients that must not notice."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -3,8 +3,6 @@
 What is odd about each is made and read in tests/unit/audio; here words come out of it, of most in the trials.
 """
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

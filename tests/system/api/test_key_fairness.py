@@ -1,7 +1,5 @@
 """One key sends all that it can, and another hardly notices."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import statistics

@@ -1,7 +1,5 @@
 """Long files over HTTP: every format says the same, times run forward, and chunks lose or double nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 from collections import Counter

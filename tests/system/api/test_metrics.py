@@ -1,7 +1,5 @@
 """What `/metrics` tells. The counts are of the process, so that tests look at what changes."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import get_args

@@ -1,7 +1,5 @@
 """`--metrics-port`: metrics and probes there alone, for whoever reaches it, as long as the server lives."""
 
-from __future__ import annotations
-
 import socket
 import time
 

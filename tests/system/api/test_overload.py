@@ -1,7 +1,5 @@
 """More requests than places: who is turned away comes back when there is one."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

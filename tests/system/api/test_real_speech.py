@@ -1,7 +1,5 @@
 """The published whisper-base on recordings of people, and on English that a synthetic voice reads aloud."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence

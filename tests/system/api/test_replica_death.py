@@ -1,7 +1,5 @@
 """Replicas that are killed while clients wait: nobody notices but by the clock."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

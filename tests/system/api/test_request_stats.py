@@ -1,7 +1,5 @@
 """What explains a slow file: fallbacks, what was read again and dropped, in `/metrics` and in the log."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

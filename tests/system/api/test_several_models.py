@@ -1,7 +1,5 @@
 """One server with two models: each request gets the answer of the model that it names."""
 
-from __future__ import annotations
-
 import os
 import re
 import threading

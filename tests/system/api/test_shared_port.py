@@ -1,7 +1,5 @@
 """Two whole servers on one port: clients notice neither the start, nor the death, nor the stop of one."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Hundreds of clients that trickle uploads, do not read or send nothing, and others beside them."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import statistics

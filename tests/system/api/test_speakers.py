@@ -1,7 +1,5 @@
 """A speaker in each channel, end to end: the official client in strict mode, a real server, digits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Subtitles of whisper-base on a reading, a conversation and Chinese: short lines, or the model's own."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Connections that begin with a TLS handshake, which count and are timed from their first byte."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

@@ -1,7 +1,5 @@
 """Spans as a collector gets them from a real server, and none where none are asked for."""
 
-from __future__ import annotations
-
 import gzip
 import threading
 from collections.abc import Iterator

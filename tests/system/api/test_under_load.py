@@ -1,7 +1,5 @@
 """Many requests at once, long ones, and clients that leave, on a real server."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import difflib

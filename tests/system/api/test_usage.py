@@ -1,7 +1,5 @@
 """Who has used what: the log line of each request, and the metrics of each key."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Voices told apart in one channel, end to end: the official client in strict mode, a real server, digits."""
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`asr-server align`: subtitles of a text that is at hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

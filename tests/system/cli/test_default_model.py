@@ -1,7 +1,5 @@
 """What runs where nobody named a model: whisper-base, or the embedded one where base cannot be had."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`asr-server transcribe` as its user meets it: real processes, the embedded model, real recordings."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

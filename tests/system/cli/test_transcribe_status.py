@@ -1,7 +1,5 @@
 """Exit statuses of `asr-server transcribe` that need no engine; test_transcribe.py has the others."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

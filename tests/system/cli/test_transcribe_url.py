@@ -1,7 +1,5 @@
 """`asr-server transcribe --url` on a real server: what it writes is what the server would have written."""
 
-from __future__ import annotations
-
 import asyncio
 import http.server
 import json

@@ -1,7 +1,5 @@
 """What a server costs that nobody asks anything."""
 
-from __future__ import annotations
-
 import time
 
 import psutil

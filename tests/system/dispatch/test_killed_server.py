@@ -1,7 +1,5 @@
 """What is left of a server that was killed: no process, no socket, no shared memory, within 3 s."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,7 +1,5 @@
 """Runs properties for minutes, in passes of Hypothesis whose seeds follow one another."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

@@ -1,7 +1,5 @@
 """Damaged files of checkpoints, each read by a child with 10 s and 200 MB: taken, or refused in one line."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Bytes that are nearly HTTP: each is answered or refused, and none is a fault of the server."""
 
-from __future__ import annotations
-
 import re
 
 import httpx

@@ -1,7 +1,5 @@
 """Bodies that are nearly multipart, in pieces of any size: each is a form or a refusal."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

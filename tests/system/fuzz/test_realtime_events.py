@@ -1,7 +1,5 @@
 """Events that are nearly those of the realtime API: each is answered, and the session goes on."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """WAV files put together from odd chunks, and damaged files of every format: each is read or refused."""
 
-from __future__ import annotations
-
 import contextlib
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Frames that are nearly those of a WebSocket, after a handshake that is right."""
 
-from __future__ import annotations
-
 import struct
 
 import httpx

@@ -1,7 +1,5 @@
 """Bytes that are nearly events of the Wyoming protocol: each is answered or refused."""
 
-from __future__ import annotations
-
 import json
 
 import psutil

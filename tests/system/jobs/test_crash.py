@@ -1,7 +1,5 @@
 """Jobs survive the end of the server at any moment, and cost nothing where there are none."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

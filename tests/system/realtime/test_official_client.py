@@ -1,7 +1,5 @@
 """The official client on a real server with the embedded model; every event valid under its types."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io

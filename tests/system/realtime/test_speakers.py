@@ -1,7 +1,5 @@
 """Who speaks in a session: one voice keeps one letter through all turns."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

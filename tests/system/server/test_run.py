@@ -1,7 +1,5 @@
 """How the server starts, warns, drains and ends: before a fake replica, in a copy of this process, whole."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import io

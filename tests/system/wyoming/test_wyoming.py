@@ -1,7 +1,5 @@
 """The Wyoming door: the package's own client against a real server, and whatever else may come in."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

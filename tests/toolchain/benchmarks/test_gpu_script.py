@@ -4,8 +4,6 @@
 their results come back.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Every kernel through Triton's compiler and NVIDIA's assembler, for devices that are not here."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The figures of a live session's record, by the definitions that `benchmarks/live_record.py` names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What counts as lost under a condition, and what the conditions do to a recording."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """`asr-server` for `test_alerts_fire.py`: uploads lie on the disk, and seconds of standstill are a stall."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from asr_server.__main__ import main

@@ -1,7 +1,5 @@
 """Every alert fires in a real Prometheus by its fault on a real server. Minutes of the rules are seconds."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import re

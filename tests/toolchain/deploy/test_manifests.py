@@ -1,7 +1,5 @@
 """The chart, the plain manifests, compose and the unit: valid, and true of the server that they start."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

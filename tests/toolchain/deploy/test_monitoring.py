@@ -1,7 +1,5 @@
 """Dashboard and alerts name metrics that the server has, and each alert fires by its fault."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two servers behind nginx or Envoy are replaced one after the other, and no request is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -1,7 +1,5 @@
 """Programs that check what lies in deploy/; tests of those that are not here are skipped."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What runs on which stream of a GPU, and that everything waits for what it depends on: on stand-ins."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

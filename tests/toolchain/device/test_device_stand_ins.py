@@ -1,7 +1,5 @@
 """The engine as it runs on a GPU, imitated on CPU: the same tokens, nothing read back, encodes gathered."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """All that an engine computes on a GPU, on tensors without numbers: it fits together, on one device."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

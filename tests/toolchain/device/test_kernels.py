@@ -1,7 +1,5 @@
 """The engine with Triton's kernels, under its interpreter: the tokens and word times are those of torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Searches on a device whose encodes and copies are late by chance."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -3,8 +3,6 @@
 Under Triton's interpreter; on a GPU compiled.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 

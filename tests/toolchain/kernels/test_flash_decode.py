@@ -1,7 +1,5 @@
 """The kernel under Triton's interpreter (on a GPU: compiled) against products and a softmax in float32."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

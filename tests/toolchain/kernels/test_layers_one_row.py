@@ -1,7 +1,5 @@
 """The kernel under Triton's interpreter (on a GPU: compiled) against torch's norm and product."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

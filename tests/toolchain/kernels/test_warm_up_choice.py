@@ -1,7 +1,5 @@
 """Kernels are used where they run and agree with torch; else torch decodes, and one warning says why."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """Run uv on the configured package index alone, without this machine's wheels and settings."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

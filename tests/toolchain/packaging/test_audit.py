@@ -1,7 +1,5 @@
 """`make audit`: what it says of vulnerabilities, with answers in place of pip-audit's."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

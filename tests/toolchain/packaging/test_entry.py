@@ -1,7 +1,5 @@
 """`make` does what it says on a machine that has Python and make alone, and its scripts are sound."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

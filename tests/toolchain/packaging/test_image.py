@@ -1,7 +1,5 @@
 """The image's packages: pinned as everywhere, each file by its hash. The image itself is not built here."""
 
-from __future__ import annotations
-
 import re
 
 from packaging.requirements import Requirement

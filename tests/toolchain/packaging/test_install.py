@@ -1,7 +1,5 @@
 """`make serve` installs what TORCH says, and says first how large it is."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

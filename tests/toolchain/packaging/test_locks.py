@@ -1,7 +1,5 @@
 """constraints.txt resolves from the package index alone, for each Python and platform that README names."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from itertools import chain, product

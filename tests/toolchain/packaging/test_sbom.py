@@ -1,7 +1,5 @@
 """`make sbom` lists what the wheel installs, in the versions that are pinned."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

@@ -1,7 +1,5 @@
 """`make site` writes every page of the documentation; mkdocs refuses a broken link."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 

@@ -1,7 +1,5 @@
 """The wheel works in fresh environments of each Python at hand, with weights that it fetches itself."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Words of a text against words that were heard: what matches, in which order, and what does by chance."""
 
-from __future__ import annotations
-
 import difflib
 import random
 from itertools import pairwise

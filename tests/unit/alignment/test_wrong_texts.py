@@ -1,7 +1,5 @@
 """A reading of known sentences against its own text and ten kinds of wrong text, with whisper-base."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest

@@ -3,8 +3,6 @@
 python -m tests.unit.api.attackers NAME URL SECONDS
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """What strangers send to a server, each from eight sockets at once, without its key and with it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

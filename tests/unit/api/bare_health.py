@@ -1,7 +1,5 @@
 """A bare uvicorn that answers /health: what the machine itself costs. `python -m tests.unit.api.bare_health`"""  # noqa: E501
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

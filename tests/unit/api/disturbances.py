@@ -1,7 +1,5 @@
 """What happens to the processes and the folders of a server that runs for long, done to one on purpose."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

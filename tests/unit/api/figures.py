@@ -1,7 +1,5 @@
 """Reads what `/metrics` tells. The counts are of the process, so that tests look at what changes."""
 
-from __future__ import annotations
-
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -1,7 +1,5 @@
 """Files of keys with names, as an operator writes them, and clients that have these keys."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The API on a real port, in the test's own event loop, in front of a replica."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """Files that clients send, good and bad, made here."""
 
-from __future__ import annotations
-
 import io
 
 import av

@@ -1,7 +1,5 @@
 """Clients that send too much, too slowly or nothing, and clients that do not read their replies."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """End to end: the official client in strict mode, a real server, the embedded model, real sound."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Events as they are sent: what each tells, in order, as fast as the client reads, and with an end."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """`--keys-file`: what may stand in it, what its errors say, and its changes; who may ask and load models."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

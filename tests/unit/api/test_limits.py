@@ -1,7 +1,5 @@
 """What a key may use: counted in buckets, shown in headers as OpenAI does, refused with 429."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What every reply has, bodies that still come, pages of other sites, recordings past FastAPI's routing."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """Several models of one server, and when one's replicas run: at the start, at a request, until idle."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any

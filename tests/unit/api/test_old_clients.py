@@ -1,7 +1,5 @@
 """Clients of HTTP/1.0, and clients that offer another protocol, as `curl --http2` and Java's do."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

@@ -1,7 +1,5 @@
 """What a process and its children use, as the system says it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """What the fields of a form mean: taken in each spelling, refused by name, or options of the decoding."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

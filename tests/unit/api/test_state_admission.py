@@ -1,7 +1,5 @@
 """Places for requests and realtime sessions: who gets one, who waits, and when those refused shall return."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Uploads in memory and on disk: bounded together, held once, and refused in order where there is no room."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """WebSockets of clients that send frames without end, no handshake, or more behind the close."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """Recordings of every kind, made at test time with the encoders in libsndfile and FFmpeg's libraries."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

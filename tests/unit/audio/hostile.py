@@ -1,7 +1,5 @@
 """Files that have come to harm, and files that mean harm."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Parts of a recording, read with the times of the file."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

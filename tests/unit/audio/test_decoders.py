@@ -1,7 +1,5 @@
 """Each decoder, at the file's own rate and layout, against FFmpeg's libraries read a frame at a time."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from pathlib import Path

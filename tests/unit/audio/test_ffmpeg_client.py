@@ -1,7 +1,5 @@
 """What a codec does to its process stays there, and no process outlives the server."""
 
-from __future__ import annotations
-
 import errno
 import os
 import select

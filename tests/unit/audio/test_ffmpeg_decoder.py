@@ -1,7 +1,5 @@
 """The time line of a container, and which of its tracks is read."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a decode process makes of a film's tracks, and how it is confined."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Damage and malice: a refusal or a transcript, never a hang, a crash or growth."""
 
-from __future__ import annotations
-
 import contextlib
 import struct
 import time

@@ -1,7 +1,5 @@
 """Long files: the first chunk at once, memory as for short ones."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """WAV as it is written in the wild; FLAC and MP3 whose headers count too little; files joined together."""
 
-from __future__ import annotations
-
 import os
 import struct
 import subprocess

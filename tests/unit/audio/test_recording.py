@@ -1,7 +1,5 @@
 """A file's session from bytes to pieces, in every format and every state of repair."""
 
-from __future__ import annotations
-
 import gc
 import io
 import struct

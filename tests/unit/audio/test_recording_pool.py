@@ -1,7 +1,5 @@
 """Slices: fair between requests, cancelled at once, never in the event loop's way."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator

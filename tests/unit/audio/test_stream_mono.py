@@ -1,7 +1,5 @@
 """The scale of floats, the downmix and the resampler, each against float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.signal

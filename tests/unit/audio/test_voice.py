@@ -1,7 +1,5 @@
 """What is taken for speech."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What the detector is given: how samples are evened, and which thumps are turned down."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 import pytest

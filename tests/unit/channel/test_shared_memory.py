@@ -1,7 +1,5 @@
 """Memory that a writer fills and a reader uses in place; messages with their arrays, to frames and back."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

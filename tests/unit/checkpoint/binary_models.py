@@ -1,7 +1,5 @@
 """Writes small files as CTranslate2 and whisper.cpp lay them out, byte by byte."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 

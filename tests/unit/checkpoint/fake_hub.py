@@ -1,7 +1,5 @@
 """A hub of our own: the two endpoints of the Hugging Face hub that are asked, over HTTP, with its faults."""
 
-from __future__ import annotations
-
 import hashlib
 import http.server
 import json

@@ -1,7 +1,5 @@
 """Writes one random model in the formats of other programs, each by that program's own code or layout."""
 
-from __future__ import annotations
-
 import shutil
 import struct
 import warnings

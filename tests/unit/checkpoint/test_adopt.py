@@ -1,7 +1,5 @@
 """Models in other programs' formats, served as they are: the weights stay where they lie."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Where fetched models lie, and who may hold the lock of a fetch."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from pathlib import Path

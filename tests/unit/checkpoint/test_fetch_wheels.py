@@ -1,7 +1,5 @@
 """Models in packages of an index: one of our own, over HTTP, as PEP 503 has it."""
 
-from __future__ import annotations
-
 import hashlib
 import http.server
 import os

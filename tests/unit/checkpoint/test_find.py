@@ -1,7 +1,5 @@
 """What a model's name means, and ways in which a directory or a file is no complete Whisper checkpoint."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Checkpoints of an author who is not trusted: each is refused in one line, within 10 s and 200 MB."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The hub asked for real: one of our own with the faults of others, one that is silent, and none."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

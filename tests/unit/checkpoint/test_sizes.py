@@ -1,7 +1,5 @@
 """A checkpoint's sizes and its alignment heads."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """The audio window, as a checkpoint's own files describe it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Weights that contradict the model that config.json describes are refused by name, never read in part."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Text to tokens and back, against openai-whisper's own tokenizer."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

@@ -1,7 +1,5 @@
 """`asr-server models` and `asr-server convert` where nothing has to be fetched."""
 
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import Path

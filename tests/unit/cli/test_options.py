@@ -1,7 +1,5 @@
 """Settings are checked once, together, at the start: each wrong one is a line that says how to mend it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import socket

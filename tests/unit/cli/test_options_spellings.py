@@ -1,7 +1,5 @@
 """The command line of openai-whisper, read as ours; how `--clip START-END` is written."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`asr-server serve` with settings that cannot work: what the operator sees, and how soon."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

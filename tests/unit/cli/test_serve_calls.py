@@ -1,7 +1,5 @@
 """`asr-server serve` up to the server, its list of models, and `asr-server health` at one that answers."""
 
-from __future__ import annotations
-
 import http.server
 import signal
 import socket

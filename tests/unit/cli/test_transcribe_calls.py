@@ -1,7 +1,5 @@
 """The flags of `asr-server transcribe`: what is refused, and what the others ask for."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The order in which Deepgram's clients are told what was read: that of speech, whatever ends first."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Faults in real replicas, in their launches and in the API process itself, and what is left of them."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """A replica in a thread of this process."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any

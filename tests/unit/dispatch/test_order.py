@@ -1,7 +1,5 @@
 """The order in which chunks are sent: fair between keys first, then between the requests of each."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Which Ray cluster is joined or started, what is checked of it first, and the places of its replicas."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

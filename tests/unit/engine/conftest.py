@@ -1,7 +1,5 @@
 """Checkpoints loaded once a session."""
 
-from __future__ import annotations
-
 import pytest
 
 from asr_server.config import EMBEDDED_MODEL

@@ -4,8 +4,6 @@ Graphs compute a whole bucket of rows into memory that the next replay overwrite
 in its slots until it is done; a late copy holds garbage until it is read.
 """
 
-from __future__ import annotations
-
 import gc
 import random
 from collections.abc import Callable, Collection, Sequence

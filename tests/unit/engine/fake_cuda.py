@@ -4,8 +4,6 @@ Shapes, types and layouts are checked by the rules that torch has for its operat
 different devices are refused. What comes of a step is made up.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

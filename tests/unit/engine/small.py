@@ -1,7 +1,5 @@
 """A Whisper of which a step takes a millisecond: random weights, the digits' vocabulary, a window of 3 s."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Final

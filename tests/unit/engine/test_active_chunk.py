@@ -1,7 +1,5 @@
 """Which of several tries at a chunk is kept, and when a try is ended."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """Token times in the engine: for whom they are computed, and that nobody waits for them."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,7 +1,5 @@
 """The path of dynamic time warping: openai/whisper's, and the one on which each row has its own frames."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import pytest

@@ -1,7 +1,5 @@
 """Token times against those of openai/whisper and transformers, of the same tokens in the same audio."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path

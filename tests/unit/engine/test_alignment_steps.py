@@ -1,7 +1,5 @@
 """Token times of a small model, against the method written down plainly for one chunk at a time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

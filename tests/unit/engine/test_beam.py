@@ -1,7 +1,5 @@
 """Beam search: openai-whisper's, pruned; the same whoever else is decoded; nothing is held when it ends."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Keywords in a search: a complete one wins, an unfinished one costs no other text its place."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator

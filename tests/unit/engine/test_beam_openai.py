@@ -1,7 +1,5 @@
 """Beam search as openai-whisper does it, on a language model of chance, random weights and real speech."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The bonus of keywords as a state machine: earned token by token, given back where a match breaks off."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from itertools import accumulate

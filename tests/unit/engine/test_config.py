@@ -1,7 +1,5 @@
 """What `auto` and 0 stand for."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The fast path against the plain one, on a GPU where there is one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

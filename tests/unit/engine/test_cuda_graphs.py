@@ -1,7 +1,5 @@
 """Which graph serves which step. The graphs themselves need a GPU: test_cuda.py has them there."""
 
-from __future__ import annotations
-
 import gc
 import logging
 from typing import Any

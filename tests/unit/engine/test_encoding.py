@@ -1,7 +1,5 @@
 """Audio on its way into slots in batches, as on a GPU, whose streams and graphs are imitated."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The engine's promises: every chunk ends once, other requests change nothing, options are obeyed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """8-bit integers where --dtype int8 asks for them, or the processor has instructions for their sums."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Token for token what transformers generates; prompts and figures as openai-whisper's decoder has them."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from random import Random

@@ -1,7 +1,5 @@
 """Rank 0 sends each operation before it runs it; another rank that follows holds the same slots."""
 
-from __future__ import annotations
-
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor

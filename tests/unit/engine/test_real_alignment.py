@@ -1,7 +1,5 @@
 """Token times with the published weights: those of openai/whisper, in nine languages."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A step's tokens and figures, against one pass of the model over each whole text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

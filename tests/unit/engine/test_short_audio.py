@@ -1,7 +1,5 @@
 """`--short-audio tail`: a chunk is encoded without the silence behind it, which is encoded once for all."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Who holds which slot, and what each slot knows of its text."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """Drawing tokens: what may be drawn, how often, and the same again for the same seed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

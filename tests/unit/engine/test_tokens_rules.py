@@ -1,7 +1,5 @@
 """Whisper's token rules for a batch, against openai-whisper's own filters one sequence at a time."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """One second of silence goes through all that a request needs, before the engine is ready."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

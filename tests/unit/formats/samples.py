@@ -1,7 +1,5 @@
 """Transcripts to render."""
 
-from __future__ import annotations
-
 from asr_server.core import Segment, TokenLogprob, Transcript
 
 

@@ -1,7 +1,5 @@
 """Cues that people can read: the rules of subtitlers, on words of any kind."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import chain, combinations, pairwise
 from math import inf

@@ -1,7 +1,5 @@
 """Subtitles laid out word by word, as whisper's command writes them."""
 
-from __future__ import annotations
-
 import io
 import re
 from random import Random

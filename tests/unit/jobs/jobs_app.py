@@ -1,7 +1,5 @@
 """The API with jobs, before a fake replica."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files and batches in OpenAI's shape, by its own client in strict mode."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

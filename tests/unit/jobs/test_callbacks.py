@@ -1,7 +1,5 @@
 """Calls back: signed as OpenAI's client checks it, tried again, and never to a private address."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """`asr-server transcribe --background`: handed over once, taken up by the same command."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

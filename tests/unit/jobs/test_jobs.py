@@ -1,7 +1,5 @@
 """Jobs: the same request with one more field, an id at once, the same answer later."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import sqlite3

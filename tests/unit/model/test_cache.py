@@ -1,7 +1,5 @@
 """The decoder's keys and values: audio and the silence after it, whose audio a text reads, and sizes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

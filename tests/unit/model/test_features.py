@@ -1,7 +1,5 @@
 """Log-mel spectrograms, against transformers' feature extractor and, padded with zeros, openai-whisper's."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Products in 8-bit integers, next to float32."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

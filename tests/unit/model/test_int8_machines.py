@@ -1,7 +1,5 @@
 """On which machines there are products in 8-bit integers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The parts of a layer on a CPU: products, attention head by head, and how their weights are loaded."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

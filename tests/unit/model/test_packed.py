@@ -1,7 +1,5 @@
 """Weights in the layout of the library that multiplies by them, next to torch's own product."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Slots that a kernel reads in place, next to those that torch's products gather: with a plain kernel."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

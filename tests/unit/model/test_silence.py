@@ -1,7 +1,5 @@
 """Attention to short audio and the silence behind it, against plain softmaxes over whole windows."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """A directory in Hugging Face's layout, made of models in other programs' formats."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Weights as they lie in a checkpoint's files, and which kinds of products they are loaded into."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model's numbers against transformers', and every form a checkpoint comes in."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Recordings read on this machine: their options, on checkpoints with many languages and with one; their
 reading, in front of a replica that says what the test wants; and their order, with the real one."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A manifest's job: its lines, its results and reports."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

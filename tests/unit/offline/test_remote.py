@@ -1,7 +1,5 @@
 """What a server may answer, one scripted answer after another, from a real socket."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

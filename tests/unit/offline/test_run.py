@@ -1,7 +1,5 @@
 """The course of many files, with a transcriber that does as it is told; its numbers and its exit status."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """The page's files over plain HTTP. `test_page_in_browser.py` uses it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Swagger's page at `/docs`: all of it comes from this server, under a policy."""
 
-from __future__ import annotations
-
 import pytest
 
 from asr_server.annexes.page import FILES

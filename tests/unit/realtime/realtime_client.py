@@ -1,7 +1,5 @@
 """A plain WebSocket client whose every event is checked against the official client's types."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

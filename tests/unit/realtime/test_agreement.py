@@ -1,7 +1,5 @@
 """Which words of a growing turn are stable, and which tokens belong to them."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

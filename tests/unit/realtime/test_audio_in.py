@@ -1,7 +1,5 @@
 """G.711 against libsndfile, the resampler against a whole one, appends cut anywhere."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

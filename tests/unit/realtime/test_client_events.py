@@ -1,7 +1,5 @@
 """What a client is told of an event that is wrong."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """What a session's settings mean under each name of the model, and with each kind of turn detection."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """How a turn that is under way takes new options, by sessions in front of a fake replica."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from typing import Any

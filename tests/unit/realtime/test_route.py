@@ -1,7 +1,5 @@
 """Who may open a session and with what settings, and what a client gets when its session fails."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

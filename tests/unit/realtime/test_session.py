@@ -1,7 +1,5 @@
 """Sessions in front of a replica that says what the test wants: what must hold whatever is heard."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -1,7 +1,5 @@
 """What a session numbers, what its key may use, and what it does once its end has begun."""
 
-from __future__ import annotations
-
 import json
 import time
 

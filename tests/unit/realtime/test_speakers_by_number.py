@@ -1,7 +1,5 @@
 """Which name a voice gets, by its likeness to those heard before and how long they were heard."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from typing import Any

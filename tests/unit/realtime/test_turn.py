@@ -1,7 +1,5 @@
 """The life of turns: the rules in `turn.py`, on random events, and the usual courses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """What a rank does in tests, by the name in the environment: it loads no engine."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """How the process of a replica settles itself before it loads the engine."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import logging

@@ -1,7 +1,5 @@
 """The loop of a replica, with a real engine in this process."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Conversations of synthesised voices."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Who is one person: clusters of embeddings made up around known voices."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Words get speakers by their times, and segments are split between them."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

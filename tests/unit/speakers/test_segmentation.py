@@ -1,7 +1,5 @@
 """Who speaks in each window, by the real model."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

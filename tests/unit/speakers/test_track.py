@@ -1,7 +1,5 @@
 """Who speaks when, by the real models, through whole recordings; test_clustering.py has more, by numbers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

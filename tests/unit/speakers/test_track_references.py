@@ -1,7 +1,5 @@
 """References of known speakers by themselves: which are data URLs, and how long they may be."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What is heard in one window, by the real models."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What a model answers with word times, and a sound that the voice detector knows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

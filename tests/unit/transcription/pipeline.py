@@ -1,7 +1,5 @@
 """A recording through the server's own pipeline, without HTTP, on any checkpoint in float32."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 from collections.abc import AsyncIterator

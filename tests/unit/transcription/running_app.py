@@ -1,7 +1,5 @@
 """A transcriber between a real pool and a replica that a test speaks for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

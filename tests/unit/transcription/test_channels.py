@@ -1,7 +1,5 @@
 """Voices that one channel hides from the mix, and that leak into the other speaker's channel."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """How sure each word is, by its tokens and by those beside it."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

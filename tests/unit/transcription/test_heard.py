@@ -1,7 +1,5 @@
 """Where speech is in a chunk, which pieces of it are read, and which pauses part words."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import pytest

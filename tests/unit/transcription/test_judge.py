@@ -1,7 +1,5 @@
 """Which segments of a part stand, which are dropped, and from where its audio is read again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """The language of a file and of each chunk, as transformers has it on a random multilingual checkpoint."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from functools import cache

@@ -1,7 +1,5 @@
 """Recordings longer than the window, from samples to segments: what transformers makes of the same chunks."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Recordings of several windows, token for token as openai-whisper's own `transcribe` reads them."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from itertools import chain

@@ -1,7 +1,5 @@
 """Every way in reads by the same rule: options are built in one place."""
 
-from __future__ import annotations
-
 import pytest
 
 from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob

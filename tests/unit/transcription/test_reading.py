@@ -1,7 +1,5 @@
 """One chunk, read part after part."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

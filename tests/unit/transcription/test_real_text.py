@@ -1,7 +1,5 @@
 """What whisper-base makes of real speech, of what stands around it, and of no speech at all."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

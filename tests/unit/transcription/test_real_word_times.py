@@ -4,8 +4,6 @@ Recordings are joined with known pauses, so that each word must lie within its o
 late, behind noise or behind another half hour.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import AsyncIterator, Iterator

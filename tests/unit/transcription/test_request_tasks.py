@@ -1,7 +1,5 @@
 """Tasks that belong together end together, and the first error is raised by itself."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Words of segments, and parts that are cut, parted or without text."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """When chunks go out, and when text returns."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

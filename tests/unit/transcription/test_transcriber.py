@@ -1,7 +1,5 @@
 """A request from its recording to its transcript."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The text of all chunks and channels, joined."""
 
-from __future__ import annotations
-
 import logging
 
 import msgspec

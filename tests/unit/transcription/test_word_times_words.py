@@ -1,7 +1,5 @@
 """Words as openai/whisper groups them, on its own vocabularies."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

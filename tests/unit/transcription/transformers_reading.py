@@ -1,7 +1,5 @@
 """Chunks as transformers reads them: its tokens, and its own rule of where to go on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 

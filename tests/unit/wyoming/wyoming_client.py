@@ -1,7 +1,5 @@
 """The package's own client, and one that writes bytes as it likes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import warnings

@@ -1,7 +1,5 @@
 """Azure's routes, by OpenAI's own client for Azure."""
 
-from __future__ import annotations
-
 import openai
 import pytest
 from openai import AsyncAzureOpenAI, AsyncOpenAI

@@ -1,7 +1,5 @@
 """Deepgram's `/v1/listen`, by its own client: recordings by POST, live speech over a WebSocket."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The routes of whisper-asr-webservice, with the requests that Bazarr and Lingarr send."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator
 from typing import Any

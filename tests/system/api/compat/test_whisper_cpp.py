@@ -1,7 +1,5 @@
 """The route of whisper.cpp's server, with the fields of its own examples."""
 
-from __future__ import annotations
-
 import httpx
 import numpy as np
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from harness.speech.error_rates import TimedWord, time_errors_s, word_errors

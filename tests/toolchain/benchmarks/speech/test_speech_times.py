@@ -1,7 +1,5 @@
 """The reference for who speaks when: it ends where a voice does, not where the room's echo of it is gone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.signal import fftconvolve
