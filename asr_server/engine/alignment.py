@@ -5,8 +5,6 @@ the tokens, smooth it over time, and lay the tokens along the heads' mean by dyn
 it, every token has its own position, and an unread tail is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple

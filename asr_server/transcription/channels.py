@@ -5,8 +5,6 @@ channel. Where each channel is a speaker, what is softer there than in the other
 loudness, is muted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -3,8 +3,6 @@
 The weights are fitted by `benchmarks/confidence.py`, where other evidence was tried and adds nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cache

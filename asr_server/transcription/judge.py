@@ -6,8 +6,6 @@ Times of a model may be seconds too early, it invents text where nobody speaks, 
 language or music, ends early after a pause, and loses sentences.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache, partial

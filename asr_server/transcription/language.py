@@ -1,7 +1,5 @@
 """Find a request's language by the vote of its first chunks with speech."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Collection, Mapping

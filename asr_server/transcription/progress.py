@@ -3,8 +3,6 @@
 Closed segments that a replica reports (`EarlyResult`) stay: if the rest fails, the part ends with them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Collection, Iterator

@@ -1,7 +1,5 @@
 """Cut a replica's tokens into segments with times, and find what they leave unread. Stateless."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice, pairwise

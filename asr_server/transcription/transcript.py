@@ -1,7 +1,5 @@
 """Join a request's text, chunk by chunk in file order. Split channels are ordered by start."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import Counter

@@ -5,8 +5,6 @@ strongest attention, and ends at the next pause, since punctuation often takes t
 gets seconds of sound, such as another language, is the short sound beside.
 """
 
-from __future__ import annotations
-
 import codecs
 import string
 from collections.abc import Iterable, Iterator, Sequence

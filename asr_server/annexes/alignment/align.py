@@ -4,8 +4,6 @@ A word that the transcript has too has its time there. What lies between such wo
 more (`stretches.py`), and marked as not spoken where the decoder finds it unlikely.
 """
 
-from __future__ import annotations
-
 import asyncio
 import difflib
 import math

@@ -1,7 +1,5 @@
 """The answers to an alignment: ours, ElevenLabs', and a transcript for subtitles."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 

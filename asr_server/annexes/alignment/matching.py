@@ -4,8 +4,6 @@ Rare runs of four words that both have fix the course (a patience diff), so hour
 matches what is left between. What matches by chance is dropped.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import unicodedata

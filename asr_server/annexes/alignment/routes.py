@@ -1,7 +1,5 @@
 """`POST /v1/audio/alignments`, and ElevenLabs' `/v1/forced-alignment`: the same in their shape."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ The decoder is given the text, between words that are known to be said: it says 
 how likely that is.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Deepgram's words for a realtime session: results that change, final ones, ends of speech."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What `/v1/listen` answers, whole and live. Types and their making; knows no connection."""
 
-from __future__ import annotations
-
 import unicodedata
 import uuid
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The query of `/v1/listen`, as fields of this server's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Final, Literal, TypeVar
 

@@ -1,7 +1,5 @@
 """The routes of `/v1/listen`."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 from typing import Final

@@ -1,7 +1,5 @@
 """Jobs: requests that are done without their client, and survive the end of the server."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from pydantic.dataclasses import dataclass

@@ -1,7 +1,5 @@
 """OpenAI's batches, as a reading of the jobs: a line is a job, and a batch has no state of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """Bodies of jobs, as a client reads them."""
 
-from __future__ import annotations
-
 from typing import Any, Final, Literal
 
 from asr_server.annexes.jobs.live import LiveJob

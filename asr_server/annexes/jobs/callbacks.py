@@ -1,7 +1,5 @@
 """Report the end of jobs to their clients, signed in the form of Standard Webhooks."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import json

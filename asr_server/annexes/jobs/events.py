@@ -1,7 +1,5 @@
 """Stream a job's text as the endpoint's stream does, from the start or from where a client left it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
 

@@ -1,7 +1,5 @@
 """OpenAI's files: the lines of batches, recordings that these name, and what came of them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import uuid

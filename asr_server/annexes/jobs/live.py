@@ -1,7 +1,5 @@
 """What is known of jobs while they run: their text so far as events, and who waits for a change."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

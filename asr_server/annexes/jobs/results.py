@@ -4,8 +4,6 @@ A job that goes on after a crash is read again from its first byte. Chunks with 
 they report the same languages, early results and result, in the same order, so that the text is the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace

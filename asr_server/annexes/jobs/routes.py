@@ -1,7 +1,5 @@
 """The routes of jobs."""
 
-from __future__ import annotations
-
 import time
 from typing import Annotated, Final, Literal, cast
 

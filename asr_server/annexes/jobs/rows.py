@@ -4,8 +4,6 @@ Names that end in `_at` are Unix seconds. Those in `_clock_s` count the seconds 
 the machine's clock is in them.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any, Final
 

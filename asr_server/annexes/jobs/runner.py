@@ -1,7 +1,5 @@
 """Run jobs, some at a time, in the way of a request: the same fields, options, session and reply."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

@@ -1,7 +1,5 @@
 """Take requests in the background as jobs, and keep them for as long as they are wanted."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

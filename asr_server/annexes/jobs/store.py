@@ -3,8 +3,6 @@
 One thread reads and writes, and each `run` is one transaction. Another database needs another URL here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

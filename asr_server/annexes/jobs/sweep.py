@@ -1,7 +1,5 @@
 """Delete what is old, and measure what is left, every few seconds."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """What a server's refusals mean, and when it is asked again."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -3,8 +3,6 @@
 `route.py` connects, `session.py` holds the state, `turn.py` decides.
 """
 
-from __future__ import annotations
-
 from pydantic.dataclasses import dataclass
 
 from asr_server.config import CHECKED, Settings, setting

@@ -3,8 +3,6 @@
 A code of G.711 is a sign, three bits of exponent and four of mantissa (ITU-T G.711).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Final
 

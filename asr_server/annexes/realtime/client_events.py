@@ -3,8 +3,6 @@
 Absent (UNSET) fields stay; null restores a default or turns off.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from typing import Annotated, Final, Literal

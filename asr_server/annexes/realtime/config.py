@@ -1,7 +1,5 @@
 """One session's settings: updates, reports, and a browser's key, which carries them signed."""
 
-from __future__ import annotations
-
 import base64
 import secrets
 import time

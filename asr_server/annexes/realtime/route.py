@@ -1,7 +1,5 @@
 """The routes of `/v1/realtime`: open sessions and issue client secrets. Transcribes nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time

@@ -1,7 +1,5 @@
 """Server events, as OpenAI's realtime API names them, and the bodies of client secrets. Types only."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec

@@ -4,8 +4,6 @@ All events go through one queue. The next client event is taken when the last is
 up; faster clients wait in their own connection.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -13,8 +13,6 @@ Times are samples at 16 kHz from the session's start. The rules, tested on rando
 8. `speech_stopped` follows a `speech_started` of the same turn.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import msgspec

@@ -4,8 +4,6 @@ A word is stable once two readings agree: local agreement (Liu, Spanakis and Nie
 Machacek, Dabre and Bojar, 2023). Sent words are never taken back.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from itertools import takewhile

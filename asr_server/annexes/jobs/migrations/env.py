@@ -1,7 +1,5 @@
 """What Alembic runs to migrate: `store.py` gives it the connection."""
 
-from __future__ import annotations
-
 from alembic import context
 
 

@@ -1,7 +1,5 @@
 """The tables as `rows.py` had them at first: a new database is made from there, and is up to date."""
 
-from __future__ import annotations
-
 revision = "first"
 down_revision = None
 
