@@ -117,6 +117,87 @@ def test_tab_goes_on_to_the_next_word(open_any: OpenAny) -> None:
     tab.wait("document.activeElement.matches('.transcript')")
 
 
+CORRECTED_ELSEWHERE = """import("/web/store.js").then(async ({ Store }) => {
+    const store = new Store();
+    const [{ id }] = await store.entries();
+    await store.change(id, (entry) => ({ ...entry, edits: [{ id: "elsewhere", word: 0, text: "won" }] }));
+    store.database.close();
+})"""
+SENTENCES = words_at(("I", 0.0), ("met", 0.5), ("her.", 1.0), ("We", 2.0), ("saw", 2.5), ("York.", 3.0))
+FIELD = "document.querySelector('#cards .transcript textarea')"
+TIMED = f"{ENTRY}.then(({{ words }}) => words.map(({{ word, start, end }}) => [word, start, end]))"
+
+
+def open_sentence(tab: AnyTab, index: int) -> None:
+    """As somebody does who has no mouse."""
+    reach(tab, index)
+    tab.evaluate("(document.querySelector('#cards .transcript').focus(), 0)")
+    enter = "new KeyboardEvent('keydown', { key: 'Enter', shiftKey: true, bubbles: true })"
+    tab.evaluate(f"document.activeElement.dispatchEvent({enter})")
+    tab.wait(f"document.activeElement === {FIELD}")
+
+
+def test_a_sentence_is_corrected_at_once_and_its_other_words_keep_their_times(open_any: OpenAny) -> None:
+    tab = open_text(open_any, SENTENCES)
+    open_sentence(tab, 4)
+    assert tab.evaluate(f"{FIELD}.value") == "We saw York."
+    tab.type("We all visited New York." + ENTER)
+    tab.wait(f"{TEXT} === 'I met her. We all visited New York.'")
+    tab.wait(f"{ENTRY}.then(({{ text }}) => text === 'I met her. We all visited New York.')")
+    times = tab.evaluate(TIMED)
+    assert [times[i] for i in (0, 1, 2, 3, -1)] == [
+        ["I", 0, 0.1],
+        ["met", 0.5, 0.6],
+        ["her.", 1, 1.1],
+        ["We", 2, 2.1],
+        ["York.", 3, 3.1],
+    ]
+    assert [word for word, *_ in times[4:7]] == ["all", "visited", "New"]
+    starts = [start for _, start, _ in times]
+    assert starts == sorted(starts)
+    assert all(2.5 <= start <= end <= 2.6 for _, start, end in times[4:7])  # of the word before
+    tab.evaluate(UNDO)
+    tab.wait(f"{TEXT} === 'I met her. We saw York.'")
+    tab.wait(f"{TIMED}.then((words) => words.length === 6)")
+
+
+def test_words_that_are_added_lie_between_and_one_for_several_has_their_time(open_any: OpenAny) -> None:
+    tab = open_text(open_any, SENTENCES)
+    open_sentence(tab, 3)
+    tab.type("We never saw York." + TAB)
+    tab.wait(f"!{FIELD}")  # it was the last one
+    assert tab.evaluate(TIMED)[3:6] == [["We", 2, 2.1], ["never", 2.1, 2.5], ["saw", 2.5, 2.6]]
+    open_sentence(tab, 0)
+    tab.type("Met." + TAB)
+    tab.wait(f"{FIELD}?.value === 'We never saw York.'")
+    tab.type(ESCAPE)
+    tab.wait(f"{TIMED}.then(([word]) => JSON.stringify(word) === '[\"Met.\",0,1.1]')")
+    assert tab.evaluate(TEXT).split() == ["Met.", "We", "never", "saw", "York."]
+
+
+def test_a_sentence_without_spaces_keeps_the_times_of_its_other_words(open_any: OpenAny) -> None:
+    answer = words_at(("今日", 0.0), ("は", 1.0), ("晴れ", 2.0), ("。", 3.0))
+    answer["text"], answer["segments"][0]["text"] = "今日は晴れ。", "今日は晴れ。"
+    tab = open_text(open_any, answer)
+    open_sentence(tab, 1)
+    tab.evaluate(f"({FIELD}.value = '今日は雨。')")
+    tab.type(ENTER)
+    tab.wait(f"{TEXT} === '今日は雨。'")
+    tab.wait(f"{TIMED}.then((words) => words.length === 4)")
+    assert tab.evaluate(TIMED) == [["今日", 0, 0.1], ["は", 1, 1.1], ["雨", 2, 2.1], ["。", 3, 3.1]]
+
+
+def test_a_doubtful_sentence_is_confirmed_and_others_corrections_stay(open_any: OpenAny) -> None:
+    tab = open_text(open_any, DOUBTFUL)
+    tab.wait("document.querySelectorAll('.is-doubtful').length === 1")
+    open_sentence(tab, 0)
+    tab.evaluate(CORRECTED_ELSEWHERE)
+    tab.wait("document.querySelector('#cards .facts') && document.querySelectorAll('.is-found').length === 0")
+    tab.type("one two three" + ENTER)
+    tab.wait(f"{TEXT} === 'won two three'")
+    tab.wait("document.querySelectorAll('.is-doubtful').length === 0")
+
+
 def test_keys_of_the_player_work_in_a_field(open_any: OpenAny) -> None:
     tab = open_text(open_any, words_at(("one", 0.0), ("two", 3.0)))
     tab.wait("document.querySelector('.wave input').max > 5.5")  # as long as the file

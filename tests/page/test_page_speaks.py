@@ -13,6 +13,7 @@ from tests.page.both import (
     AnyTab,
     OpenAny,
     choose,
+    drop,
     encoded,
     hold_answers,
 )
@@ -139,6 +140,29 @@ def test_the_text_of_one_who_speaks_is_large_followed_and_alone_on_the_page(open
     tab.wait(f"{box}.scrollTop > 0")
     tab.click("#stop")
     tab.wait("document.querySelector('.fold:enabled')")
+
+
+def test_all_else_folds_away_while_one_speaks_and_comes_back_as_it_was(open_any: OpenAny) -> None:
+    tab = open_any()
+    drop(tab, "call.wav")
+    tab.wait("document.querySelector('.fold:enabled')")
+    tab.evaluate("document.querySelector('.play').click()")
+    tab.wait("!document.querySelector('#cards audio').paused")
+    tab.click("#cards .word", times=2)
+    tab.wait("document.activeElement.matches('.word input')")
+    tab.type("kept")
+    speak(tab)
+    assert not tab.evaluate("document.querySelector('#cards').checkVisibility()")
+    audio = "document.querySelector('#cards audio')"
+    assert tab.evaluate(f"{audio}.paused")  # it would be heard, too
+    tab.evaluate("document.body.dispatchEvent(new KeyboardEvent('keydown', { key: ' ', bubbles: true }))")
+    assert tab.evaluate(f"{audio}.paused")
+    tab.click("#stop")
+    tab.wait("document.querySelectorAll('.fold:enabled').length === 2")
+    assert tab.evaluate("document.querySelector('#cards').checkVisibility()")
+    words = tab.evaluate("document.querySelector('#cards .card:last-child').textContent")
+    assert "kept" in words
+    tab.wait("document.querySelector('#cards .card:last-child .fold').ariaExpanded === 'true'")
 
 
 # -- What is heard --

@@ -37,14 +37,15 @@ export function piecesOf(answer) {
 }
 
 function spread({ start, end }, body, segment) {
-  const words = body.split(/\s+/).filter(Boolean);
-  const total = words.join("").length || 1;
+  const words = shared(body.split(/\s+/).filter(Boolean), start, end);
+  return words.map((word, i) => ({ gap: i ? " " : "", tail: "", segment, word: null, ...word }));
+}
+
+/** Texts that share a time by their letters: {text, start, end} each. */
+export function shared(texts, start, end) {
+  const total = texts.join("").length || 1;
   let at = start;
-  return words.map((text, i) => {
-    const from = at;
-    at += ((end - start) * text.length) / total;
-    return { gap: i ? " " : "", text, tail: "", start: from, end: at, segment, word: null };
-  });
+  return texts.map((text) => ({ text, start: at, end: (at += ((end - start) * text.length) / total) }));
 }
 
 // -- As paragraphs --

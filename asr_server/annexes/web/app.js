@@ -139,7 +139,7 @@ document.querySelector(".skip").onclick = (event) => {
   $("main").focus();
 };
 
-listenToKeys(() => cards.open);
+listenToKeys(() => (live.isOn ? [] : cards.open));
 
 setInterval(() => { // also while the tab is hidden, where no frames are drawn
   const { progress } = cards;

@@ -59,7 +59,7 @@ export class Card {
     this.speakers = new Speakers(this.people, (from, to) => this.#rename(from, to));
     this.transcript = new Transcript(this, {
       seek: (time) => this.player?.seek(time),
-      correct: (index, word) => recording.edit([wordEdit(index, word)]),
+      correct: (words) => recording.edit(words.map((word) => wordEdit(...word))),
       rename: (label, name) => this.speakers.edit(label, name),
       give: (turns) => recording.edit(turns.map((turn) => turnEdit(...turn))),
       closed: () => this.#drawText(),

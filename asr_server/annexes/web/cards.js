@@ -117,9 +117,10 @@ export class Cards {
     return this.cards.map(({ recording }) => recording).filter(({ isUnkept }) => isUnkept);
   }
 
-  /** New ones go to the top in their order; what was open is folded, unless it is in use. */
+  /** New ones go to the top in their order; what was open is folded, unless it is in use, or the new one was spoken. */
   add(files) {
-    for (const card of this.#finished()) if (!card.isFolded && !card.isInUse) card.fold();
+    const areSpoken = files.every(([, , spokenId]) => spokenId);
+    for (const card of this.#finished()) if (!areSpoken && !card.isFolded && !card.isInUse) card.fold();
     const top = Math.max(Date.now(), this.top, ...this.cards.map(({ recording }) => recording.order + 1));
     this.top = top + files.length + 1;
     const added = files.map(([file, name, spokenId], i) => new Recording(this.store, { name, file, spokenId, order: top + files.length - i }));
@@ -175,9 +176,9 @@ export class Cards {
     return this.cards.filter(({ recording }) => recording.entry && !recording.isAtWork);
   }
 
-  /** The first to finish is open. */
+  /** The first to finish is open, and what was spoken: the others are as they were before. */
   #mayOpen(card) {
-    return card.isInUse || this.#finished().every((other) => other === card || other.isFolded);
+    return card.isInUse || card.recording.isSpoken || this.#finished().every((other) => other === card || other.isFolded);
   }
 
   #onUnkept({ name, reason }) {

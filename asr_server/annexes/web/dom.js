@@ -114,10 +114,14 @@ const COMPOSING = 229; // all that Safari says of it
  * `onEnd(text, key)`, with the text of before where nothing is taken and the event of the key that ended it, if one did;
  * what stood there is back by then.
  */
-export function editInPlace(element, before, label, onEnd, keys = ["Enter"]) {
+export function editInPlace(element, before, label, onEnd, { keys = ["Enter"], tag = "input" } = {}) {
   const content = [...element.childNodes];
-  const field = h("input", { value: before, "aria-label": label, autocomplete: "off" });
-  const fit = () => (field.size = Math.max(3, field.value.length + 1));
+  const field = h(tag, { value: before, "aria-label": label, autocomplete: "off", rows: 1 });
+  const fit = () => {
+    field.size = Math.max(3, field.value.length + 1); // of an input
+    field.style.height = ""; // of one row
+    if (field.scrollHeight > field.clientHeight) field.style.height = `${field.scrollHeight}px`;
+  };
   let isOpen = true;
   const end = (text, key = null) => {
     if (!isOpen) return;
@@ -126,7 +130,6 @@ export function editInPlace(element, before, label, onEnd, keys = ["Enter"]) {
     onEnd(text, key);
   };
   const typed = () => field.value.trim().replace(/\s+/g, " ");
-  fit();
   field.oninput = fit;
   field.onblur = () => end(typed());
   field.onkeydown = (event) => {
@@ -137,6 +140,7 @@ export function editInPlace(element, before, label, onEnd, keys = ["Enter"]) {
     event.preventDefault();
   };
   element.replaceChildren(field);
+  fit();
   field.select();
   field.focus();
 }

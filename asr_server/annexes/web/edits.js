@@ -1,13 +1,13 @@
 // Corrections as a list of operations over the words that the server sent, so that each can be undone, kept and merged.
-// An operation is {id, word, text} with the index of a word, {id, from, to} with the names of a speaker, or
-// {id, first, last, to} with the indexes of words that somebody else has said.
+// An operation is {id, word, text, parts} with the index of a word and the times of the parts of its text, {id, from, to} with
+// the names of a speaker, or {id, first, last, to} with the indexes of words that somebody else has said.
 
 import { piecesOf } from "./answer.js";
 import { newId } from "./dom.js";
 
 const LEAST_CONFIDENCE = 0.6; // of a word that is sure
 
-export const wordEdit = (word, text) => ({ id: newId(), word, text });
+export const wordEdit = (word, text, parts) => ({ id: newId(), word, text, parts });
 export const turnEdit = (first, last, to) => ({ id: newId(), first, last, to });
 export const nameEdit = (from, to) => ({ id: newId(), from, to });
 
@@ -18,36 +18,37 @@ export function applyEdits(base, edits) {
   if (!edits.length) return { pieces, answer: base };
   const changed = new Set(); // segments
   for (const edit of edits) {
-    if ("word" in edit) correct(pieces[edit.word], edit.text, changed);
+    if ("word" in edit) correct(pieces[edit.word], edit, changed);
     else if ("first" in edit) for (let i = edit.first; i <= edit.last && pieces[i]; i++) pieces[i].speaker = edit.to;
     else for (const piece of pieces) if (piece.speaker === edit.from) piece.speaker = edit.to;
   }
   return { pieces, answer: { ...base, ...rewritten(base, pieces, changed) } };
 }
 
-function correct(piece, text, changed) {
+/** Operations of older pages have no parts: their text has the time of the word. */
+function correct(piece, { text, parts }, changed) {
   if (!piece) return;
   piece.isDoubtful = false;
   if (piece.text === text) return;
-  piece.text = text;
+  Object.assign(piece, { text, parts });
+  if (parts?.length) [piece.start, piece.end] = [parts[0].start, parts.at(-1).end];
   changed.add(piece.segment);
 }
 
 /** A segment of several speakers becomes several. */
 function rewritten(base, pieces, changed) {
   const byWord = new Map(pieces.map((piece) => [piece.word, piece]));
-  const words = base.words
-    ?.filter((word) => byWord.get(word)?.text !== "")
-    .map((word) => wordAs(word, byWord.get(word)));
+  const words = base.words?.flatMap((word) => wordsOf(word, byWord.get(word)));
   const bySegment = Map.groupBy(pieces, ({ segment }) => segment);
   const segments = (base.segments || []).flatMap((segment, i) => partsOf(segment, bySegment.get(i) || [], changed.has(i)));
   const numbered = segments.map((segment, id) => ({ ...segment, id }));
   return { text: changed.size ? join(pieces) : base.text, segments: numbered, ...(words && { words }) };
 }
 
-function wordAs(word, piece) {
-  const isSame = !piece || (piece.text === word.word && piece.speaker === word.speaker);
-  return isSame ? word : { ...word, word: piece.text, ...voiced(piece) };
+function wordsOf(word, piece) {
+  if (piece?.text === "") return [];
+  if (!piece || (piece.text === word.word && piece.speaker === word.speaker)) return [word];
+  return (piece.parts ?? [piece]).map(({ text, start, end }) => ({ ...word, word: text, start, end, ...voiced(piece) }));
 }
 
 function partsOf(segment, pieces, isChanged) {

@@ -4,6 +4,7 @@ import { $, clock, h, Owner, show } from "./dom.js";
 import { Follow } from "./follow.js";
 import { Microphone } from "./microphone.js";
 import { chosenOptions, offerSources } from "./options.js";
+import { pausePlaying } from "./player.js";
 import { Tape } from "./sounds.js";
 
 const [LEAST_REM, MOST_REM] = [1, 6];
@@ -37,6 +38,7 @@ export class Live {
 
   async #start() {
     show($("message"), "");
+    pausePlaying(); // it would be heard too
     const microphone = new Microphone(chosenOptions(), {
       block: (block) => this.#take(block),
       text: (turns) => this.#showText(turns),

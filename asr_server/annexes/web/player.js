@@ -10,6 +10,8 @@ const NUM_BANDS = 500; // of the picture: closer ones are one
 let playing = null; // one at a time
 let last = Promise.resolve();
 
+export const pausePlaying = () => playing?.audio.pause();
+
 /** One after the other: a hundred files are not opened at once. */
 const inTurn = (work) => (last = last.then(work, work));
 

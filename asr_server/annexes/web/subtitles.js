@@ -5,7 +5,7 @@ import { piecesOf, SENTENCE_END } from "./answer.js";
 const [LEAST_S, MOST_S, PAUSE_S] = [1, 7, 1]; // no cue reaches across a pause
 const LETTERS_PER_S = 20;
 const CLAUSE_END = /[,;:—–，、；：،]["'”»)]?$/;
-const WIDE = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}]/gu;
+export const WIDE = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}]/gu;
 const WIDE_LETTER = 42 / 16; // of the others
 
 /** {start, end, lines, speaker} each, with room for a speaker's name where `isLabelled`. `layout` = {width, lines}. */

@@ -1,9 +1,10 @@
 // The text of a recording, whose words light up while it plays and can be clicked, walked through by keys, corrected.
 
-import { paragraphsOf, speakersOf } from "./answer.js";
+import { paragraphsOf, SENTENCE_END, speakersOf } from "./answer.js";
 import { clock, editInPlace, h, inSlices } from "./dom.js";
 import { placesOf } from "./find.js";
 import { Follow } from "./follow.js";
+import { rewritten } from "./rewriting.js";
 
 const LONG = 400; // words, above which the text scrolls in a box of its own
 const BY_KEYS = { tabindex: 0, role: "group", "aria-label": "Transcript. Left and right arrow keys go from word to word, Enter corrects one." };
@@ -11,10 +12,11 @@ const HEARD = 2000; // letters of a paragraph while it is recognised
 
 export class Transcript {
   /**
-   * Of the parts of a card. `on.seek(time)` for a word that is chosen; `on.correct(index, text)`; `on.rename(label, name)` for a
-   * speaker who is clicked; `on.give(turns)` for words of other speakers, [first, last, name] each; `on.closed()` behind each field.
+   * Of the parts of a card. `on.seek(time)` for a word that is chosen; `on.correct(words)` with [index, text, parts] each;
+   * `on.rename(label, name)` for a speaker who is clicked; `on.give(turns)` for words of other speakers, [first, last, name] each;
+   * `on.closed()` behind each field.
    */
-  constructor({ text, bar, reached, correcting, turns, giveTo, split, joining, owner }, on) {
+  constructor({ text, bar, reached, correcting, turns, giveTo, split, joining, sentence, owner }, on) {
     Object.assign(this, { element: text, reached, giveTo, on });
     this.follow = new Follow(text, "Back to the playing word", owner, { bar });
     this.clear();
@@ -28,6 +30,7 @@ export class Transcript {
       correcting.setAttribute("aria-pressed", !turns.hidden);
     };
     giveTo.onchange = () => this.#giveSelected(giveTo.value);
+    sentence.onclick = () => this.edit(Math.max(0, this.cursor), true);
     split.onclick = () => this.#split();
     joining.onclick = () => this.#join();
   }
@@ -74,7 +77,7 @@ export class Transcript {
 
   /** A field is open in it. */
   get isBeingEdited() {
-    return Boolean(this.element.querySelector("input"));
+    return Boolean(this.element.querySelector("input, textarea"));
   }
 
   #update(pieces, paragraphs, answer) {
@@ -202,7 +205,7 @@ export class Transcript {
     const target = event.detail ? this.pressed : event.target; // a key or a script presses nothing
     const index = this.#indexOf(target);
     const label = target.closest(".speaker");
-    if (target.matches("input") || (this.selected && event.detail === 1)) return;
+    if (target.matches("input, textarea") || (this.selected && event.detail === 1)) return;
     if (label) this.on.rename(label, label.textContent);
     else if (this.element.classList.contains("is-editing")) this.edit(index);
     else this.#choose(index);
@@ -213,7 +216,7 @@ export class Transcript {
     const ahead = this.#isRightToLeft() ? "ArrowLeft" : "ArrowRight";
     const step = event.key.startsWith("Arrow") && !/Up|Down/.test(event.key) && (event.key === ahead ? 1 : -1);
     if (step) this.reach(Math.min(this.pieces.length - 1, Math.max(0, this.cursor + step)));
-    else if (event.key === "Enter" && this.cursor >= 0) this.edit(this.cursor);
+    else if (event.key === "Enter" && this.cursor >= 0) this.edit(this.cursor, event.shiftKey);
     else return;
     event.preventDefault();
   }
@@ -247,23 +250,56 @@ export class Transcript {
 
   // -- Being corrected --
 
-  /** Enter takes a word and confirms it; Tab goes on to the next one, Shift+Tab back, Ctrl+Enter begins a turn with it. */
-  edit(index) {
+  /**
+   * A word or its sentence. Enter takes and confirms it; Tab goes on to the next one, Shift+Tab back, Ctrl+Enter begins a
+   * turn with it, Shift+Enter opens the whole sentence.
+   */
+  edit(index, isSentence = false) {
+    if (this.spans[index]?.querySelector("input")) return;
+    this.element.querySelector("input, textarea")?.blur(); // its words are back by then
     const span = this.#span(index);
-    if (!span || span.querySelector("input")) return;
+    if (!span) return;
     this.#point(index);
     this.follow.stop();
-    const before = this.pieces[index].text;
+    const { pieces } = this; // against which one writes
+    const [first, last] = isSentence ? this.#sentenceOf(index) : [index, index];
+    const own = pieces.slice(first, last + 1);
+    const before = own.map(({ gap, text }) => (text && /\s/.test(gap) ? " " : "") + text).join("").trim();
+    const holder = isSentence ? this.#hold(first, last) : span;
     const end = (text, key) => {
-      const isSure = key?.key === "Enter" && this.pieces[index].isDoubtful;
-      span.textContent = this.pieces[index].text; // another tab may have corrected it meanwhile
+      const isSure = key?.key === "Enter" && own.some(({ isDoubtful }) => isDoubtful);
+      if (isSentence) holder.replaceWith(...holder.childNodes);
+      else span.textContent = this.pieces[index].text; // another tab may have corrected it meanwhile
       if (key) this.element.focus({ preventScroll: true });
-      if (text !== before || isSure) this.on.correct(index, text);
+      const words = text === before && !isSure ? [] : rewritten(pieces, first, last, text, isSure);
+      if (words.length) this.on.correct(words);
       this.on.closed();
-      if (key?.key === "Tab") this.edit(index + (key.shiftKey ? -1 : 1));
+      if (key?.key === "Tab") this.edit(key.shiftKey ? first - 1 : last + 1, isSentence);
       else if (key?.key === "Enter" && key.ctrlKey) this.#split();
+      else if (key?.key === "Enter" && key.shiftKey) this.edit(index, true);
     };
-    editInPlace(span, before, before ? `Correct “${before}”` : "Put a word back", end, ["Enter", "Tab"]);
+    const label = before ? `Correct “${before}”` : "Put a word back";
+    editInPlace(holder, before, label, end, { keys: ["Enter", "Tab"], tag: isSentence ? "textarea" : "input" });
+  }
+
+  /** The words between two sentences' ends, of one paragraph: [first, last]. */
+  #sentenceOf(index) {
+    const { spans, pieces } = this;
+    const isEnd = (i) => SENTENCE_END.test(pieces[i].text + pieces[i].tail) || spans[i].parentNode !== spans[i + 1]?.parentNode;
+    let [first, last] = [index, index];
+    while (first > 0 && !isEnd(first - 1)) first--;
+    while (!isEnd(last)) last++;
+    return [first, last];
+  }
+
+  /** An element around words, while a field stands in their place. */
+  #hold(first, last) {
+    const range = document.createRange();
+    range.setStartBefore(this.spans[first]);
+    range.setEndAfter(this.spans[last]);
+    const holder = h("span", { className: "sentence" });
+    range.surroundContents(holder);
+    return holder;
   }
 
   // -- Who says it --
