@@ -31,9 +31,10 @@ class SetLanguage(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Drop a request's chunks; `Cancelled` answers."""
+    """Drop a request's chunks, or one of them; `Cancelled` answers."""
 
     request_id: str
+    id: ChunkId | None = None
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
@@ -95,6 +96,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 class Cancelled(msgspec.Struct, frozen=True, tag=True):
     request_id: str
+    id: ChunkId | None = None
 
 
 STEP_TIME_BOUNDS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)

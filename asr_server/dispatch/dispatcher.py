@@ -201,12 +201,28 @@ class Dispatcher:
                 free.remove(state)  # another one may take what this one may not
             else:
                 self._send(state, chunk)
+        self._withdraw()
 
     def _takes_background(self, state: ReplicaState) -> bool:
         """Return whether one more that nobody waits for leaves nearly all of the replica to the others."""
         kinds = [chunk.request.is_background for id in state.in_flight if (chunk := self._chunks.get(id))]
         num_others = kinds.count(False)
         return not num_others or BACKGROUND_COST * kinds.count(True) < num_others
+
+    def _withdraw(self) -> None:
+        """Take back chunks that nobody waits for, the newest first, where others need their slots."""
+        num_others = sum(not chunk.request.is_background for chunk in self._chunks.values())
+        states = [state for state in self.supervisor.replica_states if state.in_flight]
+        if num_others in (0, len(self._chunks)) or not states:
+            return
+        share = math.ceil(num_others / len(states))
+        for state in states:
+            chunks = [chunk for id in state.in_flight if (chunk := self._chunks.get(id))]
+            kept = [chunk for chunk in chunks if chunk.request.is_background and not chunk.is_withdrawn]
+            kept.sort(key=lambda chunk: chunk.sent_at_step)
+            for chunk in kept[max(state.num_slots - share, state.num_slots // 8, 1) :]:
+                chunk.is_withdrawn = True
+                self._try_send(state, Cancel(chunk.request.request_id, chunk.submit.id))
 
     def _send(self, state: ReplicaState, chunk: PendingChunk) -> None:
         chunk.request.on_dequeued()
@@ -218,7 +234,7 @@ class Dispatcher:
             state.credit = 0  # its supervisor will say so too
             self._wait(chunk)
             return
-        chunk.sent_at_step = state.heartbeat.num_steps
+        chunk.sent_at_step, chunk.is_withdrawn = state.heartbeat.num_steps, False
         state.credit -= 1
         state.in_flight.add(chunk.submit.id)
         chunk.request.num_in_flight += 1
@@ -260,8 +276,10 @@ class Dispatcher:
             case EarlyResult() if event.id in state.in_flight and (chunk := self._chunks.get(event.id)):
                 chunk.request.num_moves += 1
                 chunk.report_early(event.result)
-            case Cancelled(request_id):
+            case Cancelled(request_id, None):
                 state.in_flight = {id for id in state.in_flight if id.request_id != request_id}
+            case Cancelled(_, ChunkId() as id) if chunk := self._finish(state, id):
+                self._wait(chunk)  # it was withdrawn
             case Result() if chunk := self._finish(state, event.id):
                 chunk.resolve(event.result, event.times)
             case Failed() if chunk := self._finish(state, event.id):

@@ -105,6 +105,7 @@ class PendingChunk:
     finish_tag: float = 0.0
     num_ended_before: int = 0  # replicas that had ended when it came
     sent_at_step: int = 0  # of the engine that it was sent to last
+    is_withdrawn: bool = False  # from that engine: somebody waits for its slot
     queued_at: float = field(default_factory=time.monotonic)
 
     def choose_language(self, probabilities: dict[str, float]) -> str | None:

@@ -169,7 +169,7 @@ class Engine:
             case SetLanguage():
                 self._set_language(command)
             case Cancel():
-                self._cancel(command.request_id)
+                self._cancel(command)
             case Drain():
                 self.draining = True
 
@@ -214,8 +214,10 @@ class Engine:
                 message = f"this checkpoint does not know the language {command.language!r}"
                 self._finish(chunk, Failed(chunk.id, message))
 
-    def _cancel(self, request_id: str) -> None:
-        for chunk in self._stages.of_request(request_id):
+    def _cancel(self, command: Cancel) -> None:
+        for chunk in self._stages.of_request(command.request_id):
+            if command.id not in (None, chunk.id):
+                continue
             if chunk.stage is Stage.ENCODING:  # its slot is being written to: it is freed afterwards
                 self._stages.move(chunk, Stage.CANCELLED)
             elif chunk.stage is not Stage.CANCELLED:

@@ -97,8 +97,10 @@ class FakeReplica:
                     self._reply(command.id)
             case Cancel():
                 self.cancelled.append(command.request_id)
-                self._held = {id: s for id, s in self._held.items() if id.request_id != command.request_id}
-                self._events.put_nowait(Cancelled(command.request_id))
+                own = [id for id in self._held if id.request_id == command.request_id]
+                for id in own if command.id is None else [command.id]:
+                    self._held.pop(id, None)
+                self._events.put_nowait(Cancelled(command.request_id, command.id))
 
     @property
     def held(self) -> list[Submit]:

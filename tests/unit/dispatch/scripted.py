@@ -57,7 +57,7 @@ class ScriptedReplica:
             raise ReplicaGone(self.name)
         self.commands.append(command)
         if isinstance(command, Cancel) and self.obeys:
-            self.say(Cancelled(command.request_id))
+            self.say(Cancelled(command.request_id, command.id))
 
     async def receive(self) -> list[Event]:
         event = await self._events.get()

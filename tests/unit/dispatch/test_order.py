@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr_server.annexes.keys.accounts import Account, Key
-from asr_server.channel.messages import Credit, Submit
+from asr_server.channel.messages import Cancel, Credit, Submit
 from asr_server.checkpoint.sizes import AudioWindow
 from asr_server.core import ChunkId, ChunkResult
 from asr_server.dispatch.dispatcher import Dispatcher
@@ -148,6 +148,7 @@ async def test_the_background_gets_a_sixteenth_beside_others_and_all_of_it_alone
 
 async def test_beside_others_a_sixteenth_of_what_a_replica_has_is_of_the_background() -> None:
     app = await RunningDispatcher(credit=100).open()
+    app.replica.say(Credit(0, num_slots=32))
     others = send_all(app, "", 32)
     await until(lambda: len(app.replica.submitted) == 32)
     job = open_for(app, "", "job")
@@ -161,6 +162,33 @@ async def test_beside_others_a_sixteenth_of_what_a_replica_has_is_of_the_backgro
     for id in app.replica.submitted[32:]:
         app.replica.answer(id)
     await asyncio.gather(*others, *tasks)
+    await app.dispatcher.stop()
+
+
+async def test_who_waits_gets_the_slots_of_the_background_which_is_done_again_later() -> None:
+    app = await RunningDispatcher(credit=6).open()
+    app.replica.say(Credit(0, num_slots=4))
+    await until(lambda: app.dispatcher.num_slots == 4)
+    jobs = [open_for(app, "", f"job {number}") for number in range(6)]
+    tasks = []
+    for number, job in enumerate(jobs):
+        job.is_background = True
+        tasks.append(app.send(job, number))
+        await until(lambda: len(app.replica.submitted) == number + 1)
+    tasks += send_all(app, "", 2)
+    await until(lambda: app.dispatcher.num_waiting == 6)
+    withdrawn = {command.id for command in app.replica.commands if isinstance(command, Cancel)}
+    assert len(withdrawn) == 4
+    app.replica.say(Credit(4))
+    await until(lambda: len(app.replica.submitted) == 8)
+    assert keys_of([id.request_id for id in app.replica.submitted[6:]]) == ["nobody"] * 2
+    for id in [id for id in app.replica.submitted if id not in withdrawn]:
+        app.replica.answer(id)
+    await until(lambda: len(app.replica.submitted) == 12)
+    assert set(app.replica.submitted[8:]) == withdrawn
+    for id in withdrawn:
+        app.replica.answer(id)
+    await asyncio.gather(*tasks)
     await app.dispatcher.stop()
 
 

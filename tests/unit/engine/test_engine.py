@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from asr_server.channel.messages import Cancel, Credit, Event, Failed, LanguageDetected, Result, SetLanguage
+from asr_server.channel.messages import (
+    Cancel,
+    Credit,
+    Event,
+    Failed,
+    LanguageDetected,
+    Result,
+    SetLanguage,
+    Submit,
+)
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.engine import Engine
 from harness.clips import make_clip
@@ -197,6 +206,18 @@ def test_detection_keeps_to_the_candidates(pocket: Checkpoint) -> None:
     submit(engine, "x", CLIPS[3], options)
     (detected,) = [event for event in engine.step() if isinstance(event, LanguageDetected)]
     assert set(detected.probabilities) == {"fi", "nl"}
+
+
+def test_one_chunk_of_a_request_can_be_cancelled(pocket: Checkpoint) -> None:
+    engine = pocket.engine(num_slots=2)
+    ids = [ChunkId("long", number) for number in range(3)]
+    for id in ids:
+        engine.handle(Submit(id, CLIPS[1], PLAIN))
+    engine.step()
+    engine.handle(Cancel("long", ids[0]))
+    assert engine.slots_in_use == 1
+    ended = {event.id for event in run(engine) if isinstance(event, Result)}
+    assert ended == {ids[1], ids[2]}
 
 
 def test_a_checkpoint_of_one_language_is_not_asked(embedded: Checkpoint) -> None:
