@@ -186,8 +186,8 @@ async def test_who_waits_gets_the_slots_of_the_background_which_is_done_again_la
         app.replica.answer(id)
     await until(lambda: len(app.replica.submitted) == 12)
     assert set(app.replica.submitted[8:]) == withdrawn
-    for id in withdrawn:
-        app.replica.answer(id)
+    for number in range(8, 12):
+        app.replica.answer(app.replica.submitted[number])
     await asyncio.gather(*tasks)
     await app.dispatcher.stop()
 
