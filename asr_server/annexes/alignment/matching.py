@@ -63,7 +63,7 @@ def matched(a: Sequence[str], b: Sequence[str]) -> list[Pair]:
     """Return the pairs of places that match, in order, each place once."""
     pairs = list(_matched(a, b, (0, 0), (len(a), len(b)), ROUNDS))
     fewest = min(FEWEST_LETTERS, _num_letters(a), _num_letters(b))
-    return [pair for group in _together(pairs) if _stands(group, a, fewest) for pair in group]
+    return _grown([pair for group in _together(pairs) if _stands(group, a, fewest) for pair in group], a, b)
 
 
 def _matched(a: Sequence[str], b: Sequence[str], first: Pair, end: Pair, rounds: int) -> Iterator[Pair]:
@@ -123,6 +123,19 @@ def _stands(group: Sequence[Pair], words: Sequence[str], fewest: int) -> bool:
     (i, j), (i_last, j_last) = group[0], group[-1]
     is_dense = len(group) >= LEAST_SHARE * (1 + max(i_last - i, j_last - j))
     return is_dense and _num_letters([words[place] for place, _ in group]) >= fewest
+
+
+def _grown(pairs: Sequence[Pair], a: Sequence[str], b: Sequence[str]) -> list[Pair]:
+    """Take in equal words beside those that stand: they may have matched elsewhere by chance."""
+    found, others = dict(pairs), {j for _, j in pairs}
+    for step in (-1, 1):
+        for i, j in pairs:
+            i, j = i + step, j + step
+            while 0 <= i < len(a) and 0 <= j < len(b) and a[i] == b[j] and i not in found and j not in others:
+                found[i] = j
+                others.add(j)
+                i, j = i + step, j + step
+    return sorted(found.items())
 
 
 def _num_letters(words: Sequence[str]) -> int:

@@ -46,6 +46,16 @@ def test_a_missing_chapter_leaves_all_else_in_place(missing: slice) -> None:
     assert len(matched(heard, text)) >= 0.99 * len(text)
 
 
+@pytest.mark.parametrize("step", [1, -1])
+def test_a_word_beside_a_missing_chapter_stays_with_its_sentence(step: int) -> None:
+    """Where the recording begins, or ends, with the same word."""
+    chapter, rest = ["the", "museum", *a_book(1000)], ["the", "river", *a_book(300, seed=1)]
+    heard, text = [*chapter, *rest][::step], rest[::step]
+    text[150] = "other"
+    offset = len(chapter) if step == 1 else 0
+    assert matched(text, heard) == [(i, i + offset) for i in range(len(text)) if i != 150]
+
+
 def test_a_repeated_paragraph_matches_once() -> None:
     heard = a_book(2000)
     text = [*heard[:1200], *heard[900:1200], *heard[1200:]]
