@@ -4,8 +4,10 @@ import base64
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import axe_playwright_python
 from playwright.sync_api import Page
 
 from tests.page.browsing import LIMIT_MS, SPOKEN
@@ -58,6 +60,8 @@ KEYS = {ENTER: "Enter", ESCAPE: "Escape", TAB: "Tab", END: "End"}
 class ChromiumTab:
     """A page of Chromium, driven as one of Firefox."""
 
+    COLOURS = ("light", "dark", "forced")
+
     def __init__(self, page: Page) -> None:
         self.page = page
 
@@ -85,6 +89,15 @@ class ChromiumTab:
 
     def wait_for_text(self, selector: str, text: str) -> None:
         self.wait(f"document.querySelector({json.dumps(selector)})?.textContent.includes({json.dumps(text)})")
+
+    def show_as(self, width: int, colours: str) -> None:
+        """In "light", "dark" or "forced" colours."""
+        self.page.set_viewport_size({"width": width, "height": 800})
+        self.page.emulate_media(
+            color_scheme="dark" if colours == "dark" else "light",
+            forced_colors="active" if colours == "forced" else "none",
+            reduced_motion="reduce",
+        )
 
     def click(self, selector: str, times: int = 1) -> None:
         self.page.locator(selector).first.click(click_count=times)
@@ -126,6 +139,19 @@ def choose(tab: AnyTab, selector: str, value: str) -> None:
             field.dispatchEvent(new Event("change", {{ bubbles: true }}));
         }})()"""
     )
+
+
+AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js")
+RUN_AXE = """axe.run().then(({ violations }) =>
+    violations.map(({ id, impact, nodes }) => [id, impact, nodes[0].html]))"""
+
+
+def faults(tab: AnyTab) -> list[list[str]]:
+    """What axe finds: the rule, how grave it is, and the first place."""
+    if not tab.evaluate("'axe' in window"):
+        tab.evaluate(f"(() => {{ {AXE.read_text()} }})()")
+    found: list[list[str]] = tab.evaluate(RUN_AXE)
+    return found
 
 
 DOCUMENT = """(async (answer) => {

@@ -110,6 +110,8 @@ class Firefox:
 class Tab:
     """One page, addressed by CSS selectors."""
 
+    COLOURS = ("light", "dark")  # its driver forces none
+
     def __init__(self, firefox: Firefox, context: str) -> None:
         self._firefox = firefox
         self._context = context
@@ -146,6 +148,10 @@ class Tab:
 
     def wait_for_text(self, selector: str, text: str) -> None:
         self.wait(f"document.querySelector({json.dumps(selector)})?.textContent.includes({json.dumps(text)})")
+
+    def show_as(self, width: int, colours: str) -> None:
+        self._call("browsingContext.setViewport", viewport={"width": width, "height": 800})
+        self.evaluate(f"(document.documentElement.style.colorScheme = '{colours}')")
 
     def click(self, selector: str, times: int = 1) -> None:
         """By the mouse, where a user would click; again if the page moved from under it."""

@@ -11,33 +11,38 @@ from typing import Any
 import pytest
 
 from tests.conftest import Server, run_server
-from tests.page.both import SPEECH_FOR_A_MICROPHONE, AnyTab, OpenAny, choose, drop, encoded
+from tests.page.both import SPEECH_FOR_A_MICROPHONE, AnyTab, OpenAny, choose, drop, encoded, faults
 from tests.page.browsing import LIMIT_MS
 from tests.page.firefox import ENTER, ESCAPE, NEEDS_SOUND, TAB
+from tests.page.test_page_corrects import UNDO
 from tests.support.speech import say
 
-pytestmark = [pytest.mark.trial, NEEDS_SOUND]
+pytestmark = [pytest.mark.trial, pytest.mark.timeout(3 * 3600), NEEDS_SOUND]
 
 NUM_STEPS = int(os.environ.get("WALK_STEPS", "2000"))
 CHECK_EVERY = 25
 SEED = int(os.environ.get("WALK_SEED", "61"))
 SHORT = say("27", gap_s=0.2)
 SPEECH = say("271", gap_s=[0.2, 0.2, 1.5])
-# [text, name, whether it has a star, speakers] by id
+# [text, name, whether it has a star, speakers, by how much its subtitles were moved] by id
 ENTRIES = """import("/web/store.js").then(async ({ Store }) => {
-    const store = new Store();
-    const entries = await store.entries();
-    store.database.close();
-    const valueOf = (e) => [e.text, e.name, Boolean(e.isStarred), e.speakers.join()];
+    window.ownStore ??= new Store(); // one a page: each listens to all others
+    const entries = await window.ownStore.entries();
+    const movesOf = ({ edits = [] }) => edits.reduce((sum, { by = 0 }) => sum + by, 0);
+    const valueOf = (e) => [e.text, e.name, Boolean(e.isStarred), e.speakers.join(), movesOf(e)];
     return Object.fromEntries(entries.map((entry) => [entry.id, valueOf(entry)]));
 })"""
 SHOWN = "[...document.querySelectorAll('#cards .card:not(.is-working)')].map((card) => card.dataset.id)"
-NO_FIELD = "!document.querySelector('#cards :is(.transcript, h2, .speakers) input')"
+NO_FIELD = "!document.querySelector('#cards :is(.transcript, h2, .speakers) :is(input, textarea)')"
+# Leaving the page asks while something is being saved
+IS_SAVED = "dispatchEvent(new Event('beforeunload', { cancelable: true }))"
 WEIGHTS = {
     "drop": 4,
-    "speak": 1,
-    "correct": 10,
+    "speak": 0.5,
+    "correct": 7,
     "write_on": 3,
+    "sentence": 4,
+    "subtitles": 3,
     "give": 3,
     "rename": 2,
     "star": 2,
@@ -49,7 +54,18 @@ WEIGHTS = {
     "switch": 3,
     "restart": 0.3,
 }
-OF_ENTRIES = {"correct", "write_on", "give", "rename", "star", "delete", "undo_correction"}
+OF_ENTRIES = {
+    "correct",
+    "write_on",
+    "sentence",
+    "subtitles",
+    "give",
+    "rename",
+    "star",
+    "delete",
+    "undo_correction",
+}
+WIDTHS = (360, 768, 1280)
 
 
 class Walk:
@@ -64,6 +80,7 @@ class Walk:
         self.kept: dict[str, list[Any]] = {}
         self.deleted: dict[str, list[Any]] = {}
         self.num_files = 0
+        self.looked_at: set[str] = set()
         self._server: AbstractContextManager[Server] | None = None
 
     def start(self) -> None:
@@ -130,6 +147,18 @@ class Walk:
         entry = f"{ENTRIES}.then((entries) => entries[{json.dumps(id)}]?.[{field}])"
         self.tab.wait(f"{entry}.then((found) => found === {json.dumps(value)})")
 
+    def look(self, kind: str) -> None:
+        """Has axe look at each kind of state once, in all widths and colours; nothing scrolls sideways."""
+        if kind in self.looked_at:
+            return
+        self.looked_at.add(kind)
+        for width in WIDTHS:
+            for colours in self.tab.COLOURS:
+                self.tab.show_as(width, colours)
+                assert faults(self.tab) == [], (kind, width, colours)
+            assert self.tab.evaluate("document.documentElement.scrollWidth") <= width, (kind, width)
+        self.tab.show_as(1280, "light")
+
     # -- Steps --
 
     def drop(self) -> None:
@@ -140,6 +169,8 @@ class Walk:
     def speak(self) -> None:
         self.tab.click("#record")
         self.tab.wait_for_text("#live-text", "two seven one")
+        assert not self.tab.evaluate("document.querySelector('#cards').checkVisibility()")
+        self.look("speaking")
         if self.random.random() < 0.5:
             self.tab.click("#pause")
             self.tab.click("#pause")
@@ -149,6 +180,7 @@ class Walk:
     def open_field(self, id: str, index: int) -> None:
         self.tab.click(self.word(id, index), times=2)
         self.tab.wait("document.activeElement.matches('.word input')")
+        self.look("a word's field")
 
     def correct(self, *, goes_on: bool = False) -> None:
         id = self.any_id()
@@ -172,33 +204,80 @@ class Walk:
     def write_on(self) -> None:
         self.correct(goes_on=True)
 
+    def sentence(self) -> None:
+        """Taken by Enter, or by a click elsewhere; Escape leaves it as it was."""
+        id = self.any_id()
+        num_words = self.unfold(id)
+        if not num_words or "" in (words := self.texts(id)):
+            return
+        self.open_field(id, self.random.randrange(num_words))
+        self.tab.type(ESCAPE)
+        self.tab.evaluate(f'document.querySelector("{self.card(id)} [data-part=sentence]").click()')
+        self.tab.wait("document.activeElement.matches('.transcript textarea')")
+        self.look("a sentence's field")
+        before = self.tab.evaluate("document.activeElement.value")
+        text = " ".join(f"s{self.random.randrange(1000)}" for _ in range(self.random.randrange(1, 5)))
+        way = self.random.choice([ENTER, ESCAPE, ""])
+        self.tab.type(text + way)
+        if not way:
+            self.tab.click(".brand")
+        kept = self.kept[id][0]
+        self.wait_for(id, 0, kept if way == ESCAPE else self.replaced(id, words, before, text))
+
+    def replaced(self, id: str, words: list[str], before: str, text: str) -> str:
+        """The text of a card with another sentence in the place of one."""
+        self.tab.wait(NO_FIELD)
+        self.tab.wait(IS_SAVED)
+        shown = " ".join(" ".join(self.texts(id)).split())
+        whole = " ".join(words)
+        places = [i for i in range(len(whole)) if whole.startswith(before, i)]
+        assert shown in [whole[:i] + text + whole[i + len(before) :] for i in places]
+        return shown
+
+    def subtitles(self) -> None:
+        """Their times are moved, and back sometimes."""
+        id = self.any_id()
+        if not self.unfold(id):
+            return
+        card = f'document.querySelector("{self.card(id)}")'
+        if self.tab.evaluate(f"{card}.querySelector('.cues').hidden"):
+            self.tab.evaluate(f"{card}.querySelector('[data-part=subtitling]').click()")
+        if not self.tab.evaluate(f"{card}.querySelector('.cues li') !== null"):
+            return
+        self.look("subtitles")
+        choose(self.tab, f"{self.card(id)} .cues select", self.random.choice(["all", "start", "end"]))
+        choose(self.tab, f"{self.card(id)} .cues [type=number]", "0.5")
+        step = self.random.choice([-1, 1])
+        self.tab.evaluate(f"{card}.querySelector('[data-step=\"{step}\"]').click()")
+        self.wait_for(id, 4, self.kept[id][4] + 0.5 * step)
+        if self.random.random() < 0.5:
+            self.tab.evaluate(UNDO)
+            self.wait_for(id, 4, self.kept[id][4] - 0.5 * step)
+        if self.random.random() < 0.5:
+            self.tab.evaluate(f"{card}.querySelector('[data-part=subtitling]').click()")
+
     def give(self) -> None:
         """A turn begins at a word, or is somebody else's."""
         id = self.any_id()
         num_words = self.unfold(id)
         if not num_words:
             return
-        self.tab.click(self.word(id, self.random.randrange(num_words)))
-        before = self.entries()[id][3]
+        index = self.random.choice([i for i, text in enumerate(self.texts(id)) if text])
+        self.tab.click(self.word(id, index))
         if self.random.random() < 0.5:
             self.tab.evaluate(f'document.querySelector("{self.card(id)} [data-part=split]").click()')
         else:
             choose(self.tab, f"{self.card(id)} [data-part=giveTo]", "somebody else")
         self.tab.wait(f'document.querySelector("{self.card(id)} .speaker") !== null')
-        self.settle_entry(id, 3, before)
-
-    def settle_entry(self, id: str, field: int, before: Any) -> None:
-        """What a step has made of it, once it stays so; it may be the same."""
-        until = time.monotonic() + 1
-        while (found := self.entries()[id][field]) == before and time.monotonic() < until:
-            time.sleep(0.05)
-        self.kept[id][field] = found
+        self.tab.wait(IS_SAVED)
+        self.kept[id][3] = self.entries()[id][3]  # it may be the same
 
     def rename(self) -> None:
         id = self.any_id()
         name = f"n{self.random.randrange(1000)}"
         self.tab.click(f"{self.card(id)} [data-part=pen]")
         self.tab.wait("document.activeElement.matches('h2 input')")
+        self.look("a name's field")
         self.tab.type(name + ENTER)
         self.wait_for(id, 1, name)
 
@@ -219,8 +298,7 @@ class Walk:
         self.open_field(id, 0)
         self.tab.type("other" + ENTER)
         self.wait_for(id, 0, " ".join(["other", *text.split()[1:]]))
-        keys = "new KeyboardEvent('keydown', { key: 'z', ctrlKey: true, bubbles: true })"
-        self.tab.evaluate(f"document.dispatchEvent({keys})")
+        self.tab.evaluate(UNDO)
         self.wait_for(id, 0, text)
 
     def delete(self) -> None:
@@ -253,6 +331,7 @@ class Walk:
         self.num_files += 1
         drop(self.tab, f"{self.num_files}.wav", spoken=SHORT)
         self.tab.wait_for_text("#queue-text", "The server is away")
+        self.look("a server that is away")
         self.start()
         self.new_entry()
 
@@ -271,6 +350,7 @@ class Walk:
         if len(self.kept) > 30:
             name = "delete"
         getattr(self, name)()
+        self.look("a list with something open" if self.kept else "an empty page")
         if number % CHECK_EVERY == 0:
             self.check()
 

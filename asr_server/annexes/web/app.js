@@ -1,6 +1,6 @@
 // Puts the page together: views, the queue of files, the microphone, the key.
 
-import { jobs, request } from "./api.js";
+import { jobs, request, transcribe } from "./api.js";
 import { Cards } from "./cards.js";
 import { $, count, h, show } from "./dom.js";
 import { listenToKeys } from "./keys.js";
@@ -18,6 +18,15 @@ const scheduler = new Scheduler(serving);
 const cards = new Cards({
   again: (recording) => enqueue([recording]),
   forget: (recordings) => scheduler.forget(recordings),
+  async translate(file, onText, signal) {
+    const options = { model: serving.find(chosenOptions().model).id, task: "translate" };
+    try {
+      return await transcribe(file, options, { upload() {}, delta: onText }, signal);
+    } catch (error) {
+      askForKey(error);
+      throw error;
+    }
+  },
 });
 
 // -- The model, and the key --

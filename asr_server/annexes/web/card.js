@@ -1,12 +1,13 @@
 // Draws one recording: its progress, then its text with player and downloads. Folded, it is a heading and a line.
 
 import { speakersOf } from "./answer.js";
+import { Cues } from "./cues.js";
 import { $, clock, count, editInPlace, h, label, onceAFrame, Owner, partsOf, show } from "./dom.js";
 import { copy, download, save } from "./downloads.js";
-import { nameEdit, turnEdit, wordEdit } from "./edits.js";
+import { moveEdit, nameEdit, turnEdit, wordEdit } from "./edits.js";
 import { detailsOf, factsOf, has, previewOf } from "./entry.js";
 import { placesOf, replaced, Replace } from "./find.js";
-import { codeOf } from "./options.js";
+import { canTranslate, codeOf } from "./options.js";
 import { Player } from "./player.js";
 import { CLOSED } from "./store.js";
 import { Transcript } from "./transcript.js";
@@ -14,7 +15,7 @@ import { Transcript } from "./transcript.js";
 export class Card {
   /**
    * `on.remove(card, event)`, `on.again(card)`, `on.anew(card)` in another card; `on.mayOpen(card)`: whether it shows
-   * its text when it comes.
+   * its text when it comes; `on.translate(file, onText, signal)` resolves to a file's answer in English.
    */
   constructor(recording, on) {
     Object.assign(this, partsOf("card-template", recording.name), { recording, on });
@@ -71,6 +72,12 @@ export class Card {
       },
       replace: (by, isOne) => this.#replace(by, isOne),
     });
+    this.cues = new Cues(this.subtitling, this.subtitles, {
+      open: () => this.#drawText(),
+      seek: (time) => this.player?.seek(time),
+      move: (...move) => recording.edit([moveEdit(...move)]),
+    });
+    this.translating.onclick = () => this.#translate();
     this.doubts.onclick = () => this.transcript.reachDoubtful();
     this.actions.append(this.transcript.follow.back);
   }
@@ -88,6 +95,21 @@ export class Card {
     this.player = new Player(this.recording, this.owner, (...time) => this.transcript.light(...time));
     this.body.prepend(this.player.audio);
     this.bar.prepend(this.player.element);
+  }
+
+  async #translate() {
+    const { file, entry } = this.recording;
+    this.translating.disabled = true;
+    const onText = (_, until) => (this.translating.textContent = `Translating, ${Math.round((100 * until) / entry.duration)} %`);
+    try {
+      onText("", 0);
+      const answer = await this.on.translate(file, onText, this.owner.signal);
+      await this.recording.addTranslation(answer);
+    } catch (error) {
+      show(this.error, error.message);
+    }
+    this.translating.textContent = "Translate into English";
+    this.translating.disabled = false;
   }
 
   #editName() {
@@ -151,6 +173,8 @@ export class Card {
     this.transcript.show(recording.text);
     this.speakers.show(answer);
     this.player?.show(answer);
+    this.cues.show(answer);
+    this.translating.hidden = !recording.file || !canTranslate() || this.body.lang === "en";
     const numDoubtful = recording.text.pieces.filter(({ isDoubtful }) => isDoubtful).length;
     this.doubts.hidden = !numDoubtful;
     this.doubts.textContent = count(numDoubtful, "doubtful word");
@@ -167,6 +191,7 @@ export class Card {
     this.details = h("details", { open: this.details?.open }, h("summary", {}, "Details"), ...details); // behind a word
     this.facts.append(this.details);
     this.element.classList.toggle("is-unkept", this.recording.isUnkept);
+    for (const choice of this.choices.querySelectorAll("[data-format^=en]")) choice.hidden = !entry.isTranslated;
     const lang = entry.task === "translate" ? "en" : codeOf(entry.language);
     if (this.body.lang !== lang) this.body.lang = this.preview.lang = lang; // it would cost the style of each word
   }

@@ -24,15 +24,15 @@ const ORDERS = {
 const compare = (a, b) => ORDERS[$("sort").value](a, b) || ORDERS.newest(a, b);
 
 export class Cards {
-  /** `again(recording)`: one asks for it again; `forget(recordings)`: they need not be transcribed any more. */
-  constructor({ again, forget }) {
+  /** `again(recording)`: one asks for it again; `forget(recordings)`: they need not be transcribed any more; `translate`: see Card. */
+  constructor({ again, forget, translate }) {
     this.store = new Store();
     this.cards = [];
     this.unshown = new Map(); // entries of the store by id, until each has its card
     this.top = 0; // orders below are given
     this.removed = []; // recordings, the last one last
     this.removing = new Set(); // ids that the store still has
-    Object.assign(this, { again, forget });
+    Object.assign(this, { again, forget, translate });
     this.store.addEventListener("changed", ({ detail }) => this.#onStored(detail.id));
     this.store.addEventListener("removed", ({ detail }) => this.#onGone(detail.ids));
     this.store.addEventListener("state", () => this.#showKept());
@@ -137,6 +137,7 @@ export class Cards {
       again: (card) => this.#again(card.recording),
       anew: ({ recording }) => this.again(this.add([[recording.file, recording.name]])[0]),
       mayOpen: (card) => this.#mayOpen(card),
+      translate: this.translate,
     });
     card.owner.listen(recording, "state", () => this.#search());
     card.owner.listen(recording, "kept", () => this.#showKept());

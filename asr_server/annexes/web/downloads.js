@@ -8,7 +8,8 @@ import { zipOf } from "./zip.js";
 
 const pad = (value, digits = 2) => String(value).padStart(digits, "0");
 
-function stamp(seconds, point) {
+/** `00:01:02.345`. */
+export function stamp(seconds, point) {
   const ms = Math.round(seconds * 1000);
   const [hours, minutes, rest] = [Math.floor(ms / 3600000), Math.floor(ms / 60000) % 60, ms % 60000];
   return `${pad(hours)}:${pad(minutes)}:${pad(Math.floor(rest / 1000))}${point}${pad(rest % 1000, 3)}`;
@@ -27,16 +28,19 @@ const row = ({ start, end, speaker, text }) => [start.toFixed(3), end.toFixed(3)
 
 const cue = ({ start, end }, point, text) => `${stamp(start, point)} --> ${stamp(end, point)}\n${text}\n\n`;
 
-const srt = (answer) => cuesOf(answer, subtitleLayout(), true).map((each, i) => `${i + 1}\n${cue(each, ",", labelled(each))}`);
-const vtt = (answer) => cuesOf(answer, subtitleLayout()).map((each) => cue(each, ".", voiced(each)));
+const srt = (answer) => cuesOf(answer, subtitleLayout(), true).map((each, i) => `${i + 1}\n${cue(each, ",", labelled(each))}`).join("");
+const vtt = (answer) => `WEBVTT\n\n${cuesOf(answer, subtitleLayout()).map((each) => cue(each, ".", voiced(each))).join("")}`;
+export const captionsOf = (answer) => cuesOf(answer, subtitleLayout()).map((each) => new VTTCue(each.start, each.end, voiced(each)));
 const spoken = ({ segments }) => segments.filter(({ text }) => text.trim()); // all its words may have been deleted
 
 const jsonOf = (answer) => `${JSON.stringify(verboseJson(answer), null, 2)}\n`;
 
 export const FORMATS = {
   txt: { type: "text/plain", render: (answer) => `${textOf(answer)}\n` },
-  srt: { type: "application/x-subrip", render: (answer) => srt(answer).join("") },
-  vtt: { type: "text/vtt", render: (answer) => `WEBVTT\n\n${vtt(answer).join("")}` },
+  srt: { type: "application/x-subrip", render: srt },
+  vtt: { type: "text/vtt", render: vtt },
+  "en.srt": { type: "application/x-subrip", render: ({ translation }) => translation && srt(translation) },
+  "en.vtt": { type: "text/vtt", render: ({ translation }) => translation && vtt(translation) },
   // Its first letter says UTF-8 to Excel
   csv: { type: "text/csv", render: (answer) => ["\ufeffstart,end,speaker,text", ...spoken(answer).map(row), ""].join("\r\n") },
   docx: { type: "", render: (answer) => documentOf(answer, writesTimes()) },
@@ -89,9 +93,11 @@ export async function download(answer, format, name) {
   save(new Blob([content], { type: content.type || type }), `${stemOf(name)}.${format}`);
 }
 
-/** In each format: [name, text or blob]. */
-export const filesOf = (answer, name) =>
-  Promise.all(Object.entries(FORMATS).map(async ([format, { render }]) => [`${stemOf(name)}.${format}`, await render(answer)]));
+/** In each format that it has: [name, text or blob]. */
+export async function filesOf(answer, name) {
+  const files = Object.entries(FORMATS).map(async ([format, { render }]) => [`${stemOf(name)}.${format}`, await render(answer)]);
+  return (await Promise.all(files)).filter(([, content]) => content !== undefined);
+}
 
 export function save(blob, name) {
   const url = URL.createObjectURL(blob);

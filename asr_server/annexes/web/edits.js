@@ -1,6 +1,7 @@
 // Corrections as a list of operations over the words that the server sent, so that each can be undone, kept and merged.
 // An operation is {id, word, text, parts} with the index of a word and the times of the parts of its text, {id, from, to} with
-// the names of a speaker, or {id, first, last, to} with the indexes of words that somebody else has said.
+// the names of a speaker, {id, first, last, to} with the indexes of words that somebody else has said, or {id, side, at, by}
+// with the times of subtitles that are moved by seconds: of "all", or of the "start" or "end" that is `at` a word's time.
 
 import { piecesOf } from "./answer.js";
 import { newId } from "./dom.js";
@@ -10,6 +11,7 @@ const LEAST_CONFIDENCE = 0.6; // of a word that is sure
 export const wordEdit = (word, text, parts) => ({ id: newId(), word, text, parts });
 export const turnEdit = (first, last, to) => ({ id: newId(), first, last, to });
 export const nameEdit = (from, to) => ({ id: newId(), from, to });
+export const moveEdit = (side, at, by) => ({ id: newId(), side, at, by });
 
 /** The answer as corrected and its words, of which an emptied one stays as an empty text. */
 export function applyEdits(base, edits) {
@@ -17,12 +19,15 @@ export function applyEdits(base, edits) {
   for (const piece of pieces) piece.isDoubtful = piece.word?.confidence < LEAST_CONFIDENCE;
   if (!edits.length) return { pieces, answer: base };
   const changed = new Set(); // segments
+  const moves = [];
   for (const edit of edits) {
     if ("word" in edit) correct(pieces[edit.word], edit, changed);
+    else if ("side" in edit) moves.push(edit);
     else if ("first" in edit) for (let i = edit.first; i <= edit.last && pieces[i]; i++) pieces[i].speaker = edit.to;
     else for (const piece of pieces) if (piece.speaker === edit.from) piece.speaker = edit.to;
   }
-  return { pieces, answer: { ...base, ...rewritten(base, pieces, changed) } };
+  const translation = base.translation && { ...base.translation, moves: moves.filter(({ side }) => side === "all") };
+  return { pieces, answer: { ...base, ...rewritten(base, pieces, changed), moves, translation } };
 }
 
 /** Operations of older pages have no parts: their text has the time of the word. */

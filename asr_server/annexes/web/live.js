@@ -96,6 +96,7 @@ export class Live {
     else this.awake?.then((lock) => lock?.release());
     const isAtButton = [$("record"), $("stop")].includes(document.activeElement);
     $("live").hidden = $("speaking").hidden = !isOn;
+    $("transcribe-view").classList.toggle("is-live", isOn); // with :has each frame would look at each word
     if (isAtButton) $(isOn ? "stop" : "record").focus();
     $("pause").setAttribute("aria-pressed", false);
     this.follow.rest();

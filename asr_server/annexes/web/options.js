@@ -69,11 +69,13 @@ export async function offerSources() {
 }
 
 export function chosenOptions() {
-  const task = $("task-field").hidden ? "transcribe" : $("task").value;
+  const task = canTranslate() ? $("task").value : "transcribe";
   const speakers = task === "translate" ? "" : $("speakers").value;
   const model = $("model-field").hidden ? "" : $("model-choice").value;
   return { model, task, language: $("language").value, speakers, prompt: $("prompt").value.trim(), source: $("source").value };
 }
+
+export const canTranslate = () => !$("task-field").hidden;
 
 /** Letters a line, and lines, of a subtitle. */
 export const subtitleLayout = () => ({ width: Number($("cue-width").value) || 42, lines: Number($("cue-lines").value) || 2 });

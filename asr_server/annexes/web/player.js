@@ -2,7 +2,7 @@
 
 import { speakersOf } from "./answer.js";
 import { clock, h, label, partsOf } from "./dom.js";
-import { FORMATS } from "./downloads.js";
+import { captionsOf } from "./downloads.js";
 
 const VIDEO = /^video\/|\.(mp4|m4v|mov|webm|mkv)$/i;
 const NUM_BANDS = 500; // of the picture: closer ones are one
@@ -31,7 +31,6 @@ export class Player {
     this.audio.onplay = this.audio.onpause = this.audio.onended = () => this.#onPlayState();
     this.audio.ontimeupdate = this.audio.onseeked = () => this.#onTime();
     owner.keep(() => this.rest());
-    owner.keep(() => URL.revokeObjectURL(this.track?.src));
     inTurn(() => this.#open());
   }
 
@@ -104,13 +103,23 @@ export class Player {
   /** What was corrected, over the pictures. */
   #caption(answer) {
     this.#load();
-    URL.revokeObjectURL(this.track?.src);
-    const mode = this.track?.track.mode ?? "showing"; // one may have switched them off
-    this.track?.remove();
-    const src = URL.createObjectURL(new Blob([FORMATS.vtt.render(answer)], { type: "text/vtt" }));
-    this.track = h("track", { kind: "captions", label: "Transcript", src });
-    this.audio.append(this.track);
-    this.track.track.mode = mode;
+    this.captions ??= this.#newTrack("captions", "Transcript", "showing");
+    this.captions.show(answer);
+    if (!answer.translation) return;
+    this.english ??= this.#newTrack("subtitles", "English", "disabled");
+    this.english.show(answer.translation);
+  }
+
+  /** It stays, and so does what one has chosen in the browser's menu. */
+  #newTrack(kind, label, mode) {
+    const track = Object.assign(this.audio.addTextTrack(kind, label), { mode });
+    let shown = [];
+    const show = (answer) => {
+      for (const cue of shown) track.removeCue(cue);
+      shown = captionsOf(answer);
+      for (const cue of shown) track.addCue(cue);
+    };
+    return { show };
   }
 
   /** To the next speed of those that are offered. */

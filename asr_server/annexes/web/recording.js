@@ -221,18 +221,26 @@ export class Recording extends EventTarget {
     });
   }
 
+  /** A second track beside the text, in English. */
+  async addTranslation({ text, segments, duration }) {
+    if (!(await this.load())) return;
+    this.#base = { ...this.#base, translation: { text, segments, duration } };
+    this.#edited = null;
+    await this.#change((entry) => ({ ...entry, isTranslated: true }), this.#base);
+  }
+
   /** Another name, or a star. */
   mark(fields) {
     return this.#change((entry) => ({ ...entry, ...fields }));
   }
 
   /** At once here; and to what is stored, which may have another tab's corrections too. */
-  async #change(change) {
+  async #change(change, answer = null) {
     this.take(change(this.entry));
     if (!this.isKept) return this.keep();
     this.#numSaving++;
     try {
-      const stored = await this.store.change(this.id, change);
+      const stored = await this.store.change(this.id, change, answer);
       if (!stored) this.#onLost();
       else if (this.#numSaving === 1) this.take(stored);
     } catch (error) {

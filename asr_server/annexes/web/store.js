@@ -118,12 +118,13 @@ export class Store extends EventTarget {
     return Boolean(isKept);
   }
 
-  /** Replaces an entry by `change(entry)` of what is stored by now; null where another tab has deleted it. */
-  async change(id, change) {
-    const changed = await this.#run("readwrite", async (entries) => {
+  /** Replaces an entry by `change(entry)` of what is stored by now, and its answer by `answer`; null where another tab has deleted it. */
+  async change(id, change, answer = null) {
+    const changed = await this.#run("readwrite", async (entries, answers) => {
       const stored = await settled(entries.get(id));
       const changed = stored && { ...change(stored), revision: (stored.revision || 0) + 1 };
       if (changed) entries.put(changed);
+      if (changed && answer) answers.put(answer, id);
       return changed;
     });
     if (changed) this.#tell("changed", { id });

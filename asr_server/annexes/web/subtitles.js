@@ -3,20 +3,40 @@
 import { piecesOf, SENTENCE_END } from "./answer.js";
 
 const [LEAST_S, MOST_S, PAUSE_S] = [1, 7, 1]; // no cue reaches across a pause
-const LETTERS_PER_S = 20;
+export const LETTERS_PER_S = 20; // of Netflix's Timed Text Style Guide, for adults
+const LEAST_MOVED_S = 0.1; // of a cue that was moved
 const CLAUSE_END = /[,;:—–，、；：،]["'”»)]?$/;
 export const WIDE = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}]/gu;
 const WIDE_LETTER = 42 / 16; // of the others
 
-/** {start, end, lines, speaker} each, with room for a speaker's name where `isLabelled`. `layout` = {width, lines}. */
+/** {start, end, lines, speaker, startAt, endAt} each, the last two as they are without moves, with room for a speaker's name where `isLabelled`. `layout` = {width, lines}. */
 export function cuesOf(answer, layout, isLabelled = false) {
   const words = piecesOf(answer).filter(({ text }) => text).map(({ gap, text, tail, ...rest }) => ({ ...rest, text: (gap + text + tail).trim(), glue: /^\s/.test(gap) ? " " : "" }));
   const begins = (i) => !i || words[i].speaker !== words[i - 1].speaker || words[i].start - words[i - 1].end >= PAUSE_S;
   const starts = words.flatMap((_, i) => (begins(i) ? [i] : []));
   const cues = starts.flatMap((first, i) => cut(words.slice(first, starts[i + 1]), layout, isLabelled));
   cues.forEach((cue, i) => (cue.end = Math.min(lastsUntil(cue), Math.max(cue.end, cues[i + 1]?.start ?? answer.duration))));
-  return cues;
+  return answer.moves?.length ? moved(cues, answer.moves) : cues;
 }
+
+/** A cue ends before the next one where that was moved; what is over before the sound begins is left out. */
+function moved(cues, moves) {
+  const sums = new Map();
+  for (const { side, at, by } of moves) sums.set(side + at, (sums.get(side + at) ?? 0) + by);
+  const movedBy = (side, at) => sums.get(side + at) ?? 0;
+  const all = movedBy("all", null);
+  for (const cue of cues) cue.start += movedBy("start", cue.startAt);
+  cues.forEach((cue, i) => {
+    const next = cues[i + 1];
+    const mostEnd = next && movedBy("start", next.startAt) ? next.start : Infinity;
+    cue.end = Math.max(cue.start + LEAST_MOVED_S, Math.min(mostEnd, cue.end + movedBy("end", cue.endAt))) + all;
+  });
+  for (const cue of cues) cue.start = Math.max(0, cue.start + all);
+  return cues.filter(({ end }) => end > 0);
+}
+
+/** Letters a second. */
+export const speedOf = ({ start, end, lines }) => widthOf(lines.join(" ")) / (end - start);
 
 function lastsUntil({ start, end, lines }) {
   return Math.max(end, start + Math.min(MOST_S, Math.max(LEAST_S, widthOf(lines.join(" ")) / LETTERS_PER_S)));
@@ -73,5 +93,6 @@ function cueOf(words, width, label) {
   let narrow = Math.ceil(width / 2);
   while (narrow < width && linesOf(words, narrow, label).length > length) narrow++;
   const lines = linesOf(words, narrow, label);
-  return { start: words[0].start, end: words.at(-1).end, lines, speaker: words[0].speaker };
+  const [{ start, speaker }, { end }] = [words[0], words.at(-1)];
+  return { start, end, lines, speaker, startAt: start, endAt: end };
 }

@@ -75,9 +75,10 @@ export class Transcript {
     this.giveTo.replaceChildren(...names.map((name, i) => h("option", { value: i ? name : "" }, name)));
   }
 
-  /** A field is open in it. */
+  /** The field that is open in it, which has the focus: a search for it would look at each word. */
   get isBeingEdited() {
-    return Boolean(this.element.querySelector("input, textarea"));
+    const { activeElement: field } = document;
+    return this.element.contains(field) && field.matches("input, textarea");
   }
 
   #update(pieces, paragraphs, answer) {
