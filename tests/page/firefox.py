@@ -152,6 +152,7 @@ class Tab:
     def show_as(self, width: int, colours: str) -> None:
         self._call("browsingContext.setViewport", viewport={"width": width, "height": 800})
         self.evaluate(f"(document.documentElement.style.colorScheme = '{colours}')")
+        self.evaluate("Promise.all(document.getAnimations().map(({ finished }) => finished)).then(() => 0)")
 
     def click(self, selector: str, times: int = 1) -> None:
         """By the mouse, where a user would click; again if the page moved from under it."""

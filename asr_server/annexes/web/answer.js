@@ -67,6 +67,16 @@ export function paragraphsOf(pieces) {
   return paragraphs;
 }
 
+/** The words around one, between two sentences' ends and in one paragraph: [first, last]. */
+export function sentenceOf(pieces, index) {
+  const starts = new Set([...paragraphsOf(pieces).map(({ first }) => first), pieces.length]);
+  const isEnd = (i) => SENTENCE_END.test(pieces[i].text + pieces[i].tail) || starts.has(i + 1);
+  let [first, last] = [index, index];
+  while (first > 0 && !isEnd(first - 1)) first--;
+  while (!isEnd(last)) last++;
+  return [first, last];
+}
+
 /** The same with their text, and the time at which each begins. */
 export function writtenParagraphs(answer) {
   const pieces = piecesOf(answer);
@@ -93,6 +103,8 @@ export function speakersOf({ segments }) {
   }
   return [...seconds].map(([name, seconds], i) => ({ name, seconds, color: `speaker-${(i % NUM_COLORS) + 1}` }));
 }
+
+export const colorsOf = (answer) => new Map(speakersOf(answer).map(({ name, color }) => [name, color]));
 
 // -- As text and as a document --
 

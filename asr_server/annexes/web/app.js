@@ -18,14 +18,11 @@ const scheduler = new Scheduler(serving);
 const cards = new Cards({
   again: (recording) => enqueue([recording]),
   forget: (recordings) => scheduler.forget(recordings),
-  async translate(file, onText, signal) {
+  translate(file, onText, signal) {
     const options = { model: serving.find(chosenOptions().model).id, task: "translate" };
-    try {
-      return await transcribe(file, options, { upload() {}, delta: onText }, signal);
-    } catch (error) {
-      askForKey(error);
-      throw error;
-    }
+    const answer = transcribe(file, options, { upload() {}, delta: onText }, signal);
+    answer.catch(askForKey);
+    return answer;
   },
 });
 

@@ -98,18 +98,14 @@ export class Card {
   }
 
   async #translate() {
-    const { file, entry } = this.recording;
-    this.translating.disabled = true;
-    const onText = (_, until) => (this.translating.textContent = `Translating, ${Math.round((100 * until) / entry.duration)} %`);
-    try {
-      onText("", 0);
-      const answer = await this.on.translate(file, onText, this.owner.signal);
-      await this.recording.addTranslation(answer);
-    } catch (error) {
-      show(this.error, error.message);
-    }
-    this.translating.textContent = "Translate into English";
-    this.translating.disabled = false;
+    const { recording, translating: button } = this;
+    const onText = (_, until) => (button.textContent = `Translating, ${Math.round((100 * until) / recording.entry.duration)} %`);
+    onText("", 0);
+    button.disabled = true;
+    const answer = this.on.translate(recording.file, onText, this.owner.signal);
+    await answer.then((english) => recording.addTranslation(english), ({ message }) => show(this.error, message));
+    button.textContent = "Translate into English";
+    button.disabled = false;
   }
 
   #editName() {

@@ -107,6 +107,16 @@ export class Owner extends AbortController {
   }
 }
 
+/** An element around `first`, `last` and all between them, which have one parent. */
+export function wrap(first, last) {
+  const range = document.createRange();
+  range.setStartBefore(first);
+  range.setEndAfter(last);
+  const element = h("span");
+  range.surroundContents(element);
+  return element;
+}
+
 const COMPOSING = 229; // all that Safari says of it
 
 /**

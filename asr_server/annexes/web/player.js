@@ -1,6 +1,6 @@
 // A recording to be heard: a picture of who speaks when, which is also where to go to, and a button.
 
-import { speakersOf } from "./answer.js";
+import { colorsOf } from "./answer.js";
 import { clock, h, label, partsOf } from "./dom.js";
 import { captionsOf } from "./downloads.js";
 
@@ -164,7 +164,7 @@ export class Player {
   #draw() {
     const { duration, answer } = this;
     if (!answer || !duration) return;
-    const colors = new Map(speakersOf(answer).map(({ name, color }) => [name, color]));
+    const colors = colorsOf(answer);
     const bands = [];
     for (const { start, end, speaker } of answer.words?.length ? answer.words : answer.segments) {
       const last = bands.at(-1);

@@ -1,7 +1,7 @@
 // The text of a recording, whose words light up while it plays and can be clicked, walked through by keys, corrected.
 
-import { paragraphsOf, SENTENCE_END, speakersOf } from "./answer.js";
-import { clock, editInPlace, h, inSlices } from "./dom.js";
+import { colorsOf, paragraphsOf, sentenceOf, speakersOf } from "./answer.js";
+import { clock, editInPlace, h, inSlices, wrap } from "./dom.js";
 import { placesOf } from "./find.js";
 import { Follow } from "./follow.js";
 import { rewritten } from "./rewriting.js";
@@ -263,10 +263,10 @@ export class Transcript {
     this.#point(index);
     this.follow.stop();
     const { pieces } = this; // against which one writes
-    const [first, last] = isSentence ? this.#sentenceOf(index) : [index, index];
+    const [first, last] = isSentence ? sentenceOf(pieces, index) : [index, index];
     const own = pieces.slice(first, last + 1);
     const before = own.map(({ gap, text }) => (text && /\s/.test(gap) ? " " : "") + text).join("").trim();
-    const holder = isSentence ? this.#hold(first, last) : span;
+    const holder = isSentence ? wrap(this.spans[first], this.spans[last]) : span;
     const end = (text, key) => {
       const isSure = key?.key === "Enter" && own.some(({ isDoubtful }) => isDoubtful);
       if (isSentence) holder.replaceWith(...holder.childNodes);
@@ -281,26 +281,6 @@ export class Transcript {
     };
     const label = before ? `Correct “${before}”` : "Put a word back";
     editInPlace(holder, before, label, end, { keys: ["Enter", "Tab"], tag: isSentence ? "textarea" : "input" });
-  }
-
-  /** The words between two sentences' ends, of one paragraph: [first, last]. */
-  #sentenceOf(index) {
-    const { spans, pieces } = this;
-    const isEnd = (i) => SENTENCE_END.test(pieces[i].text + pieces[i].tail) || spans[i].parentNode !== spans[i + 1]?.parentNode;
-    let [first, last] = [index, index];
-    while (first > 0 && !isEnd(first - 1)) first--;
-    while (!isEnd(last)) last++;
-    return [first, last];
-  }
-
-  /** An element around words, while a field stands in their place. */
-  #hold(first, last) {
-    const range = document.createRange();
-    range.setStartBefore(this.spans[first]);
-    range.setEndAfter(this.spans[last]);
-    const holder = h("span", { className: "sentence" });
-    range.surroundContents(holder);
-    return holder;
   }
 
   // -- Who says it --
@@ -362,5 +342,3 @@ export class Transcript {
     if (first) this.#give(first, last, this.pieces[first - 1].speaker);
   }
 }
-
-const colorsOf = (answer) => new Map(speakersOf(answer).map(({ name, color }) => [name, color]));
