@@ -33,7 +33,7 @@ test: .venv/test.stamp  ## the server's tests: tests/unit, contract, system; fet
 	@tests/contract/node/install.sh
 	$(PYTEST) tests/unit tests/contract tests/system $(ARGS)
 
-test-all: .venv/test.stamp  ## these, and tests/page (browsers), cluster (Ray, ranks), toolchain (packages, deployment, kernels)
+test-all: .venv/test.stamp  ## these, and tests/page (browsers), cluster (Ray, ranks), published (weights and recordings), toolchain (packages, deployment, kernels)
 	@harness/speech/install.sh
 	@tests/install-browser.sh
 	@tests/contract/node/install.sh

@@ -8,7 +8,6 @@ import httpx
 import pytest
 
 from tests.conftest import run_server
-from tests.support.real_weights import real_checkpoint
 
 SPEECH = Path(__file__).parents[3] / "examples" / "speech.wav"
 LIMIT = "hears English digits only, about 1 in 20 of them wrongly"
@@ -26,15 +25,6 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "asr_server", *arguments]
     return subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
-
-
-def test_base_is_what_hears_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example recording, as `make transcribe` and `make serve` give it."""
-    real_checkpoint("base")
-    monkeypatch.delenv("ASR_SERVER_MODEL")
-    done = command("transcribe", str(SPEECH))
-    assert done.stdout == SPEECH.with_suffix(".txt").read_text()
-    assert "digits" not in done.stderr
 
 
 @pytest.mark.usefixtures("nowhere")

@@ -113,14 +113,14 @@ def check_what_was_done(logs: list[str], ids: list[str], num_kills: int) -> None
 def test_recordings_that_a_killed_server_had_end_once_with_the_text_that_they_would_have_had(
     tmp_path: Path,
 ) -> None:
-    recordings = [wav(digits(seed, 60)) for seed in range(8)]
-    survive(tmp_path, recordings, 4, *OPTIONS)
+    recordings = [wav(digits(seed, 40)) for seed in range(4)]
+    survive(tmp_path, recordings, 2, *OPTIONS)
 
 
 @pytest.mark.slow
 def test_jobs_that_a_stop_finds_under_way_go_on_at_the_next_start(tmp_path: Path) -> None:
     folder = ("--jobs-dir", str(tmp_path / "jobs"))
-    recordings = [wav(digits(seed, 200)) for seed in range(4)]
+    recordings = [wav(digits(seed, 100)) for seed in range(2)]
     with run_server(*OPTIONS, *folder) as server:
         ids = [send(server, recording, background="true").json()["id"] for recording in recordings]
         wait_until(lambda: job(server, ids[0])["seconds_done"] > 0)
@@ -134,7 +134,7 @@ def test_jobs_that_a_stop_finds_under_way_go_on_at_the_next_start(tmp_path: Path
 @pytest.mark.slow
 def test_the_command_leaves_its_recording_to_the_server_and_comes_back_for_it(tmp_path: Path) -> None:
     recording, results = tmp_path / "talk.wav", tmp_path / "results"
-    recording.write_bytes(wav(digits(0, 200)))
+    recording.write_bytes(wav(digits(0, 80)))
     folder = ("--jobs-dir", str(tmp_path / "jobs"))
     with run_server(*OPTIONS, *folder) as server:
         flags = ["--url", server.url, "--background", "--format", "srt", "--output", str(results)]

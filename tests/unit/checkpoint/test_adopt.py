@@ -372,11 +372,6 @@ WIDTH, HIDDEN = 4, 8
 ENGLISH, MULTILINGUAL, CANTONESE = 51_864, 51_865, 51_866
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-
-
 def tokens(languages: Iterable[str] = ("en", "su")) -> dict[str, int]:
     """The special tokens of a published tokenizer; its last language is the 50357th token."""
     names = ["<|endoftext|>", "<|startoftranscript|>"]
@@ -496,7 +491,7 @@ def test_a_tokenizer_without_whispers_tokens_is_refused_and_nothing_is_kept(
     write_tokenizer(source, {other: number for other, number in tokens().items() if other != name})
     with pytest.raises(CheckpointError, match=r"is no Whisper tokenizer: .* is missing"):
         adopt(source, nobody)
-    assert not list((tmp_path / "home" / "asr-server" / "readings").iterdir())
+    assert not list((own_cache() / "readings").iterdir())
 
 
 def test_another_process_that_is_sooner_is_no_harm(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_one_window_is_read_as_openai_whisper_reads_it_in_ten_languages(padding:
     The one listed departure that can change a window's tokens is what it is filled up with: the spectrogram
     with zeros in openai-whisper's `transcribe`, the sound with silence in transformers and here. Told to pad
     with zeros, ours has to be as openai-whisper's in all; else openai-whisper is given the spectrogram of the
-    sound filled up with silence, and all else is its own. `test_real_text.py` has a window with zeros.
+    sound filled up with silence, and all else is its own. `test_text.py` has a window with zeros.
     """
     import torch
     import whisper
