@@ -14,7 +14,6 @@ HEAD = """# Settings
 
 Every setting is a flag of `asr-server serve` and a variable; a flag wins.
 [Operations](operations.md) says how they are read, and [limits](limits.md) what they bound.
-`python -m tools.make_settings_page` writes this page from the code.
 """
 
 
