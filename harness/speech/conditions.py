@@ -16,7 +16,7 @@ from asr_server.core import SAMPLE_RATE, Samples
 from harness.speech.corpora import corpus
 from harness.speech.digits import silence
 from harness.speech.noises import make_noise, thump, with_sound_at
-from harness.speech.synthesis import SaidSentence, Speech, say, sentences
+from harness.speech.synthesis import Speech, joined, say, sentences
 
 Random = np.random.Generator
 Sound = npt.NDArray[np.float32]  # [num_samples] or [num_samples, channels]
@@ -46,12 +46,7 @@ def known_recordings(num_readings: int, seed: int) -> dict[str, Speech]:
 
 
 def _joined(said: list[tuple[str, Samples]], rng: Random) -> Speech:
-    parts, placed, at = [silence(0.5)], list[SaidSentence](), SAMPLE_RATE // 2
-    for text, samples in said:
-        placed.append(SaidSentence(text, at / SAMPLE_RATE, (at + len(samples)) / SAMPLE_RATE))
-        parts += [samples, silence(float(np.exp(rng.uniform(np.log(0.3), np.log(2.0)))))]
-        at += len(samples) + len(parts[-1])
-    return Speech(np.concatenate(parts), tuple(placed))
+    return joined(said, np.exp(rng.uniform(np.log(0.3), np.log(2.0), len(said))).tolist())
 
 
 def unchanged(speech: Speech, rng: Random) -> Sound:

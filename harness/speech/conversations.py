@@ -19,17 +19,15 @@ from scipy.signal import butter, sosfilt
 
 from asr_server.annexes.speakers.labels import Turn
 from asr_server.core import SAMPLE_RATE, Samples
-from harness.speech.corpora import ROOT, Clip, corpus, fillets, librivox
-from harness.speech.noises import mono
+from harness.speech.corpora import Clip, corpus, fillets, librivox, mono
+from harness.speech.noises import by_telephone
 from harness.speech.speech_times import speech_of, without_pauses
-from harness.speech.synthesis import is_installed, say
-from harness.speech.telephone import by_telephone
+from harness.speech.synthesis import is_installed, say, sentences
 
 LONGEST_TURN_S: Final = 15.0
 INTERJECTION_S: Final = (1.0, 1.8)
 REFERENCE_S: Final = (4.0, 10.0)
 LEVEL: Final = 0.05  # root mean square of each person's speech
-_SENTENCES: Final = ROOT / "harness/speech/sentences.txt"
 
 
 class Said(NamedTuple):
@@ -38,18 +36,12 @@ class Said(NamedTuple):
     stretches: list[tuple[float, float]]  # where there is speech
 
 
-class SpokenWord(NamedTuple):
-    start_s: float
-    end_s: float
-    speaker: str
-
-
 @dataclass
 class Conversation:
     samples: Samples
     people: list[str]
     turns: list[Turn]  # who really speaks when
-    words: list[SpokenWord]
+    words: list[Turn]  # each, with who said it
     interjections: list[Turn] = field(default_factory=list)
     references: dict[str, Samples] = field(default_factory=dict)  # of each person's voice
 
@@ -118,12 +110,11 @@ def sayings(voices: str = "tuned") -> dict[str, list[Said]]:
     for speaker, clip in _clips(voices):
         if clip.duration_s and 1 <= clip.duration_s < LONGEST_TURN_S:
             found.setdefault(speaker, []).append(_said(clip.samples(), clip.text or ""))
-    sentences = _SENTENCES.read_text().splitlines()[:60]
     for voice in {"tuned": ("awb", "rms", "slt"), "others": ("kal16",)}.get(voices, ()):
         if shutil.which("flite"):
-            found[voice] = [_said(flite(voice, text), text) for text in sentences]
+            found[voice] = [_said(flite(voice, text), text) for text in sentences()[:60]]
     if voices == "tuned" and is_installed():
-        found["joe"] = [_said(say(text), text) for text in sentences[:40]]
+        found["joe"] = [_said(say(text), text) for text in sentences()[:40]]
     long_enough = {
         name: [each for each in said if len(each.samples) >= SAMPLE_RATE and each.stretches]
         for name, said in found.items()
@@ -163,17 +154,12 @@ def conversations(kind: Kind, seed: int, number: int, voices: str) -> list[Conve
     while len(found) < number:
         conversation = converse(kind, seed, voices)
         seed += 1
-        spoken_s = spoken_s_of(conversation.turns)
-        if min(spoken_s.get(each, 0.0) for each in conversation.people) >= kind.least_s:
+        spoken_s = dict.fromkeys(conversation.people, 0.0)
+        for turn in conversation.turns:
+            spoken_s[turn.speaker] += turn.end_s - turn.start_s
+        if min(spoken_s.values()) >= kind.least_s:
             found.append(conversation)
     return found
-
-
-def spoken_s_of(turns: Sequence[Turn]) -> dict[str, float]:
-    spoken_s: dict[str, float] = {}
-    for turn in turns:
-        spoken_s[turn.speaker] = spoken_s.get(turn.speaker, 0.0) + turn.end_s - turn.start_s
-    return spoken_s
 
 
 class _Stage:
@@ -185,7 +171,7 @@ class _Stage:
         self._near, self._called = np.zeros((2, int((duration_s + 20) * SAMPLE_RATE)), np.float32)
         self._gains = {speaker: 10 ** (rng.uniform(-6, 6) / 20) for speaker in speakers}
         self.turns: list[Turn] = []
-        self._words: list[SpokenWord] = []
+        self._words: list[Turn] = []
 
     def add(self, said: Said, speaker: str, at_s: float) -> float:
         """Return when the clip ends."""
@@ -280,7 +266,7 @@ def _references(clips: Sequence[Said]) -> list[Samples]:
     return single or [joined]
 
 
-def _words(text: str, stretches: Sequence[tuple[float, float]], speaker: str) -> list[SpokenWord]:
+def _words(text: str, stretches: Sequence[tuple[float, float]], speaker: str) -> list[Turn]:
     """Words get shares of the speech by their lengths."""
     lengths = np.array([len(word) + 1 for word in re.findall(r"\S+", text)], float)
     if not len(lengths) or not stretches:
@@ -293,6 +279,6 @@ def _words(text: str, stretches: Sequence[tuple[float, float]], speaker: str) ->
         return stretches[index][1] - float(ends[index] - spoken_s)
 
     return [
-        SpokenWord(place(float(start) + 0.01), place(float(end) - 0.01), speaker)
+        Turn(place(float(start) + 0.01), place(float(end) - 0.01), speaker)
         for start, end in pairwise(borders)
     ]

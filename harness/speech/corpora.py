@@ -3,13 +3,16 @@
 `harness/speech/install.sh` fetches what can be had; a corpus that is not there has no clips.
 """
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 import soundfile
 import soxr
 
@@ -71,14 +74,18 @@ class Clip:
     speaker: str | None = None
 
     def samples(self) -> Samples:
-        """[num_samples] of float32 at 16 kHz, all channels mixed into one, as the server decodes them."""
-        samples, rate = soundfile.read(self.path, dtype="float32", always_2d=True)
-        mono = samples.mean(axis=1)
-        return np.asarray(mono if rate == SAMPLE_RATE else soxr.resample(mono, rate, SAMPLE_RATE), np.float32)
+        return mono(self.path)
 
     @property
     def duration_s(self) -> float:
         return float(soundfile.info(self.path).duration)
+
+
+def mono(file: Path | BinaryIO) -> Samples:
+    """[num_samples] of float32 at 16 kHz, all channels mixed into one, as the server decodes them."""
+    samples, rate = soundfile.read(file, dtype="float32", always_2d=True)
+    mixed = samples.mean(axis=1)
+    return np.asarray(mixed if rate == SAMPLE_RATE else soxr.resample(mixed, rate, SAMPLE_RATE), np.float32)
 
 
 def recordings() -> list[Clip]:
@@ -114,21 +121,20 @@ def _transcribed(corpus: str, transcription: Path) -> list[Clip]:
 
 
 def commands() -> list[Clip]:
-    """Headerless samples of pocketsphinx, copied into WAV files."""
-    known = {"goforward.raw": "go forward ten meters"}
-    return [
-        Clip(f"commands/{name}", "commands", _as_wav(POCKETSPHINX / name), text, "en", "BSD-2-Clause")
-        for name, text in known.items()
-        if (POCKETSPHINX / name).exists()
-    ]
+    """Headerless samples of pocketsphinx, copied into a WAV file."""
+    raw = POCKETSPHINX / "goforward.raw"
+    if not raw.exists():
+        return []
+    path = kept(CACHE / f"pocketsphinx/{raw.stem}.wav", lambda: np.fromfile(raw, "<i2"))
+    return [Clip(f"commands/{raw.name}", "commands", path, "go forward ten meters", "en", "BSD-2-Clause")]
 
 
-def _as_wav(raw: Path) -> Path:
-    path = CACHE / f"pocketsphinx/{raw.stem}.wav"
+def kept(path: Path, make: Callable[[], npt.NDArray[Any]]) -> Path:
+    """Return the file, written with the samples [num_samples] at 16 kHz of `make` if it is not there."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        soundfile.write(part, np.fromfile(raw, "<i2"), SAMPLE_RATE, format="WAV")
+        part = path.with_suffix(f".part{os.getpid()}")  # several processes may write it at once
+        soundfile.write(part, make(), SAMPLE_RATE, format=path.suffix[1:].upper())
         part.replace(path)
     return path
 
@@ -187,33 +193,24 @@ def prompts() -> list[Clip]:
 
 
 def _as_flac(g722: Path) -> Path:
-    path = CACHE / f"prompts/{g722.parent.name}/{g722.stem}.flac"
-    if not path.exists():
+    def decoded() -> npt.NDArray[Any]:
         import av  # large, and a machine to which everything must travel does without this format
 
-        path.parent.mkdir(parents=True, exist_ok=True)
         with av.open(str(g722), format="g722") as container:
-            samples = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])
-        part = path.with_suffix(".part")
-        soundfile.write(part, samples, SAMPLE_RATE, format="FLAC")
-        part.replace(path)
-    return path
+            return np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])
+
+    return kept(CACHE / f"prompts/{g722.parent.name}/{g722.stem}.flac", decoded)
 
 
 def noises() -> list[Clip]:
     """Forty minutes in which nobody speaks, made when they are first asked for."""
     from harness.speech.noises import forty_minutes
 
-    clips = []
-    for name, samples in forty_minutes():
-        path = CACHE / f"noises/{name}.flac"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(".part")
-            soundfile.write(part, samples, SAMPLE_RATE, format="FLAC")
-            part.replace(path)
-        clips.append(Clip(f"noises/{name}", "noises", path, "", "en", "made here"))
-    return clips
+    return [
+        Clip(f"noises/{name}", "noises", path, "", "en", "made here")
+        for name, samples in forty_minutes()
+        for path in [kept(CACHE / f"noises/{name}.flac", partial(np.asarray, samples))]
+    ]
 
 
 def _unescaped(text: str) -> str:

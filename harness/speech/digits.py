@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import soundfile
+from rapidfuzz.distance import Levenshtein
 
 from asr_server.core import SAMPLE_RATE, Samples
 
@@ -32,8 +33,7 @@ class Spoken(NamedTuple):
 def digit(value: str, voice: str) -> Samples:
     start_s, end_s = json.loads((DATA / "digits.json").read_text())[voice][int(value)]
     samples, _ = soundfile.read(DATA / f"digits-{voice}.flac", dtype="float32")
-    speech: Samples = samples[int(start_s * SAMPLE_RATE) : int(end_s * SAMPLE_RATE)]
-    return speech
+    return np.asarray(samples[int(start_s * SAMPLE_RATE) : int(end_s * SAMPLE_RATE)], np.float32)
 
 
 def say(digits: str, voice: str = "f3", gap_s: float | Iterable[float] = 0.25, lead_s: float = 0.3) -> Spoken:
@@ -60,9 +60,4 @@ def digits_of(text: str) -> str:
 
 def errors_in(heard: str, truth: str) -> int:
     """Digits wrong, missing or too many: the edit distance."""
-    row = list(range(len(truth) + 1))
-    for i, h in enumerate(heard, 1):
-        above, row[0] = row[0], i
-        for j, t in enumerate(truth, 1):
-            above, row[j] = row[j], min(above + (h != t), row[j] + 1, row[j - 1] + 1)
-    return row[-1]
+    return Levenshtein.distance(heard, truth)

@@ -10,15 +10,13 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
-import soundfile
-import soxr
 from scipy.signal import fftconvolve
 
 from asr_server.core import SAMPLE_RATE, Samples
+from harness.speech.corpora import mono
 from harness.speech.digits import silence
-from harness.speech.noises import make_noise
+from harness.speech.noises import by_telephone, make_noise
 from harness.speech.synthesis import SaidSentence, Speech, say, sentences, word_times_s
-from harness.speech.telephone import by_telephone
 
 KINDS: Final = ("plain", "distant", "foreign", "gaps")
 TEMPOS: Final = (0.8, 1.0, 1.2)
@@ -88,5 +86,4 @@ def echoing(samples: Samples, rng: Random) -> Samples:
 
 def foreign(language: str, text: str) -> Samples:
     raw = subprocess.run(["espeak-ng", "-v", language, "--stdout", text], check=True, capture_output=True)
-    samples, rate_hz = soundfile.read(io.BytesIO(raw.stdout), dtype="float32")
-    return np.asarray(soxr.resample(samples, rate_hz, SAMPLE_RATE), np.float32)
+    return mono(io.BytesIO(raw.stdout))

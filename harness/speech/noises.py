@@ -6,16 +6,14 @@
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import soundfile
 import soxr
 from scipy import signal
 
 from asr_server.core import SAMPLE_RATE, Samples
-from harness.speech.corpora import RECORDINGS
+from harness.speech.corpora import RECORDINGS, mono
 from harness.speech.digits import VOICES, WORDS, digit
 
 Random = np.random.Generator
@@ -180,11 +178,6 @@ def recorded_cough() -> Samples:
     return mono(path) if path.exists() else np.empty(0, np.float32)
 
 
-def mono(path: Path) -> Samples:
-    samples, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
-    return np.asarray(soxr.resample(samples.mean(axis=1), rate_hz, SAMPLE_RATE), np.float32)
-
-
 def forty_minutes() -> Iterator[tuple[str, Samples]]:
     """Each piece's name and its samples, [num_samples] at 16 kHz."""
     for kind, level_db, duration_s in product(NOTHING_SAID, LEVELS_DB, LENGTHS_S):
@@ -215,3 +208,12 @@ def with_sound_at(samples: Samples, level_db: float) -> Samples:
         return samples
     level = float(np.sqrt(np.mean(np.square(sounding))))
     return np.asarray(samples * (10 ** (level_db / 20) / level), np.float32)
+
+
+def by_telephone(samples: Samples) -> Samples:
+    """As many samples, with what 300 to 3,400 Hz at 8 kHz and eight bits by mu-law (ITU-T G.711) leave."""
+    band = signal.butter(4, (300, 3400), "bandpass", fs=SAMPLE_RATE, output="sos")
+    narrow = soxr.resample(signal.sosfilt(band, samples), SAMPLE_RATE, 8000)
+    loudness = np.round(128 * np.log1p(255 * np.abs(np.clip(narrow, -1, 1))) / np.log(256)) / 128
+    heard = soxr.resample(np.sign(narrow) * (256**loudness - 1) / 255, 8000, SAMPLE_RATE).astype(np.float32)
+    return np.pad(heard, (0, max(0, len(samples) - len(heard))))[: len(samples)]

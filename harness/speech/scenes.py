@@ -16,9 +16,9 @@ import soundfile
 
 from asr_server.core import SAMPLE_RATE, Samples
 from harness.speech.conversations import flite
-from harness.speech.corpora import CACHE, known_clips
+from harness.speech.corpora import CACHE, known_clips, mono
 from harness.speech.digits import silence
-from harness.speech.noises import mono, with_sound_at
+from harness.speech.noises import with_sound_at
 from harness.speech.synthesis import SaidSentence, Speech, say, sentences
 
 GAMES: Final = CACHE / "games"

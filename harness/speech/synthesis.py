@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
@@ -20,7 +20,7 @@ import soundfile
 import soxr
 
 from asr_server.core import SAMPLE_RATE, Samples
-from harness.speech.corpora import CACHE, ROOT, Clip
+from harness.speech.corpora import CACHE, ROOT, Clip, kept
 
 PEAK = 0.5
 _FRAME = SAMPLE_RATE // 100
@@ -79,13 +79,7 @@ def sentences() -> tuple[str, ...]:
 @cache
 def say(text: str, speed: float = 1.0) -> Samples:
     """The text in the voice `joe`, from the first audible sample to the last. [num_samples] at 16 kHz."""
-    path = _path(text, speed)
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".part{id(path)}")
-        soundfile.write(part, _synthesise(text, speed), SAMPLE_RATE, format="FLAC")
-        part.replace(path)
-    samples, _ = soundfile.read(path, dtype="float32")
+    samples, _ = soundfile.read(kept(_path(text, speed), partial(_synthesise, text, speed)), dtype="float32")
     return np.asarray(samples, np.float32)
 
 
@@ -94,13 +88,17 @@ def read_aloud(
 ) -> Speech:
     """The texts one after another: digital silence of `pauses_s` (in turn) behind each, `lead_s` before."""
     pauses = cycle([pauses_s] if isinstance(pauses_s, float) else pauses_s)
+    return joined(((text, say(text, speed)) for text in texts), pauses, lead_s)
+
+
+def joined(spoken: Iterable[tuple[str, Samples]], pauses_s: Iterable[float], lead_s: float = 0.5) -> Speech:
+    """Sentences one after another: digital silence of `lead_s` before, and of its pause behind each."""
     parts, said = [np.zeros(round(lead_s * SAMPLE_RATE), np.float32)], []
     num_samples = len(parts[0])
-    for text, pause_s in zip(texts, pauses, strict=False):
-        spoken = say(text, speed)
-        said.append(SaidSentence(text, num_samples / SAMPLE_RATE, (num_samples + len(spoken)) / SAMPLE_RATE))
-        parts += [spoken, np.zeros(round(pause_s * SAMPLE_RATE), np.float32)]
-        num_samples += len(spoken) + len(parts[-1])
+    for (text, samples), pause_s in zip(spoken, pauses_s, strict=False):
+        said.append(SaidSentence(text, num_samples / SAMPLE_RATE, (num_samples + len(samples)) / SAMPLE_RATE))
+        parts += [samples, np.zeros(round(pause_s * SAMPLE_RATE), np.float32)]
+        num_samples += len(samples) + len(parts[-1])
     return Speech(np.concatenate(parts), tuple(said))
 
 
@@ -138,11 +136,7 @@ def readings(count: int, duration_s: float = 100.0, speed: float = 1.0) -> list[
         first_sentence += len(speech.sentences)
         kind = "readings" if speed == 1 else f"readings-{speed:g}"
         path = CACHE / f"{kind}/{hashlib.sha256(speech.text.encode()).hexdigest()[:24]}.flac"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(".part")
-            soundfile.write(part, speech.samples, SAMPLE_RATE, format="FLAC")
-            part.replace(path)
+        kept(path, partial(np.asarray, speech.samples))
         clips.append(Clip(f"{kind}/{number}", kind, path, speech.text, "en", "MIT", speaker="joe"))
     return clips
 

@@ -18,7 +18,7 @@ from asr_server.core import SAMPLE_RATE, Samples, SpeakerCount
 from benchmarks.speakers import errors
 from harness.speech.conversations import Conversation
 from harness.speech.corpora import Clip
-from harness.speech.telephone import by_telephone
+from harness.speech.noises import by_telephone
 from tests.support.speech import RECORDINGS, VOICES, audible, say
 from tests.unit.speakers.people import TALK, join
 

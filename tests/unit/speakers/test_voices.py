@@ -6,7 +6,7 @@ import pytest
 from asr_server.annexes.speakers.segmentation import FRAME, NUM_FRAMES, WINDOW, Floats, segment
 from asr_server.annexes.speakers.voices import fbank, hear, hear_reference
 from asr_server.core import SAMPLE_RATE, Samples
-from harness.speech.telephone import by_telephone
+from harness.speech.noises import by_telephone
 from tests.support.speech import say
 from tests.unit.speakers.people import join
 
