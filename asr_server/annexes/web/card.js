@@ -213,10 +213,8 @@ export class Card {
 
   // -- Folded and unfolded --
 
-  /** Nothing that plays, has the focus or is written in. */
   get isInUse() {
-    const isFocused = this.body.contains(document.activeElement);
-    return isFocused || this.player?.isPlaying || this.transcript.isBeingEdited;
+    return this.body.contains(document.activeElement) || this.player?.isPlaying;
   }
 
   fold() {
@@ -297,7 +295,6 @@ const plain = (text = "") => text.replaceAll("`", "");
 
 /** The people of a transcript, each with a colour, a name that can be changed, and how long they speak. */
 class Speakers {
-  /** `onRename(from, to)` when one gets another name. */
   constructor(element, onRename) {
     Object.assign(this, { element, onRename });
   }

@@ -46,7 +46,6 @@ export class Cards {
     addEventListener("storage", () => ($("keep-sounds").checked = this.store.sounds.isOn)); // in another tab
   }
 
-  /** Shows what the store has. */
   async restore() {
     try {
       const entries = await this.store.entries();
@@ -130,7 +129,6 @@ export class Cards {
     return added;
   }
 
-  /** At its place in the list. */
   #show(recording) {
     const card = new Card(recording, {
       remove: (card, event) => this.#onRemove(card, event),
@@ -167,7 +165,6 @@ export class Cards {
     return this.cards.find(({ recording }) => recording.id === id);
   }
 
-  /** A name for what was spoken: `Recording 3`. */
   nextName() {
     const numbers = this.cards.map(({ name }) => Number(/^Recording (\d+)$/.exec(name)?.[1] || 0));
     return `Recording ${Math.max(0, ...numbers) + 1}`;
@@ -207,12 +204,10 @@ export class Cards {
     $("choices").open = !isCompact;
   }
 
-  /** Those that show their text, from the top. */
   get open() {
     return this.#finished().filter((card) => !card.isFolded && !card.element.hidden);
   }
 
-  /** What is shown, in each format, as one file. */
   async #downloadAll() {
     const files = [];
     for (const { recording } of this.#finished().filter(({ element }) => !element.hidden)) {

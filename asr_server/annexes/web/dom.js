@@ -126,11 +126,12 @@ const COMPOSING = 229; // all that Safari says of it
  */
 export function editInPlace(element, before, label, onEnd, { keys = ["Enter"], tag = "input" } = {}) {
   const content = [...element.childNodes];
-  const field = h(tag, { value: before, "aria-label": label, autocomplete: "off", rows: 1 });
+  const field = h(tag, { value: before, "aria-label": label, autocomplete: "off" });
   const fit = () => {
-    field.size = Math.max(3, field.value.length + 1); // of an input
-    field.style.height = ""; // of one row
-    if (field.scrollHeight > field.clientHeight) field.style.height = `${field.scrollHeight}px`;
+    if (tag === "input") return (field.size = Math.max(3, field.value.length + 1));
+    field.rows = 1;
+    field.style.height = "";
+    field.style.height = `${field.scrollHeight}px`;
   };
   let isOpen = true;
   const end = (text, key = null) => {

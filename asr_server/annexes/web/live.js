@@ -85,7 +85,6 @@ export class Live {
     if ($("live-status").textContent !== text) $("live-status").textContent = text;
   }
 
-  /** For those who read it from far away. */
   #resize(factor) {
     this.size = Math.min(MOST_REM, Math.max(LEAST_REM, this.size * factor));
     $("live-text").style.fontSize = `${this.size}rem`;

@@ -106,7 +106,6 @@ export class Microphone {
     if (!this.isStopping) this.stop();
   }
 
-  /** Nothing is heard until one goes on. */
   pause(isPaused) {
     this.isPaused = isPaused;
     for (let i = 0; isPaused && i < PAUSE_BLOCKS; i++) this.#hear(new Int16Array(BLOCK));

@@ -122,7 +122,6 @@ export class Player {
     return { show };
   }
 
-  /** To the next speed of those that are offered. */
   changeRate(step) {
     const { options, selectedIndex } = this.rate;
     this.rate.selectedIndex = Math.min(options.length - 1, Math.max(0, selectedIndex + step));
