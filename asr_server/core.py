@@ -87,7 +87,7 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ChunkId(msgspec.Struct, frozen=True, array_like=True):
-    """One try at one part of a chunk; answers to earlier attempts are dropped."""
+    """One sending of one part of a chunk; answers to earlier attempts are dropped."""
 
     request_id: str
     chunk: int

@@ -1,6 +1,6 @@
 """Define the counters and histograms, and what is noted of one request (`RequestStats`). Imports no torch.
 
-Gauges, read when somebody asks, are in `annexes/monitoring/metrics.py`.
+What is read off the state when somebody asks is in `annexes/monitoring/metrics.py`.
 """
 
 import platform
@@ -86,10 +86,10 @@ realtime_closed: Final = _counter(
 )
 
 preprocess_wait_seconds: Final = _histogram(
-    "asr_preprocess_wait_seconds", "A slice's wait for a thread of the pool.", _CHUNK_BUCKETS_S
+    "asr_preprocess_wait_seconds", "A task's wait for a thread of the pool.", _CHUNK_BUCKETS_S
 )
 preprocess_seconds: Final = _histogram(
-    "asr_preprocess_seconds", "Decoding, resampling and splitting of one slice.", _CHUNK_BUCKETS_S
+    "asr_preprocess_seconds", "Decoding of one slice, or hearing of one chunk.", _CHUNK_BUCKETS_S
 )
 decode_process_deaths: Final = _counter(
     "asr_decode_process_deaths", "Processes of FFmpeg that ended in the middle of a file."

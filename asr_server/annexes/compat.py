@@ -22,8 +22,14 @@ from asr_server.api.request import (
     parse_translation_request,
     read_fields,
 )
-from asr_server.api.state import get_state, require_key, set_caller
-from asr_server.api.transcribe import RequestParser, TranscriptionResponse, body_response, transcribing
+from asr_server.api.state import get_state, require_key, require_key_in
+from asr_server.api.transcribe import (
+    RequestParser,
+    TranscriptionResponse,
+    answer_headers,
+    body_response,
+    transcribing,
+)
 from asr_server.api.upload import Form
 from asr_server.audio.native import unsized_header
 from asr_server.core import SAMPLE_RATE, Clip, Segment, Transcript
@@ -32,16 +38,8 @@ from asr_server.formats.render import verbose_body, word_body
 from asr_server.formats.subtitles import tsv
 from asr_server.language_codes import name_of
 
-
-async def require_azure_key(request: Request) -> None:
-    """Take the key from `api-key` or the usual header. Raises InvalidApiKey."""
-    if key := request.headers.get("api-key"):
-        set_caller(request, get_state(request).api_keys.check(f"Bearer {key}"))
-    else:
-        await require_key(request)
-
-
-azure = APIRouter(prefix="/openai", dependencies=[Depends(require_azure_key)], include_in_schema=False)
+_AZURE_KEY: Final = Depends(require_key_in("api-key"))
+azure = APIRouter(prefix="/openai", dependencies=[_AZURE_KEY], include_in_schema=False)
 whisper = APIRouter(dependencies=[Depends(require_key)], include_in_schema=False)
 
 
@@ -103,13 +101,14 @@ class _Detection(TranscriptionResponse):
             async for delta in session:
                 if delta.text and delta.language:
                     probability = session.language_probability
-                    return _detected(delta.language, 1.0 if probability is None else probability)
-        return _detected("", 0.0)
+                    return _detected(request, delta.language, 1.0 if probability is None else probability)
+        return _detected(request, "", 0.0)
 
 
-def _detected(code: str, confidence: float) -> JSONResponse:
+def _detected(request: TranscriptionRequest, code: str, confidence: float) -> JSONResponse:
     name = name_of(code) if code else "unknown"
-    return JSONResponse({"detected_language": name, "language_code": code, "confidence": confidence})
+    body = {"detected_language": name, "language_code": code, "confidence": confidence}
+    return JSONResponse(body, headers=answer_headers(request.model, request.ignored_fields))
 
 
 def _parse_detection(
@@ -117,7 +116,8 @@ def _parse_detection(
 ) -> TranscriptionRequest:
     fields = read_fields([*query, *pairs], DetectionFields)
     clips = _clips(fields.detect_lang_offset, fields.detect_lang_length)
-    return replace(parse_transcription_request([], models), clips=clips)
+    ignored = ("video_file",) if fields.video_file else ()
+    return replace(parse_transcription_request([], models), clips=clips, ignored_fields=ignored)
 
 
 def _clips(start_s: float, duration_s: float | None) -> tuple[Clip, ...]:
@@ -190,7 +190,7 @@ INFERENCE_WITHOUT_EFFECT: Final = frozenset(
     (
         *("audio_ctx", "beam_size", "best_of", "carry_initial_prompt", "debug_mode", "detect_language"),
         *("entropy_thold", "logprob_thold", "max_context", "no_context", "no_fallback", "no_speech_thold"),
-        *("offset_n", "print_realtime", "processors", "suppress_non_speech", "suppress_nst"),
+        *("offset_n", "print_realtime", "processors", "split_on_word", "suppress_non_speech", "suppress_nst"),
         *("temperature_inc", "threads", "tinydiarize", "token_timestamps", "word_thold"),
         *("vad", "vad_threshold", "vad_min_speech_duration_ms", "vad_min_silence_duration_ms"),
         *("vad_max_speech_duration_s", "vad_speech_pad_ms", "vad_samples_overlap"),
@@ -206,7 +206,6 @@ class InferenceFields(BaseModel):
     offset_t: int = Field(0, ge=0)
     duration: int = Field(0, ge=0)
     max_len: int = Field(0, ge=0)
-    split_on_word: bool = True
 
 
 @whisper.post("/inference", response_model=None)

@@ -197,7 +197,7 @@ _WITH_SPEAKERS: Final = "diarized_json, verbose_json, srt or vtt, or 'stream' wi
 
 
 def _shows_segments(fields: AudioFields) -> bool:
-    return fields.response_format not in ("json", "text") or fields.stream_include_segments
+    return FORMATS[fields.response_format].shows_segments or fields.stream_include_segments
 
 
 def _is_streamed(fields: AudioFields) -> bool:
@@ -242,7 +242,6 @@ def parse_transcription_request(pairs: list[tuple[str, str]], models: Models) ->
         model,
         [*fields.keywords, *fields.hotwords.split(",")],
         languages=fields.languages,
-        multilingual=fields.multilingual,
         token_logprobs=render_options.with_logprobs,
         word_timestamps=render_options.needs_words([fields.response_format]) or count is not None,
         text_only=_is_text_only(fields),

@@ -265,6 +265,19 @@ async def require_key(request: Request) -> None:
         set_caller(request, state.api_keys.check(request.headers.get("authorization", "")))
 
 
+def require_key_in(header: str) -> Callable[[Request], Awaitable[None]]:
+    """Take the key from this header, or from the usual one."""
+
+    async def require(request: Request) -> None:
+        """Raises InvalidApiKey."""
+        if key := request.headers.get(header):
+            set_caller(request, get_state(request).api_keys.check(f"Bearer {key}"))
+        else:
+            await require_key(request)
+
+    return require
+
+
 async def require_admin_key(request: Request) -> None:
     """Raises InvalidApiKey, AdminRequired."""
     set_caller(request, get_state(request).api_keys.check_admin(request.headers.get("authorization", "")))

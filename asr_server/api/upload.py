@@ -92,7 +92,7 @@ class Upload:
                 self._file = memory_file()
             self._file.write(data)
 
-    def check_audio(self) -> None:
+    def check_not_empty(self) -> None:
         """Raises InvalidAudio."""
         if not self.num_bytes:
             raise InvalidAudio("The file is empty.")
@@ -226,7 +226,7 @@ class Form:
             raise _malformed()
         if not self.has_file:
             raise InvalidValue(f"'{self.file_name}' is required.", self.file_name)
-        self.upload.check_audio()
+        self.upload.check_not_empty()
 
     def on_part_begin(self) -> None:
         self._disposition = b""
@@ -353,7 +353,7 @@ async def read_body(
         yield data
         await form.upload.spill_to_disk()
         await turns.next()
-    form.upload.check_audio()
+    form.upload.check_not_empty()
 
 
 def _check_not_compressed(request: Request) -> None:

@@ -1,6 +1,7 @@
 """Both ends of a connection on one host: ZeroMQ over Unix sockets in a private folder.
 
-Samples cross in shared memory (`shared_memory.py`), or in frames when it is full. `tcp.py` adds encryption.
+Samples cross in shared memory (`shared_memory.py`), or in frames when it is full.
+`annexes/ray/tcp.py` adds encryption.
 `ChildSpec` and `ReplicaSpec` are a new process's settings.
 """
 

@@ -1,4 +1,4 @@
-"""Make a command's options from `config.Settings`, in sections; check values, read whisper's spellings."""
+"""Make a command's options from `server.settings`, in sections; check values, read whisper's spellings."""
 
 import difflib
 import logging

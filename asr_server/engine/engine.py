@@ -1,4 +1,4 @@
-"""The step loop: admit, encode, decode, emit.
+"""One step: admit, encode, prefill, decode, align, emit.
 
 A step takes waiting chunks into free slots, encodes them and decodes one token of every chunk, so new
 ones join running ones. Active chunks fill slots 0 to n - 1: the next chunk or the last takes a freed

@@ -19,7 +19,8 @@ Time = Annotated[float, Field(description="In seconds from the start of the reco
 Duration = Annotated[float, Field(description="The recording's length in seconds.")]
 WholeText = Annotated[str, Field(description="What was said; empty where nothing was.")]
 Speaker = Annotated[
-    str | None, Field(description="Not OpenAI's: who speaks, where each channel is a speaker.")
+    str | None,
+    Field(description="Not OpenAI's: who speaks, where `diarize` or `channels=split` asks for it."),
 ]
 _DAMAGED = "true where the recording is damaged or cut short; the text is of what could be read"
 Truncated = Annotated[bool | None, Field(description=f"Not OpenAI's: {_DAMAGED}.")]
@@ -196,6 +197,9 @@ class TextDone(Body):
     """Of all tokens, where they were asked for."""
     usage: TokensUsage | None = None
     """In tokens; left out with `stream_include_usage` false."""
+    truncated: Truncated = None
+    tracks: Tracks = None
+    dropped: Dropped = None
     language: str | None = None
     """The lower-case English name, with `stream_include_segments` as all that follows."""
     duration: float | None = None
@@ -205,9 +209,6 @@ class TextDone(Body):
     words: list[VerboseWord] | None = None
     """The words with times, where they were asked for."""
     language_probability: LanguageProbability = None
-    truncated: Truncated = None
-    tracks: Tracks = None
-    dropped: Dropped = None
 
 
 ResponseFormat = Literal["json", "text", "srt", "vtt", "verbose_json", "diarized_json"]
@@ -346,12 +347,18 @@ class Format(NamedTuple):
     media_type: str
     ending: str  # of a file's name
     has_cues: bool = False  # subtitles
+    shows_segments: bool = True
 
 
-# All of them, the page of docs/formats.md. Who needs to know one asks here.
+# Every format, as docs/formats.md lists them.
 FORMATS: Final[dict[FileFormat, Format]] = {
-    "text": Format(lambda transcript, _: transcript.text, "text/plain", ".txt"),
-    "json": Format(lambda transcript, o: _dump(json_body(transcript, o.with_logprobs)), JSON, ".json"),
+    "text": Format(lambda transcript, _: transcript.text, "text/plain", ".txt", shows_segments=False),
+    "json": Format(
+        lambda transcript, o: _dump(json_body(transcript, o.with_logprobs)),
+        JSON,
+        ".json",
+        shows_segments=False,
+    ),
     "verbose_json": Format(lambda transcript, o: _dump(verbose_body(transcript, o)), JSON, ".verbose.json"),
     "diarized_json": Format(lambda transcript, _: _dump(diarized_body(transcript)), JSON, ".diarized.json"),
     # OpenAI sends srt as plain text.

@@ -1,1 +1,1 @@
-"""Put the API, realtime sessions and Wyoming together, and run them in the API process."""
+"""Put the core and the annexes together, and run them in the API process."""

@@ -127,9 +127,9 @@ def is_early(span: Span, part: DecodedPart, heard: Heard, tokenizer: Tokenizer) 
     return num >= MIN_LETTERS and not _has_room(span, part, heard, num)
 
 
-def _has_room(span: Span, part: DecodedPart, heard: Heard, num_letters: int) -> bool:
+def _has_room(span: Span, part: DecodedPart, heard: Heard, letters: int) -> bool:
     spoken_s = heard.certainly_spoken_s(part.start_s + span.start_s, part.start_s + span.end_s)
-    return not heard.certain_s or spoken_s >= num_letters / MOST_LETTERS_PER_S
+    return not heard.certain_s or spoken_s >= letters / MOST_LETTERS_PER_S
 
 
 def is_doubtful(span: Span, part: DecodedPart) -> bool:

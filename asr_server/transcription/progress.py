@@ -56,8 +56,8 @@ class ChunkProgress:
         """Wait for the first report, the end, or until others go first."""
         await self._has_begun.wait()
 
-    async def is_finished(self) -> bool:
-        """Wait for more; return whether all is read. For one waiter only."""
+    async def wait_for_more(self) -> bool:
+        """Return whether all is read. For one waiter only."""
         await self._changed.wait()
         self._changed.clear()
         return self._finished.is_set()

@@ -163,8 +163,8 @@ class TranscriptionSession:
         labeller: Labeller | None,
     ) -> None:
         tokenizer, pool = transcriber.tokenizer, transcriber.pool
-        # Segments leave before their chunk is decoded, but where those of several channels wait for their
-        # order, or where a limit on tokens has all text kept, because no unread tail is read again.
+        # Segments are sent before their chunk ends. Not where channels are split, as they wait for their
+        # order; nor with a limit on tokens, where no tail is read again.
         if speakers or options.max_new_tokens is not None:
             options = msgspec.structs.replace(options, early_results=False)
         self.handle, self._source, self._options = handle, source, options
@@ -241,7 +241,7 @@ class TranscriptionSession:
                 yield self._builder.settle(pending)
                 continue
             sent = NOTHING_SENT
-            while not await pending.is_finished():
+            while not await pending.wait_for_more():
                 whole = self._builder.early_delta(pending.parts)
                 yield not_yet_sent(sent, whole)
                 sent = whole
@@ -277,7 +277,7 @@ class TranscriptionSession:
                 self._pending.put_nowait(progress)
                 read = partial(self._reader.read, heard, language, progress)
                 if finished and chunk is chunks[-1]:
-                    read_last = read
+                    read_last = read  # in this task: a short file needs no other
                 else:
                     self._run(group, read())
                     await self._until_next_may_go(chunk, progress)

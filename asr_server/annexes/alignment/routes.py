@@ -34,7 +34,7 @@ from asr_server.api.request import (
     read_fields,
     split_unknown,
 )
-from asr_server.api.state import AppState, get_state, require_key, set_caller
+from asr_server.api.state import AppState, get_state, require_key, require_key_in
 from asr_server.api.transcribe import (
     TranscriptionResponse,
     answer_headers,
@@ -89,6 +89,7 @@ class AlignmentResponse(TranscriptionResponse):
             pairs, ignored = split_unknown(pairs, self._fields_type)
         self._fields = fields = read_fields(pairs, self._fields_type)
         require_words(fields.text)
+        ignored += tuple({name for name, _ in pairs if name == "enabled_spooled_file"})
         asked = [("response_format", "verbose_json"), ("timestamp_granularities", "word")]
         asked += [(name, value) for name, value in pairs if name in ("model", "language")]
         return replace(parse_transcription_request(asked, models), ignored_fields=ignored)
@@ -124,14 +125,6 @@ _ANSWER: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-async def require_elevenlabs_key(request: Request) -> None:
-    """Take the key from `xi-api-key` or the usual header. Raises InvalidApiKey."""
-    if key := request.headers.get("xi-api-key"):
-        set_caller(request, get_state(request).api_keys.check(f"Bearer {key}"))
-    else:
-        await require_key(request)
-
-
 router = APIRouter(tags=["audio"])
 
 
@@ -149,7 +142,7 @@ async def alignments(request: Request) -> Response:
 
 @router.post(
     "/v1/forced-alignment",
-    dependencies=[Depends(require_elevenlabs_key)],
+    dependencies=[Depends(require_key_in("xi-api-key"))],
     include_in_schema=False,
     response_model=None,
 )

@@ -18,7 +18,7 @@ from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, Settings
 from asr_server.core import Clip, DecodingOptions, SpeakerCount, Task, Transcript
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidValue
-from asr_server.formats.render import FileFormat, RenderOptions
+from asr_server.formats.render import FORMATS, FileFormat, RenderOptions
 from asr_server.formats.subtitles import READABLE_LAYOUT, SubtitleLayout
 from asr_server.transcription.request import Transcriber, prompt_tokens
 
@@ -56,7 +56,8 @@ class TranscribeJob:
 
     @property
     def is_text_only(self) -> bool:
-        return not (self.needs_words or self.speakers or {*self.formats} - {"json", "text"})
+        shows_segments = any(FORMATS[name].shows_segments for name in self.formats)
+        return not (self.needs_words or self.speakers or shows_segments)
 
     @property
     def render_options(self) -> RenderOptions:

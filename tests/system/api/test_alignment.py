@@ -92,6 +92,7 @@ async def test_characters_share_the_times_of_their_words(http: httpx.AsyncClient
 async def test_elevenlabs_shape_has_all_of_the_text(http: httpx.AsyncClient) -> None:
     text = f"{SPOKEN.text} thank you for listening to all of that"
     reply = await post(http, text, THEIRS, enabled_spooled_file="true")
+    assert reply.headers["x-ignored-fields"] == "enabled_spooled_file"
     body = reply.json()
     assert {*body} == {"words", "characters", "loss"}
     assert [word["text"] for word in body["words"]] == text.split()

@@ -146,8 +146,9 @@ async def test_the_language_is_detected_with_its_confidence(two: RunningApp) -> 
 
 
 async def test_the_language_is_detected_in_the_part_that_was_asked_for(two: RunningApp) -> None:
-    part = {"detect_lang_offset": "1", "detect_lang_length": "2"}
-    await post(two, wav(noise(5.0)), path="/detect-language", **part)
+    part = {"detect_lang_offset": "1", "detect_lang_length": "2", "video_file": "true"}
+    reply = await post(two, wav(noise(5.0)), path="/detect-language", **part)
+    assert reply.headers["x-ignored-fields"] == "video_file"
     samples = two.replica.submits[-1].samples
     assert (len(samples), np.flatnonzero(samples)[0] >= 16_000) == (48_000, True)
 
