@@ -26,6 +26,8 @@ class _Item:
     """A turn with results to tell."""
 
     def __init__(self) -> None:
+        self.start_s = 0.0
+        self.last_word_end_s: float | None = None
         self.final: list[out.Interim] = []  # last readings that are not told yet
         self.speakers: list[out.SpokenSegment] = []
         self.is_finalized = False  # its client asked for the end
@@ -38,8 +40,8 @@ class ListenDialect:
         self._sha256 = hashlib.sha256()
         self._items: dict[str, _Item] = {}  # in the order of speech, in which they are told
         self._numbers: dict[str, int] = {}  # of the speakers, by name
-        self._is_speaking = self._is_finalizing = False
-        self._told_to_s = 0.0
+        self._is_finalizing = False
+        self._told_to_s = self._heard_to_s = 0.0
         self._last_word_end_s: float | None = None  # of the speech whose end is to be told
 
     # -- In --
@@ -71,19 +73,19 @@ class ListenDialect:
     def write(self, event: out.ServerEvent) -> Sequence[str]:
         return [json.dumps(each, ensure_ascii=False) for each in self._messages(event)]
 
+    def hear(self, position_s: float) -> Sequence[str]:
+        self._heard_to_s = position_s
+        return [json.dumps(each) for each in self._utterance_end()]
+
     def _messages(self, event: out.ServerEvent) -> Iterator[Json]:
         match event:
             case out.SpeechStarted():
-                self._is_speaking = True
-                self._last_word_end_s = None  # the utterance goes on
-                self._item(event.item_id)
+                self._item(event.item_id).start_s = event.audio_start_ms / 1000
                 if self._query.vad_events:
                     yield {"type": "SpeechStarted", "channel": [0], "timestamp": event.audio_start_ms / 1000}
-            case out.SpeechStopped():
-                self._is_speaking = False
             case out.Committed():
                 self._item(event.item_id).is_finalized = self._is_finalizing
-                self._is_speaking = self._is_finalizing = False
+                self._is_finalizing = False
             case out.Interim():
                 yield from self._on_reading(event)
             case out.SpokenSegment():
@@ -123,13 +125,15 @@ class ListenDialect:
                 yield self._final(item, is_last=True)
             if isinstance(item.end, out.Failed):
                 yield _error("TranscriptionError", item.end.error.message)
+            self._last_word_end_s = item.last_word_end_s or self._last_word_end_s
+            yield from self._utterance_end()
 
     def _final(self, item: _Item, is_last: bool = False) -> Json:
         text = " ".join(each.text for each in item.final)
         words = [self._spoken(word, item) for each in item.final for word in each.words]
         item.final.clear()
         if words:
-            self._last_word_end_s = words[-1].end_s
+            item.last_word_end_s = words[-1].end_s
         return self._results(text, words, True, is_last, is_last and item.is_finalized)
 
     def _results(
@@ -163,13 +167,13 @@ class ListenDialect:
         speaker = self._numbers.setdefault(names[0], len(self._numbers)) if names else None
         return Spoken(word.word, word.start, word.end, word.confidence or 0.0, speaker)
 
-    def hear(self, position_s: float) -> Sequence[str]:
-        """Tell the end of an utterance, once so much follows its last word without speech."""
+    def _utterance_end(self) -> Iterator[Json]:
+        """Tell it once so much follows the last word without speech; text may come behind its audio."""
         last_s, wait_ms = self._last_word_end_s, self._query.utterance_end_ms
-        if wait_ms is None or last_s is None or self._is_speaking or position_s - last_s < wait_ms / 1000:
-            return ()
-        self._last_word_end_s = None
-        return (json.dumps({"type": "UtteranceEnd", "channel": [0, 1], "last_word_end": last_s}),)
+        silent_to_s = next(iter(self._items.values())).start_s if self._items else self._heard_to_s
+        if wait_ms is not None and last_s is not None and silent_to_s - last_s >= wait_ms / 1000:
+            self._last_word_end_s = None
+            yield {"type": "UtteranceEnd", "channel": [0, 1], "last_word_end": last_s}
 
     def close(self, position_s: float) -> Sequence[str]:
         facts = metadata(self._model, self._request_id, self._sha256.hexdigest(), position_s, channels=1)

@@ -74,13 +74,23 @@ def test_speech_that_goes_on_ends_no_utterance() -> None:
     dialect = ListenDialect(LiveQuery.model_validate({"utterance_end_ms": 1000}), MODEL, "req_1")
     for event in (*committed("a"), reading("a", "first", 1.0), completed("a")):
         dialect.write(event)
-    assert dialect.hear(2.0) == ()
+    assert not dialect.hear(2.0)
     dialect.write(out.SpeechStarted(item_id="b", audio_start_ms=2000))
     dialect.write(out.SpeechStopped(item_id="b", audio_end_ms=4000))
-    assert dialect.hear(4.1) == ()
+    assert not dialect.hear(4.1)
     for event in (*committed("b"), reading("b", "second", 3.0), completed("b")):
         dialect.write(event)
     assert json.loads(dialect.hear(4.6)[0])["last_word_end"] == 3.5
+
+
+def test_text_that_comes_behind_all_audio_ends_its_utterances_too() -> None:
+    dialect = ListenDialect(LiveQuery.model_validate({"utterance_end_ms": 1000}), MODEL, "req_1")
+    for id, start_ms in (("a", 900), ("b", 2900)):
+        dialect.write(out.SpeechStarted(item_id=id, audio_start_ms=start_ms))
+    assert not dialect.hear(5.0)
+    texts = (reading("a", "first", 1.0), completed("a"), reading("b", "second", 3.0), completed("b"))
+    messages = [json.loads(each) for event in texts for each in dialect.write(event)]
+    assert [each["last_word_end"] for each in messages if each["type"] == "UtteranceEnd"] == [1.5, 3.5]
 
 
 def test_what_was_read_of_a_turn_that_fails_is_told_before_its_error() -> None:
