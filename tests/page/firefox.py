@@ -53,6 +53,9 @@ HAS_HIT = """(async () => {
     for (let n = 0; window.hasHit === null && n < 40; n++) await pause();
     return window.hasHit;
 })()"""
+# Until the last colour has changed
+TRANSITIONS = """Promise.allSettled(document.getAnimations()
+    .flatMap((each) => (each instanceof CSSTransition ? [each.finished] : [])))"""
 # Its middle, once two frames show it at the same place
 PLACE_OF = """(async (element) => {
     const frame = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve, 50)));
@@ -152,7 +155,8 @@ class Tab:
     def show_as(self, width: int, colours: str) -> None:
         self._call("browsingContext.setViewport", viewport={"width": width, "height": 800})
         self.evaluate(f"(document.documentElement.style.colorScheme = '{colours}')")
-        self.evaluate("Promise.all(document.getAnimations().map(({ finished }) => finished)).then(() => 0)")
+        self._call("browsingContext.activate")
+        self.evaluate(TRANSITIONS)
 
     def click(self, selector: str, times: int = 1) -> None:
         """By the mouse, where a user would click; again if the page moved from under it."""

@@ -306,10 +306,11 @@ class Walk:
         id = self.any_id()
         if not self.unfold(id):
             return
-        text = self.kept[id][0]
-        self.open_field(id, 0)
+        text, words = self.kept[id][0], self.texts(id)
+        index = next(i for i, word in enumerate(words) if word)
+        self.open_field(id, index)
         self.tab.type("other" + ENTER)
-        self.wait_for(id, 0, " ".join(["other", *text.split()[1:]]))
+        self.wait_for(id, 0, " ".join(["other", *filter(None, words[index + 1 :])]))
         self.tab.evaluate(UNDO)
         self.wait_for(id, 0, text)
 
