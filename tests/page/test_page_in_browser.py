@@ -220,7 +220,8 @@ def test_the_transcript_is_downloaded_in_each_format_as_it_was_corrected(open_pa
     assert body.segments
     assert body.words
     assert " ".join(segment.text.strip() for segment in body.segments) == corrected
-    assert [word.word for word in body.words] == ["three", "forty two", "four", "five", "nine"]
+    assert [word.word for word in body.words] == ["three", "forty", "two", "four", "five", "nine"]
+    assert body.words[1].end == body.words[2].start  # they share the time of the one that was said
     assert body.segments[0].start == pytest.approx(SPOKEN.times[0][0], abs=0.2)
     assert body.usage.seconds == math.ceil(body.duration)
 
