@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from asr_server.annexes.keys.api_keys import SHORT
 from asr_server.cli import main
@@ -93,6 +93,24 @@ def run(desk: Path, server: Server) -> Run:
         return done.stdout
 
     return run
+
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def call(desk: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Runs a call of asr-server on the desk, in this process, which has loaded torch already."""
+    monkeypatch.chdir(desk)
+    monkeypatch.setenv("ASR_SERVER_EXECUTOR", "inline")
+
+    def call(line: str, status: int = 0) -> Result:
+        program, *words = shlex.split(line.replace("turbo", "whisper-digits"), comments=True)
+        done = CliRunner().invoke(main, words)
+        assert (program, done.exit_code) == ("asr-server", status), f"{line}\n{done.output}"
+        return done
+
+    return call
 
 
 def lines_of(page: Path) -> Iterator[str]:
@@ -181,12 +199,12 @@ def test_make_calls_the_command_with_what_it_is_given() -> None:
     assert given == ["--", *re.findall(r"FILE=(\S+)", transcribe)]
 
 
-def test_the_calls_of_transcribe_do_what_is_written_beside_them(run: Run, desk: Path) -> None:
+def test_the_calls_of_transcribe_do_what_is_written_beside_them(run: Run, call: Call, desk: Path) -> None:
     alone, folder, pipe, elsewhere = blocks_of(DOCS / "command-line.md")[0].splitlines()
-    hint, text, speed = run(f"exec 2>&1; {alone}").splitlines()  # and nothing else of one recording
+    hint, text, speed = call(alone).output.splitlines()  # and nothing else of one recording
     assert (hint, digits_of(text)) == (EMBEDDED_HINT, "314")
     assert speed.startswith("meeting.m4a: ")
-    assert run(folder) == ""
+    assert call(folder).stdout == ""
     names = {"one.srt", "one.json", "two.srt", "two.json"}
     assert {path.name for path in (desk / "subtitles").iterdir()} == names
     assert digits_of(run(pipe)) == "314"
@@ -194,10 +212,10 @@ def test_the_calls_of_transcribe_do_what_is_written_beside_them(run: Run, desk: 
     assert [first, second] == ["==> recordings/one.m4a <==", "==> recordings/two.wav <=="]
 
 
-def test_a_manifest_is_done_and_its_bad_line_is_found_by_the_offset(run: Run, desk: Path) -> None:
+def test_a_manifest_is_done_and_its_bad_line_is_found_by_the_offset(run: Run, call: Call, desk: Path) -> None:
     page = (DOCS / "command-line.md").read_text()
     (line,) = [line for line in lines_of(DOCS / "command-line.md") if "--manifest" in line]
-    run(line, status=1)
+    call(line, status=1)
     names = {path.name for path in (desk / "results").glob("*/*")}
     assert names == {"talk.wav.json", "meeting.m4a.json"}
     (error,) = map(json.loads, (desk / "results" / "errors.jsonl").read_text().splitlines())
@@ -217,7 +235,7 @@ def test_a_key_is_made_and_its_hash_printed_as_shown(run: Run) -> None:
     assert len(key) >= SHORT
 
 
-def test_the_summary_has_lines_as_shown(run: Run, desk: Path) -> None:
+def test_the_summary_has_lines_as_shown(call: Call, desk: Path) -> None:
     """With other names and numbers: of a whole, a cut and a silent recording, and of one that is none."""
     shown = blocks_of(DOCS / "command-line.md")[1].splitlines()
     recordings = desk / "told"
@@ -226,7 +244,7 @@ def test_the_summary_has_lines_as_shown(run: Run, desk: Path) -> None:
     soundfile.write(recordings / "rain.wav", np.zeros(2 * SAMPLE_RATE, np.float32), SAMPLE_RATE)
     (recordings / "call.wav").write_bytes((recordings / "talk.wav").read_bytes()[:-2001])
     (recordings / "notes.mp3").write_text("no audio")
-    said = run("exec 2>&1; asr-server transcribe told -f srt -o srts", status=1).splitlines()
+    said = call("asr-server transcribe told -f srt -o srts", status=1).output.splitlines()
     for line in shown:
         start = without_names(line.removesuffix("..."))
         assert any(without_names(each).startswith(start) for each in said), line
@@ -237,9 +255,9 @@ def without_names(line: str) -> str:
     return re.sub(r"model \S+|\S+\.\w+", "NAME", line)
 
 
-def test_a_call_is_transcribed_by_its_speakers(run: Run) -> None:
+def test_a_call_is_transcribed_by_its_speakers(call: Call) -> None:
     (line,) = [line for line in lines_of(DOCS / "speakers.md") if "--channels split" in line]
-    agent, caller = re.findall(r"(agent|caller): (.*)", run(line))
+    agent, caller = re.findall(r"(agent|caller): (.*)", call(line).stdout)
     assert (agent[0], digits_of(agent[1])) == ("agent", "314")
     assert (caller[0], digits_of(caller[1])) == ("caller", "271")
 

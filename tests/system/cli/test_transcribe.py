@@ -99,12 +99,12 @@ def test_a_folder_with_all_that_can_go_wrong_loses_no_word(tmp_path: Path) -> No
 
 
 def test_on_a_terminal_a_bar_knows_how_long_the_recording_is_and_the_log_has_the_level_that_is_asked_for(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recording = record(tmp_path / "a.mp3", DIGITS * 3)
-    done = transcribe(
-        recording, "--log-level", "info", FORCE_COLOR="1", COLUMNS="120"
-    )  # as rich takes standard error for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as rich takes standard error for a terminal
+    monkeypatch.setenv("COLUMNS", "120")
+    done = transcribe_here(recording, "--log-level", "info")
     assert done.returncode == 0
     length_s = round(soundfile.info(recording).duration)
     assert re.search(rf"0:00:\d\d of 0:00:{length_s:02}", done.stderr.decode())
@@ -124,7 +124,7 @@ def test_an_interruption_keeps_what_is_done_and_leaves_nothing_else(
 ) -> None:
     out = tmp_path / "out"
     short = record(tmp_path / "short.wav")
-    long = record(tmp_path / "long.wav", DIGITS * 400)
+    long = record(tmp_path / "long.wav", DIGITS * 100)
     process = subprocess.Popen([*COMMAND, str(short), str(long), "-o", str(out)], stderr=subprocess.PIPE)
     try:
         wait_until(lambda: (out / "short.txt").exists() or process.poll() is not None)

@@ -10,8 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from functools import partial
-from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import psutil
@@ -99,30 +98,21 @@ async def test_an_upload_on_disk_is_heard_as_one_in_memory(app_on_disk: RunningA
     assert app_on_disk.app.state.server.uploads.memory_bytes == 0
 
 
-async def is_told_503_and_logged(app: RunningApp, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.ERROR):
-        reply = await app.post()
+@pytest.mark.parametrize(("name", "value"), [("TemporaryFile", full_disk), ("tempdir", "/vanished/folder")])
+async def test_a_full_disk_and_a_vanished_folder_are_503_with_a_line_in_the_log(
+    app_on_disk: RunningApp,
+    name: str,
+    value: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
+        patch.setattr(tempfile, name, value)
+        reply = await app_on_disk.post()
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_unavailable")
     assert reply.headers["retry-after"]
     assert "an upload cannot be stored" in caplog.text
     assert "Traceback" not in caplog.text
-
-
-async def test_a_full_disk_is_503_with_a_line_in_the_log(
-    app_on_disk: RunningApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(tempfile, "TemporaryFile", full_disk)
-        await is_told_503_and_logged(app_on_disk, caplog)
-    assert await app_on_disk.still_works()
-
-
-async def test_a_temporary_folder_that_has_vanished_is_503_with_a_line_in_the_log(
-    app_on_disk: RunningApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-        await is_told_503_and_logged(app_on_disk, caplog)
     assert await app_on_disk.still_works()
 
 

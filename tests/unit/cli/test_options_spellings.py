@@ -11,7 +11,7 @@ from asr_server.cli import main
 from asr_server.cli.options import in_our_spelling
 from asr_server.cli.transcribe import transcribe as command
 from asr_server.core import Clip
-from tests.system.cli.test_transcribe import heard, record, said, transcribe
+from tests.system.cli.test_transcribe import heard, record, said, transcribe_here
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_whole_command_line_of_whisper_writes_all_its_files(tmp_path: Path) ->
         "--word_timestamps True --threads 2 --condition_on_previous_text False --fp16 False --beam_size 5 "
         "--hotwords one,two"
     )
-    done = transcribe(recording, *theirs.split())
+    done = transcribe_here(recording, *theirs.split())
     assert done.returncode == 0, said(done)
     endings = ("srt", "tsv", "txt", "verbose.json", "vtt")
     assert sorted(path.name for path in out.iterdir()) == [f"a.{ending}" for ending in endings]

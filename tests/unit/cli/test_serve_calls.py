@@ -202,36 +202,18 @@ def test_models_cannot_be_combined_with_a_model() -> None:
     assert "leave out MODEL" in line
 
 
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
-    """The settings of the models that a server would be run with."""
-    found: list[ServerSettings] = []
-
-    def run(models: list[ServerSettings]) -> int:
-        found.extend(models)
-        return 0
-
-    monkeypatch.setattr("asr_server.server.run.run", run)
-    return found
-
-
 def test_a_server_has_one_model_or_all_of_the_list_with_its_other_settings(
-    served: list[ServerSettings], monkeypatch: pytest.MonkeyPatch
+    serving: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ASR_SERVER_MODEL")
-    one = ["serve", str(EMBEDDED_MODEL), "--port", "0", "--drain-s", "7"]
-    assert CliRunner().invoke(main, one).exit_code == 0
-    assert [(each.model_names[0], each.drain_s) for each in served] == [("whisper-digits", 7)]
-    served.clear()
-    listed = f"a={EMBEDDED_MODEL}, b={EMBEDDED_MODEL}"
-    done = CliRunner().invoke(main, ["serve", "--models", listed, "--port", "0", "--drain-s", "7"])
+    assert serving.serve(str(EMBEDDED_MODEL), "--drain-s", "7").exit_code == 0
+    assert [(each.model_names[0], each.drain_s) for each in serving.models] == [("whisper-digits", 7)]
+    done = serving.serve("--models", f"a={EMBEDDED_MODEL}, b={EMBEDDED_MODEL}", "--drain-s", "7")
     assert done.exit_code == 0, done.output
-    assert [(each.model_names[0], each.drain_s, each.model) for each in served] == [
-        ("a", 7, str(EMBEDDED_MODEL)),
-        ("b", 7, str(EMBEDDED_MODEL)),
-    ]
-    assert "whisper-1" in served[0].model_names
-    assert served[1].model_names == ("b",)
+    first, second = serving.models
+    assert {(each.drain_s, each.model) for each in (first, second)} == {(7, str(EMBEDDED_MODEL))}
+    assert first.model_names[:2] == ("a", "whisper-1")
+    assert second.model_names == ("b",)
 
 
 @pytest.mark.parametrize("text", ["a=", "", "base,,turbo"])

@@ -68,13 +68,14 @@ def with_beam(theirs: Any, features: torch.Tensor, **asked: Any) -> list[Any]:
 def test_texts_are_those_of_openai_whispers_beam_search(pocket: Checkpoint) -> None:
     import whisper
 
-    mels = [whisper.log_mel_spectrogram(clip, padding=whisper.audio.N_SAMPLES) for clip in HEARD]
+    clips = HEARD[:2]
+    mels = [whisper.log_mel_spectrogram(clip, padding=whisper.audio.N_SAMPLES) for clip in clips]
     features = torch.stack([whisper.pad_or_trim(mel, whisper.audio.N_FRAMES) for mel in mels])
     theirs = load_openai_whisper(pocket.directory)
     expected = with_beam(theirs, features, language="de", sample_len=ASKED.max_new_tokens)
-    greedy = transcribe(pocket.engine(), HEARD, ASKED)
+    greedy = transcribe(pocket.engine(), clips, ASKED)
     for lookahead in (False, True):
-        found = transcribe(pocket.engine(beam_size=WIDTH, lookahead=lookahead), HEARD, ASKED)
+        found = transcribe(pocket.engine(beam_size=WIDTH, lookahead=lookahead), clips, ASKED)
         assert [each.tokens for each in found] != [each.tokens for each in greedy]
         for ours, their in zip(found, expected, strict=True):
             assert list(ours.tokens) == their.tokens
