@@ -338,9 +338,7 @@ async def read_form(request: Request, form: Form, max_upload_bytes: int, turns: 
     form.check_complete()
 
 
-async def read_body(
-    request: Request, form: Form, max_upload_bytes: int, turns: ReadingTurns
-) -> AsyncIterator[bytes]:
+async def read_body(request: Request, form: Form, turns: ReadingTurns) -> AsyncIterator[bytes]:
     """Fill `form` with a body that is the recording itself; yield what is read.
 
     Raises InvalidValue, InvalidAudio, UploadTooLarge, ClientDisconnect.
