@@ -8,9 +8,7 @@ from harness.engine_helpers import transcribe
 from harness.speech.corpora import corpus, sample
 from tests.support.real_weights import loaded_base, openai_whisper_base
 from tests.unit.engine.test_beam import WIDTH
-from tests.unit.engine.test_beam_openai import THEIR_WARNING, unpruned, with_beam
-
-__all__ = ["unpruned"]
+from tests.unit.engine.test_beam_openai import THEIR_WARNING, unpruned, with_beam  # noqa: F401
 
 
 @THEIR_WARNING
