@@ -15,6 +15,11 @@ from asr_server.formats import render
 from asr_server.formats.render import RenderOptions, TokensUsage
 from asr_server.language_codes import continuation
 
+HEADERS: Final = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # nginx would hold the events back
+}
 _OF_VERBOSE: Final = render.VerboseJson.model_fields.keys() & render.TextDone.model_fields.keys()
 
 logger = logging.getLogger(__name__)
@@ -107,12 +112,7 @@ class EventStream:
             self._has_more.set()
 
     async def _send_all(self) -> None:
-        headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),  # nginx would hold the events back
-            *((name.encode(), value.encode()) for name, value in self._headers.items()),
-        ]
+        headers = [(name.encode(), value.encode()) for name, value in (HEADERS | self._headers).items()]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         is_last = False
         while not is_last:

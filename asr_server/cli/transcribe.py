@@ -1,7 +1,5 @@
 """The command `asr-server transcribe`: flags into settings and a job for `asr_server.annexes.offline`."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -10,7 +8,7 @@ import sys
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -27,12 +25,10 @@ from asr_server.cli.options import (
     settings_options,
 )
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, flag_name
+from asr_server.core import SpeakerCount
+from asr_server.formats.subtitles import SubtitleLayout
 from asr_server.server.settings import FIELDS, SECTIONS, environment_names
 from asr_server.telemetry import configure_logging, printable
-
-if TYPE_CHECKING:
-    from asr_server.core import SpeakerCount
-    from asr_server.formats.subtitles import SubtitleLayout
 
 INTERRUPTED: Final = 130
 # The names of `formats.render.FORMATS`, which is loaded for work alone.
@@ -233,8 +229,6 @@ _JOB_OPTIONS: Final = (
 
 
 def _layout(options: dict[str, Any]) -> SubtitleLayout:
-    from asr_server.formats.subtitles import SubtitleLayout
-
     options["raw"] = options.pop("subtitles") == "raw"
     layout = SubtitleLayout(**{field.name: options.pop(field.name) for field in fields(SubtitleLayout)})
     if layout.max_line_count and not layout.max_line_width:
@@ -258,8 +252,6 @@ def _speakers(options: dict[str, Any], job: dict[str, Any]) -> tuple[tuple[str, 
 
 
 def _count(wanted: str) -> SpeakerCount:
-    from asr_server.core import SpeakerCount
-
     match = re.fullmatch(r"(\d{1,2})(?:-(\d{1,2}))?", wanted)
     if wanted == "auto":
         return SpeakerCount()

@@ -7,10 +7,9 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from starlette.responses import Response
 
 from asr_server.annexes.jobs.bodies import DeletedJob, JobBody, JobList, make_body
-from asr_server.annexes.jobs.events import events_response
 from asr_server.annexes.jobs.live import is_set_within
 from asr_server.annexes.jobs.rows import Job
-from asr_server.annexes.jobs.service import Jobs, owner_of
+from asr_server.annexes.jobs.service import Jobs, events_response, owner_of
 from asr_server.annexes.jobs.store import page
 from asr_server.api.openapi import KEY_ERRORS, error_responses
 from asr_server.api.state import require_key

@@ -6,38 +6,43 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import sqlalchemy
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from asr_server.annexes.jobs import JobsSettings
 from asr_server.annexes.jobs.bodies import JobBody, make_body
 from asr_server.annexes.jobs.callbacks import Callbacks
-from asr_server.annexes.jobs.events import events_response
-from asr_server.annexes.jobs.live import Changes
+from asr_server.annexes.jobs.live import Changes, JobEvent, events_after, is_set_within
 from asr_server.annexes.jobs.rows import UNFINISHED, Batch, File, Job, Kept
 from asr_server.annexes.jobs.runner import Runner, requeue
 from asr_server.annexes.jobs.store import Store
 from asr_server.annexes.jobs.sweep import keep_sweeping
+from asr_server.api.errors import body_of
+from asr_server.api.events import HEADERS, event
 from asr_server.api.request import TranscriptionRequest
 from asr_server.api.state import SHARE, AppState, caller_of
 from asr_server.api.transcribe import recording_for
 from asr_server.api.upload import Form
 from asr_server.audio.recording import Source
 from asr_server.config import naming
-from asr_server.errors import InvalidValue, Overloaded, StorageUnavailable
+from asr_server.errors import InvalidValue, Overloaded, ReportedError, StorageUnavailable
 
 RETRY_S: Final = 600.0  # within which the same request of the same key is the same job
 FULL_RETRY_S: Final = 30.0
 IDEMPOTENCY_KEY: Final = "idempotency-key"
 REPEATED: Final = "idempotent-replayed"
+PING_S: Final = 15.0  # proxies close a connection that is silent for long
+
+_decoder: Final = msgspec.msgpack.Decoder(list[JobEvent])
 
 
 def owner_of(connection: HTTPConnection) -> str:
@@ -198,3 +203,40 @@ def _held(session: Session, owner: str | None = None) -> dict[str, float]:
         "max_jobs_bytes": total(File, func.sum(File.num_bytes), sqlalchemy.true()),
         "max_jobs_audio_s": total(Job, func.sum(Job.duration_s), Job.status.in_(UNFINISHED)),
     }
+
+
+def events_response(
+    runner: Runner, job: Job, last_id: int, headers: Mapping[str, str], with_progress: bool
+) -> StreamingResponse:
+    """Stream its text as the endpoint's stream does, from the start or from where a client left it."""
+    return StreamingResponse(_events(runner, job, last_id, with_progress), headers={**HEADERS, **headers})
+
+
+async def _events(runner: Runner, job: Job, last_id: int, with_progress: bool) -> AsyncIterator[bytes]:
+    while True:
+        change = runner.changes.next(job.id)  # the job is there: ids of strangers would stay
+        try:
+            job = await runner.store.find(Job, job.owner, job.id)
+            known = await _known(runner, job)
+        except ReportedError as error:  # deleted, or the folder is gone
+            yield event(body_of(error), exclude_none=False)
+            return
+        news = list(events_after(known, last_id))
+        if job.is_finished and not news:  # a job that failed may have less text than before a restart
+            news = known[-1:]
+        for each in news:
+            last_id = each.end
+            yield b"id: %d\n" % each.end + each.data
+        if job.is_finished:
+            return
+        if with_progress:
+            yield b"event: progress\n" + event(make_body(job, runner.live.get(job.id)), exclude_none=False)
+        if not await is_set_within(change, PING_S):
+            yield b": still under way\n\n"
+
+
+async def _known(runner: Runner, job: Job) -> list[JobEvent]:
+    if job.is_finished:
+        return _decoder.decode((await runner.store.content_of(job)).events)
+    live = runner.live.get(job.id)
+    return list(live.events) if live else []

@@ -55,6 +55,7 @@ async def metrics(request: Request) -> Response:
 
 
 _LABELS: Final = ("model", "replica")
+_gauge, _counter = GaugeMetricFamily, CounterMetricFamily
 
 
 class _StateCollector(Collector):
@@ -198,14 +199,6 @@ def cumulative_buckets(times: StepTimes) -> list[tuple[str, float]]:
     """Add to each bucket all smaller ones, as Prometheus expects."""
     bounds = [*map(str, STEP_TIME_BOUNDS_S), "+Inf"]
     return list(zip(bounds, map(float, accumulate(times.counts)), strict=True))
-
-
-def _gauge(name: str, meaning: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, meaning, value=value)
-
-
-def _counter(name: str, meaning: str, value: float) -> Metric:
-    return CounterMetricFamily(name, meaning, value=value)
 
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")

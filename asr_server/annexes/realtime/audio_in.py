@@ -1,13 +1,12 @@
-"""What a client sends, from bytes to turns: convert its audio to 16 kHz, keep the latest, find speech in it.
-
-A code of G.711 is a sign, three bits of exponent and four of mantissa (ITU-T G.711).
-"""
+"""From a client's bytes to turns: convert its audio to 16 kHz, keep the latest, find speech in it."""
 
 from collections import deque
+from io import BytesIO
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import soundfile
 
 from asr_server.annexes.realtime import turn_types as turns
 from asr_server.annexes.realtime.client_events import AlawFormat, AudioFormat, PcmFormat
@@ -17,30 +16,19 @@ from asr_server.audio.stream import Mono16k
 from asr_server.audio.voice import FRAME, HYSTERESIS, VoiceDetector
 from asr_server.core import Samples
 
-_CODES: Final = np.arange(256)
-_FULL_SCALE: Final = 2.0**15
 
-
-def _mu_law() -> Samples:
-    """Decode mu-law: all bits inverted, the magnitude biased by 132."""
-    codes = ~_CODES & 0xFF
-    exponent, mantissa = (codes >> 4) & 7, codes & 15
-    magnitude = (((mantissa << 3) + 132) << exponent) - 132
-    return (np.where(codes & 0x80, -magnitude, magnitude) / _FULL_SCALE).astype(np.float32)
-
-
-def _a_law() -> Samples:
-    """Decode A-law: every other bit inverted, the lowest exponent linear."""
-    codes = _CODES ^ 0x55
-    exponent, mantissa = (codes >> 4) & 7, codes & 15
-    magnitude = np.where(
-        exponent == 0, (mantissa << 4) + 8, ((mantissa << 4) + 264) << np.maximum(exponent - 1, 0)
+def _table(encoding: str) -> Samples:
+    """Return the sample of each code of G.711."""
+    codes = BytesIO(bytes(range(256)))
+    samples: Samples
+    samples, _ = soundfile.read(
+        codes, dtype="float32", format="RAW", subtype=encoding, samplerate=8000, channels=1
     )
-    return (np.where(codes & 0x80, magnitude, -magnitude) / _FULL_SCALE).astype(np.float32)
+    return samples
 
 
-MU_LAW: Final = _mu_law()
-A_LAW: Final = _a_law()
+MU_LAW: Final = _table("ULAW")
+A_LAW: Final = _table("ALAW")
 _SCALE: Final = np.float32(1 / 2**15)
 
 
