@@ -40,6 +40,7 @@ _read = cache(mono)
 
 def fetch() -> None:
     """Unpack the games from Debian's packages, which takes no rights."""
+    GAMES.mkdir(parents=True, exist_ok=True)
     for name in (name for names in PACKAGES for name in names if not (GAMES / name).exists()):
         with tempfile.TemporaryDirectory() as folder:
             subprocess.run(["apt-get", "download", name], cwd=folder, check=True)
