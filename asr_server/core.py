@@ -60,7 +60,7 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     task: Task = "transcribe"
     language: str | None = None  # ISO code as in the checkpoint's <|xx|> tokens
     candidate_languages: tuple[str, ...] = ()  # detection is restricted to these; empty: all
-    multilingual: bool = False  # each chunk is read in the language that it alone seems to be in
+    multilingual: bool = False  # what pauses part is read in the language that it alone seems to be in
     prompt_tokens: tuple[int, ...] = ()  # text tokens after <|startofprev|>
     keywords: tuple[str, ...] = ()  # get a bonus where the text is searched, or decoded greedily
     condition_on_previous_text: bool = False  # one chunk after another, the text so far as its prompt

@@ -146,7 +146,7 @@ def _conflicts(fields: AudioFields) -> Iterator[tuple[str, str]]:
         if getattr(fields, name) and not fields.background:
             yield name, "requires background=true"
     if fields.multilingual and is_given(fields.language):
-        yield "multilingual", "detects the language of each chunk: not with 'language'"
+        yield "multilingual", "detects the language between pauses: not with 'language'"
     if is_split and names and len(set(names)) != 2:
         yield _NAMES, "are two different names: of the left and of the right channel"
     if isinstance(fields, TranscriptionFields):

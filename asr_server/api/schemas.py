@@ -95,7 +95,7 @@ class AudioFields(BaseModel):
     condition_on_previous_text: bool = False
     """Reads one chunk after another, each with the text so far as its prompt: slower, more even in style."""
     multilingual: bool = False
-    """Not OpenAI's: each chunk is read in its own language. Not with `language`."""
+    """Not OpenAI's: what pauses part is read each in its own language. Not with `language`."""
 
     background: bool = False
     """Not OpenAI's here: the answer is 202 with a job, which goes on without the client. Needs a server that

@@ -130,7 +130,7 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
 @click.option("--max-line-count", type=_POSITIVE, help="lines of a subtitle; with --max-line-width")
 @click.option("--max-words-per-line", type=_POSITIVE, help="of srt and vtt")
 @click.option("--highlight-words", is_flag=True, help="underline each word while it is said, in srt and vtt")
-@click.option("--multilingual", is_flag=True, help="detect the language of each chunk, not of the file")
+@click.option("--multilingual", is_flag=True, help="detect the language between pauses, not of the file")
 @click.option(
     "--condition-on-previous-text",
     is_flag=True,

@@ -22,6 +22,8 @@ MARGIN_S: Final = 0.2
 MIN_SILENCE_S: Final = 0.4  # that parts words
 NO_SPEECH_S: Final = 3.0  # of sound in which nobody may be speaking, at least: it is not given to the model,
 KEPT_S: Final = 1.0  # but for this much beside speech
+LANGUAGE_S: Final = 1.0  # of certain speech, by which a language is known
+LANGUAGE_PAUSE_S: Final = 0.2  # between two languages, as the detector hears it: a tenth less than it is
 LOUD: Final = 0.5  # of the level of the pieces: what lies between them may hide speech
 
 
@@ -39,6 +41,30 @@ class Heard(msgspec.Struct, frozen=True):
     @property
     def uncut(self) -> Heard:
         return Heard(self.chunk, [self.chunk], (), self.certain_s, is_checked=True)
+
+    @property
+    def may_be_spoken(self) -> bool:
+        return bool(self.possible_s) or not self.is_checked
+
+    @property
+    def apart(self) -> Heard:
+        """Return this with the pieces cut in their pauses, where the language may change."""
+        pieces = [part for piece in self.pieces for part in self._sentences(piece)]
+        return msgspec.structs.replace(self, pieces=pieces)
+
+    def _sentences(self, piece: Chunk) -> list[Chunk]:
+        end_s = piece.start_s + piece.duration_s
+        edges_s = [piece.start_s]
+        for last_s, next_s in self.pauses(piece.start_s, end_s):
+            cut_s = (last_s + next_s) / 2
+            is_long = next_s - last_s >= LANGUAGE_PAUSE_S
+            sides_s = (edges_s[-1], cut_s), (cut_s, end_s)
+            if is_long and all(self.certainly_spoken_s(*each) >= LANGUAGE_S for each in sides_s):
+                edges_s.append(cut_s)
+        return [
+            between(piece, start_s - piece.start_s, stop_s - piece.start_s)
+            for start_s, stop_s in pairwise([*edges_s, end_s])
+        ]
 
     def certain(self, start_s: float, end_s: float) -> list[Stretch]:
         clipped = [(max(start_s, first_s), min(end_s, last_s)) for first_s, last_s in self.certain_s]

@@ -31,6 +31,7 @@ from asr_server.transcription.segments import DecodedPart
 
 MAX_READINGS: Final = 8  # of one piece, tails and speech without text included
 MAX_COMPLETIONS: Final = 3  # of them for speech without text, each of less audio than the one before
+NOTHING_READ: Final = ChunkResult((), (), 0.0, 1.0, 0.0, 0.0, None, "stop")
 SECOND_READING: Final = 1000  # the number of its first part, above those of any first reading
 
 
@@ -70,6 +71,8 @@ class ChunkReader:
                 self._channels = ClearChannels(self.source)
             pool, channels = self.voice_pool, self._channels
             heard = await (channels.hear(chunk, pool) if channels else pool.run(hear, chunk))
+        if self.language.is_per_chunk:
+            heard = heard.apart
         if self.options.max_new_tokens is None or not heard.pieces:
             return heard
         return msgspec.structs.replace(heard, pieces=[heard.chunk], is_loud_between=False)
@@ -120,7 +123,12 @@ class _Reading:
         self._doubted_from_s: float | None = None  # in the file: as one from there, the text was in doubt
 
     async def run(self) -> list[DecodedPart]:
+        if not self.heard.may_be_spoken:
+            chunk = self.heard.chunk
+            return [DecodedPart(chunk.start_s, chunk.duration_s, NOTHING_READ, (), 0, channel=chunk.channel)]
         for piece in self.heard.pieces:
+            if self.reader.language.is_per_chunk:  # what was said before it may be in another language
+                self.language, self.previous_text.tokens = None, self._prompt_before
             await self._read_piece(piece)
             if await self._read_as_one():
                 break
@@ -152,6 +160,9 @@ class _Reading:
         own = self.reader.options
         if self.heard.is_checked:
             own = msgspec.structs.replace(own, full_letters=judge.full_letters(self.heard, chunk))
+            if not self.heard.certain(chunk.start_s, chunk.start_s + chunk.duration_s):
+                # Other temperatures would only invent other text.
+                own = msgspec.structs.replace(own, temperatures=own.temperatures[:1])
         if not self._is_alone:
             tokens = self.previous_text.tokens
             own = msgspec.structs.replace(own, prompt_tokens=tokens, language=self.language)

@@ -84,9 +84,10 @@ class TranscriptBuilder:
 
     def early_delta(self, parts: list[DecodedPart]) -> TranscriptDelta:
         """Return the final text of a chunk under way; its segments come at the end."""
-        text, language = self._text, self._language_of(parts)
-        start_s = read_until_s = parts[0].start_s
+        text, start_s = self._text, parts[0].start_s
+        read_until_s = start_s
         for part in parts:
+            language = self._language_of([part])
             for segment in segments_of(part, self.tokenizer):
                 text += continuation(text, segment.text, language)
                 read_until_s = min(segment.end_s, part.start_s + part.duration_s)
@@ -94,7 +95,7 @@ class TranscriptBuilder:
             text=text[len(self._text) :],
             segments=(),
             logprobs=self._logprobs(parts),
-            language=language,
+            language=self._language_of(parts),
             num_audio_tokens=_num_positions(read_until_s - start_s),
             num_text_tokens=sum(part.num_read for part in parts),
             end_s=parts[-1].start_s,
@@ -106,8 +107,8 @@ class TranscriptBuilder:
         return tuple(entry for part in parts for entry in token_logprobs(part, self.tokenizer))
 
     def _next_segments(self, parts: list[DecodedPart]) -> list[tuple[Segment, str | None]]:
-        language = self._language_of(parts)
         for part in parts:
+            language = self._language_of([part])
             speaker = self.speakers[part.channel] if self.speakers else None
             self._held += [(each, language) for each in segments_of(part, self.tokenizer, speaker)]
         if self.speakers:

@@ -49,6 +49,13 @@ def test_the_whole_chunk_is_kept_where_what_is_left_out_is_loud(level: float, is
     assert heard.uncut.pieces == [chunk]
 
 
+def test_a_piece_may_be_cut_in_its_pauses_with_a_second_of_speech_on_both_sides() -> None:
+    speech_s = [(0.5, 2.0), (2.3, 4.0), (4.1, 6.0), (6.5, 7.0), (7.5, 9.0)]
+    pieces = Heard(CHUNK, [CHUNK], speech_s, speech_s, is_checked=True).apart.pieces
+    edges_s = [(piece.start_s, piece.start_s + piece.duration_s) for piece in pieces]
+    assert edges_s == [pytest.approx(each) for each in ((0.0, 2.15), (2.15, 6.25), (6.25, 10.0))]
+
+
 def test_speech_is_on_the_clock_of_the_file_however_short_the_chunk() -> None:
     heard = hear(Chunk(0, 5 * SAMPLE_RATE, np.resize(TALK, 2 * SAMPLE_RATE)))
     assert heard.certain_s

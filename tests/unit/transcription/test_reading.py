@@ -179,6 +179,47 @@ async def test_each_channel_knows_what_was_said_before_in_it(app: RunningApp) ->
     assert prompts == [words("99"), words("99"), words("990"), words("991"), words("9902"), words("9913")]
 
 
+async def test_a_chunk_without_speech_is_not_read(app: RunningApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    await app.transcribe(wav(np.concatenate([noise(40), speak("1").samples])))
+    assert {submit.id.chunk for submit in app.replica.submits} == {1}
+    app.replica.submits.clear()
+    (delta,), transcript = await app.transcribe(wav(noise(4)), DecodingOptions())
+    assert (transcript.text, app.replica.submits) == ("", [])
+    assert (delta.end_s, delta.num_audio_tokens) == (4.0, 200)
+
+
+@pytest.mark.parametrize(("sound", "is_spoken"), [(noise(4.0), False), (speak("31415926").samples, True)])
+async def test_what_nobody_certainly_says_is_decoded_once(
+    app: RunningApp, sound: Samples, is_spoken: bool
+) -> None:
+    """At higher temperatures a model only invents other text there."""
+    ladder = (0.0, 0.2, 0.4)
+    await app.transcribe(wav(sound), msgspec.structs.replace(ENGLISH, temperatures=ladder))
+    (submit,) = app.replica.submits
+    assert submit.options.temperatures == (ladder if is_spoken else ladder[:1])
+
+
+async def test_with_many_languages_what_pauses_part_has_one_each(app: RunningApp) -> None:
+    spoken = ("de", "zh")
+    app.replica.probabilities_of = lambda submit: {
+        code: 0.9 if code == spoken[submit.id.part % 2] else 0.1 for code in spoken
+    }
+
+    def answer(submit: Submit) -> ChunkResult:
+        result = say(t(0), *words(str(submit.id.part)), t(len(submit.samples) // 320 * 0.02))
+        return msgspec.structs.replace(result, language=spoken[submit.id.part % 2])
+
+    app.answer = answer
+    sound = np.concatenate([speak("31415").samples, silence(0.8), speak("92653").samples])
+    options = DecodingOptions(multilingual=True, prompt_tokens=words("7"))
+    _, transcript = await app.transcribe(wav(sound), options)
+    assert len(app.replica.submits) >= len(spoken)
+    asked = {(submit.options.language, submit.options.prompt_tokens) for submit in app.replica.submits}
+    assert asked == {(None, words("7"))}
+    assert transcript.languages == spoken
+
+
 async def test_speech_that_is_passed_over_behind_a_pause_is_read_again(app: RunningApp) -> None:
     first, pause, second = speak("1").samples, np.zeros(2 * SAMPLE_RATE, np.float32), speak("2").samples
     app.answer = one_or_two
