@@ -63,8 +63,8 @@ PLACE_OF = """(async (element) => {
         const { x, y, width, height } = element.getBoundingClientRect();
         return [Math.round(x + width / 2), Math.round(y + height / 2)];
     };
-    element.scrollIntoView({ block: "center", behavior: "instant" });
     for (let before = null; ; await frame()) {
+        element.scrollIntoView({ block: "center", behavior: "instant" }); // what is above is drawn late
         const place = middle();
         if (`${place}` === `${before}`) return place;
         before = place;

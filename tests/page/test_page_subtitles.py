@@ -160,3 +160,16 @@ def test_no_translation_is_offered_where_the_model_cannot_or_the_text_is_english
         tab.wait("document.querySelector('[data-part=subtitling]')?.checkVisibility()")
         open_subtitles(tab)
         assert tab.evaluate("document.querySelector('[data-part=translating]').hidden")
+
+
+def test_the_subtitles_of_two_recordings_have_names_of_their_own(open_any: OpenAny) -> None:
+    """As readers of screens jump from one to the next."""
+    tab = open_text(open_any, FAST)
+    open_subtitles(tab)
+    drop(tab, "second.wav")
+    tab.wait("document.querySelectorAll('.fold:enabled').length === 2")
+    tab.evaluate("document.querySelector('#cards .card:last-child .fold[aria-expanded=false]')?.click()")
+    tab.evaluate("document.querySelector('#cards .card:first-child [data-part=subtitling]').click()")
+    names = "[...document.querySelectorAll('.cues')].map((panel) => panel.ariaLabel)"
+    tab.wait(f"{names}.length === 2")
+    assert tab.evaluate(names) == ["Subtitles of second.wav", "Subtitles of call.wav"]
