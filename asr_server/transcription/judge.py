@@ -24,7 +24,6 @@ from asr_server.transcription.segments import DecodedPart, Span, ending_at, on_f
 
 DOUBTFUL_LOGPROB: Final = -0.6
 DOUBTFUL_NO_SPEECH: Final = 0.2
-DOUBTFUL_RATIO: Final = 2.4  # of compression: what repeats itself so is likely, whatever was said
 SURE_LOGPROB: Final = -0.4  # what is invented for music is often one probable short sentence
 FULL_LETTERS_PER_S: Final = 5.0  # a reader says 11 to 17: text of less has lost the times of its words
 MIN_LETTERS: Final = 12  # people say shorter sentences twice ("Yes, yes.")
@@ -138,9 +137,7 @@ def is_doubtful(span: Span, part: DecodedPart) -> bool:
 
 
 def _are_doubtful(logprobs: Sequence[float], result: ChunkResult) -> bool:
-    is_unlikely = float(np.mean(logprobs)) < DOUBTFUL_LOGPROB
-    is_loop = result.compression_ratio > DOUBTFUL_RATIO
-    return is_unlikely or is_loop or result.no_speech_prob > DOUBTFUL_NO_SPEECH
+    return float(np.mean(logprobs)) < DOUBTFUL_LOGPROB or result.no_speech_prob > DOUBTFUL_NO_SPEECH
 
 
 def is_trusted(result: ChunkResult, text: str, duration_s: float) -> bool:

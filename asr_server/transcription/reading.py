@@ -160,9 +160,6 @@ class _Reading:
         own = self.reader.options
         if self.heard.is_checked:
             own = msgspec.structs.replace(own, full_letters=judge.full_letters(self.heard, chunk))
-            if not self.heard.certain(chunk.start_s, chunk.start_s + chunk.duration_s):
-                # Other temperatures would only invent other text.
-                own = msgspec.structs.replace(own, temperatures=own.temperatures[:1])
         if not self._is_alone:
             tokens = self.previous_text.tokens
             own = msgspec.structs.replace(own, prompt_tokens=tokens, language=self.language)

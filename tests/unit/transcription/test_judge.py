@@ -82,13 +82,6 @@ def test_doubtful_text_leaves_early_only_with_half_a_second_of_certain_speech(
     assert may_leave(early, chunk, known((1.5, 1.5 + certain_s))) == (not is_doubtful or is_sure)
 
 
-def test_a_loop_is_doubtful_however_likely() -> None:
-    part, chunk = part_of((1.0, 3.0, LIKELY))
-    for ratio, leaves in ((2.4, True), (2.41, False)):
-        result = msgspec.structs.replace(say(), compression_ratio=ratio)
-        assert may_leave(msgspec.structs.replace(part, result=result), chunk, known()) == leaves
-
-
 @pytest.mark.parametrize(
     ("logprob", "no_speech_prob", "num_letters", "trusted"),
     [

@@ -189,17 +189,6 @@ async def test_a_chunk_without_speech_is_not_read(app: RunningApp, monkeypatch: 
     assert (delta.end_s, delta.num_audio_tokens) == (4.0, 200)
 
 
-@pytest.mark.parametrize(("sound", "is_spoken"), [(noise(4.0), False), (speak("31415926").samples, True)])
-async def test_what_nobody_certainly_says_is_decoded_once(
-    app: RunningApp, sound: Samples, is_spoken: bool
-) -> None:
-    """At higher temperatures a model only invents other text there."""
-    ladder = (0.0, 0.2, 0.4)
-    await app.transcribe(wav(sound), msgspec.structs.replace(ENGLISH, temperatures=ladder))
-    (submit,) = app.replica.submits
-    assert submit.options.temperatures == (ladder if is_spoken else ladder[:1])
-
-
 async def test_with_many_languages_what_pauses_part_has_one_each(app: RunningApp) -> None:
     spoken = ("de", "zh")
     app.replica.probabilities_of = lambda submit: {
