@@ -1,7 +1,9 @@
 """The answers to an alignment: ours, ElevenLabs', and a transcript for subtitles."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
 
 from asr_server.annexes.alignment.align import GREATEST_LOSS, AlignedWord, Alignment
 from asr_server.core import Segment, Word
@@ -9,37 +11,39 @@ from asr_server.formats.render import Body, Duration, RecordingUsage, Time, Trac
 from asr_server.formats.subtitles import srt, vtt
 
 Granularity = Literal["word", "character"]
+_TimeMs = Annotated[Time, AfterValidator(lambda time_s: round(time_s, 3))]
+_Loss = Annotated[float, AfterValidator(lambda loss: round(loss, 4))]
 
 
 class AlignedWordBody(Body):
     word: str
     """The word as the text has it, punctuation included."""
-    start: Time
-    end: Time
+    start: _TimeMs
+    end: _TimeMs
     confidence: float | None = None
     """How probable it is that the word was said; absent after a replica was lost."""
-    loss: float | None = None
+    loss: _Loss | None = None
     """Minus the logarithm of its tokens' mean probability; absent likewise."""
 
 
 class AlignedCharacter(Body):
     character: str
     """One of a word's characters."""
-    start: Time
-    end: Time
+    start: _TimeMs
+    end: _TimeMs
 
 
 class NotSpoken(Body):
     text: str
     """Words of the text, in a row, that nobody says."""
-    at: Time
+    at: _TimeMs
 
 
 class NotInText(Body):
     text: str
     """What was said there, by the transcript."""
-    start: Time
-    end: Time
+    start: _TimeMs
+    end: _TimeMs
 
 
 class AlignmentJson(Body):
@@ -50,7 +54,7 @@ class AlignmentJson(Body):
     """The words of the text that are said, with `granularity` word."""
     characters: list[AlignedCharacter] | None = None
     """Their characters, with `granularity` character: each has a share of its word's time."""
-    loss: float | None = None
+    loss: _Loss | None = None
     """The mean of the words' losses; absent where no word is said."""
     not_spoken: list[NotSpoken]
     """What of the text nobody says, and where it would come."""
@@ -68,16 +72,15 @@ def alignment_body(alignment: Alignment, granularity: Granularity) -> AlignmentJ
     return AlignmentJson(
         language=of_recording.language,
         duration=of_recording.duration,
-        words=[_word(word) for word in spoken] if by_word else None,
+        words=list(map(_word, spoken)) if by_word else None,
         characters=None if by_word else list(_characters(spoken)),
-        loss=_rounded(alignment.loss),
+        loss=alignment.loss,
         not_spoken=[
-            NotSpoken(text=alignment.text_of(first, end), at=_seconds(alignment.words[first].start_s))
+            NotSpoken(text=alignment.text_of(first, end), at=alignment.words[first].start_s)
             for first, end in alignment.not_spoken
         ],
         not_in_text=[
-            NotInText(text=word.text, start=_seconds(word.start_s), end=_seconds(word.end_s))
-            for word in alignment.not_in_text
+            NotInText(text=word.text, start=word.start_s, end=word.end_s) for word in alignment.not_in_text
         ],
         usage=of_recording.usage,
         truncated=of_recording.truncated,
@@ -86,22 +89,14 @@ def alignment_body(alignment: Alignment, granularity: Granularity) -> AlignmentJ
 
 
 def _word(word: AlignedWord) -> AlignedWordBody:
-    times = {"start": _seconds(word.start_s), "end": _seconds(word.end_s)}
-    return AlignedWordBody(word=word.text, **times, confidence=word.confidence, loss=_rounded(word.loss))
+    times = {"start": word.start_s, "end": word.end_s}
+    return AlignedWordBody(word=word.text, **times, confidence=word.confidence, loss=word.loss)
 
 
 def _characters(words: list[AlignedWord]) -> Iterator[AlignedCharacter]:
     for word in words:
         for character, start_s, end_s in word.characters:
-            yield AlignedCharacter(character=character, start=_seconds(start_s), end=_seconds(end_s))
-
-
-def _seconds(time_s: float) -> float:
-    return round(time_s, 3)
-
-
-def _rounded(loss: float | None) -> float | None:
-    return None if loss is None else round(loss, 4)
+            yield AlignedCharacter(character=character, start=start_s, end=end_s)
 
 
 # -- ElevenLabs' ---------------------------------------------------------------------------------------------
@@ -109,8 +104,8 @@ def _rounded(loss: float | None) -> float | None:
 
 class ForcedCharacter(Body):
     text: str
-    start: float
-    end: float
+    start: _TimeMs
+    end: _TimeMs
 
 
 class ForcedWord(ForcedCharacter):
@@ -128,15 +123,15 @@ def forced_alignment_body(alignment: Alignment) -> ForcedAlignment:
     words = [
         ForcedWord(
             text=word.text,
-            start=_seconds(word.start_s),
-            end=_seconds(word.end_s),
+            start=word.start_s,
+            end=word.end_s,
             loss=GREATEST_LOSS if word.loss is None else word.loss,
         )
         for word in alignment.words
     ]
     return ForcedAlignment(
         characters=[
-            ForcedCharacter(text=character, start=_seconds(start_s), end=_seconds(end_s))
+            ForcedCharacter(text=character, start=start_s, end=end_s)
             for word in alignment.words
             for character, start_s, end_s in word.characters
         ],

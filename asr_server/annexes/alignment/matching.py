@@ -71,17 +71,15 @@ def _matched(a: Sequence[str], b: Sequence[str], first: Pair, end: Pair, rounds:
     while i < i_end and j < j_end and a[i] == b[j]:
         yield i, j
         i, j = i + 1, j + 1
-    behind: list[Pair] = []
     while i < i_end and j < j_end and a[i_end - 1] == b[j_end - 1]:
         i_end, j_end = i_end - 1, j_end - 1
-        behind.append((i_end, j_end))
     if (i_end - i) * (j_end - j) <= MAX_CELLS:
         blocks = difflib.SequenceMatcher(None, a[i:i_end], b[j:j_end], autojunk=False).get_matching_blocks()
         yield from ((i + own + n, j + other + n) for own, other, size in blocks for n in range(size))
     elif rounds and (course := _course(_grams(a, i, i_end), _grams(b, j, j_end))):
         for here, there in pairwise([(i, j), *course, (i_end, j_end)]):
             yield from _matched(a, b, here, there, rounds - 1)
-    yield from reversed(behind)
+    yield from zip(range(i_end, end[0]), range(j_end, end[1]), strict=True)
 
 
 def _grams(words: Sequence[str], first: int, end: int) -> dict[tuple[str, ...], int]:
