@@ -48,10 +48,10 @@ class Found(NamedTuple):
     said_twice: list[str]
     words_off: list[str]  # more than START_OFF_S outside of their sentence
     starts_off: list[str]  # segments that begin with a sentence, and more than START_OFF_S from it
-    errors_s: list[float]  # of each word of known times: of its start or end, whichever is more
+    errors_s: list[tuple[float, float]]  # of each word of known times: of its start, and of its end
 
     def near_share(self, near_s: float) -> float:
-        return float(np.mean(np.array(self.errors_s) <= near_s)) if self.errors_s else float("nan")
+        return float(np.mean(np.max(self.errors_s, axis=1) <= near_s)) if self.errors_s else float("nan")
 
 
 class Spoken(NamedTuple):
@@ -152,7 +152,7 @@ def compare_times(
         found.starts_off.append(f"{spoken.word} at {segment_start_s:.2f}, its sentence at {said.start_s:.2f}")
     if word and spoken.time_s:
         start_s, end_s = spoken.time_s
-        found.errors_s.append(max(abs(word.start_s - start_s), abs(word.end_s - end_s)))
+        found.errors_s.append((abs(word.start_s - start_s), abs(word.end_s - end_s)))
 
 
 def said_twice(segments: Sequence[Read]) -> list[str]:
@@ -182,9 +182,8 @@ def main() -> None:
 
 def show(kinds: Sequence[str], speeches: Sequence[Speech], readings: Sequence[Reading]) -> None:
     console, names = Console(width=160), ("lost", "invented", "said twice", "words off", "starts off")
-    table = Table("recording", "minutes", "words", "wrong", *names)
-    for near_s in NEAR_S:
-        table.add_column(f"within {near_s} s")
+    near = [f"within {near_s} s" for near_s in NEAR_S]
+    table = Table("recording", "minutes", "words", "wrong", *names, *near, "off: mean, median")
     for kind, speech, reading in zip(kinds, speeches, readings, strict=True):
         found = compare(speech, reading.segments, kind == "foreign")
         lists = found[2:7]
@@ -193,7 +192,9 @@ def show(kinds: Sequence[str], speeches: Sequence[Speech], readings: Sequence[Re
                 console.print(f"{kind}: {name}: {entry}", highlight=False)
         counts = (found.num_words, f"{found.errors / found.num_words:.1%}", *map(len, lists))
         shares = [f"{found.near_share(near_s):.1%} of {len(found.errors_s)}" for near_s in NEAR_S]
-        table.add_row(kind, f"{speech.duration_s / 60:.1f}", *map(str, counts), *shares)
+        off_s = np.array(found.errors_s or [(np.nan, np.nan)])  # starts and ends alike
+        off = f"{np.mean(off_s):.3f}, {np.median(off_s):.3f} s"
+        table.add_row(kind, f"{speech.duration_s / 60:.1f}", *map(str, counts), *shares, off)
     console.print(table)
 
 
