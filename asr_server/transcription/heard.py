@@ -97,7 +97,7 @@ class Heard(msgspec.Struct, frozen=True):
 
 
 def hear(chunk: Chunk) -> Heard:
-    """Run the detector, and cut the chunk at long stretches without speech; a silent chunk stays whole."""
+    """Run the detector; cut the chunk at long gaps in speech. Without speech it stays whole, unread."""
     possible_s, certain_s = possible_and_certain_speech_s(chunk.samples)
     pieces_s = _pieces_s(possible_s, chunk.duration_s) if possible_s else []
     pieces = [between(chunk, start_s, end_s) for start_s, end_s in pieces_s] or [chunk]

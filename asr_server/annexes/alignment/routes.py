@@ -89,7 +89,7 @@ class AlignmentResponse(TranscriptionResponse):
             pairs, ignored = split_unknown(pairs, self._fields_type)
         self._fields = fields = read_fields(pairs, self._fields_type)
         require_words(fields.text)
-        ignored += tuple({name for name, _ in pairs if name == "enabled_spooled_file"})
+        ignored += ("enabled_spooled_file",) if "enabled_spooled_file" in dict(pairs) else ()
         asked = [("response_format", "verbose_json"), ("timestamp_granularities", "word")]
         asked += [(name, value) for name, value in pairs if name in ("model", "language")]
         return replace(parse_transcription_request(asked, models), ignored_fields=ignored)
