@@ -216,7 +216,7 @@ def test_a_pause_stops_the_time_until_one_goes_on(open_any: OpenAny) -> None:
     size = tab.evaluate(KEPT_BYTES)
     tab.evaluate("new Promise((resolve) => setTimeout(resolve, 2500))")
     assert tab.evaluate("document.querySelector('#live-time').textContent") == time
-    assert tab.evaluate(KEPT_BYTES) == size
+    assert tab.evaluate(KEPT_BYTES) - size < 48000  # what was on its way, not the 2.5 s
     tab.click("#pause")
     tab.wait(f"document.querySelector('#live-text').textContent.trim().length > {len(text.strip())}")
     tab.wait_for_text("#live-status", "Listening")

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from asr_server.core import Samples
 from harness.speech.digits import say
+from harness.speech.long_readings import recording
 from tests.conftest import Server, run_server
 from tests.support.fake_replica import wav
 from tests.support.real_weights import real_checkpoint
@@ -161,4 +163,5 @@ def test_two_hundred_recordings_survive_twenty_kills(tmp_path: Path) -> None:
 @pytest.mark.timeout(2 * LIMIT_S)
 def test_two_hours_with_published_weights_survive_five_kills(tmp_path: Path) -> None:
     checkpoint = str(real_checkpoint("base"))
-    survive(tmp_path, [wav(digits(0, 8500))], 5, checkpoint, *OPTIONS, "--short-audio", "tail")
+    two_hours = np.concatenate([recording("plain", 600, seed).samples for seed in range(12)])
+    survive(tmp_path, [wav(two_hours)], 5, checkpoint, *OPTIONS)
