@@ -63,7 +63,7 @@ ANNEXES = {
     "annexes.ray": {"annexes.model_sources", "channel", "dispatch", "engine", "replica"},
     "annexes.realtime": {"annexes.speakers", "api", "audio", "dispatch", "transcription"},
     "annexes.speakers": {"api", "audio", "transcription"},
-    "annexes.wyoming": {"api", "audio", "transcription"},
+    "annexes.wyoming": {"annexes.realtime", "api", "audio", "transcription"},
 }
 MAY_IMPORT = {
     **CORE,

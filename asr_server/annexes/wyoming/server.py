@@ -6,20 +6,26 @@ because the package's reader takes lengths of any size. Imported for `--wyoming-
 
 import asyncio
 import contextlib
+import io
 import logging
 import time
 from contextlib import closing
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
+import soundfile
 from starlette.requests import ClientDisconnect
 from wyoming.asr import Transcript as TranscriptEvent
 from wyoming.error import Error
 from wyoming.event import Event, Eventable, async_write_event
 from wyoming.info import AsrModel, AsrProgram, Attribution, Info
 from wyoming.ping import Pong
+from wyoming.vad import VoiceStopped
 
 from asr_server import __version__, metrics
+from asr_server.annexes.realtime import turn_types as turns
+from asr_server.annexes.realtime.audio_in import VoiceActivity
+from asr_server.annexes.realtime.server_events import DEFAULT_VAD
 from asr_server.annexes.wyoming import WyomingSettings
 from asr_server.api.errors import CLIENT_CLOSED_REQUEST, body_of, response_to
 from asr_server.api.middleware import new_request_id, report_request
@@ -29,6 +35,7 @@ from asr_server.api.transcribe import cancel_on_disconnect
 from asr_server.api.upload import Upload
 from asr_server.audio.native import unsized_header
 from asr_server.audio.recording import Recording
+from asr_server.audio.stream import Mono16k
 from asr_server.config import MIB, naming
 from asr_server.core import DecodingOptions, Transcript
 from asr_server.errors import InvalidValue, RequestError, ServiceUnavailable, ShuttingDown, TooSlow
@@ -39,6 +46,10 @@ from asr_server.transcription.request import first_error
 MAX_LINE_BYTES: Final = 64 * 1024
 MAX_DATA_BYTES: Final = 64 * 1024
 MAX_PAYLOAD_BYTES: Final = 256 * 1024  # clients send some thousand bytes at a time
+
+# After so much silence speech has ended, as in Home Assistant.
+SILENCE_MS: Final = {"aggressive": 250, "default": 700, "relaxed": 1250}
+RAW_FORMATS: Final = {1: "PCM_U8", 2: "PCM_16", 3: "PCM_24", 4: "PCM_32"}  # by the bytes of a sample
 
 T = TypeVar("T")
 
@@ -61,10 +72,39 @@ class Transcribe(msgspec.Struct, frozen=True):
     language: str | None = None
     transcript_names: tuple[str, ...] | None = None
     transcript_terms: tuple[str, ...] | None = None
+    vad_sensitivity: str | None = None  # asks the server to find the end of speech
 
     @property
     def keywords(self) -> tuple[str, ...]:
         return (*(self.transcript_names or ()), *(self.transcript_terms or ()))
+
+
+class EndOfSpeech:
+    """Find where a voice command ends, for clients that ask the server to."""
+
+    def __init__(self, sensitivity: str, audio_format: AudioFormat) -> None:
+        self._silence_ms = SILENCE_MS.get(sensitivity, SILENCE_MS["default"])
+        self._format, self._mono = audio_format, Mono16k(audio_format.rate, audio_format.channels)
+        self._activity: VoiceActivity | None = None
+        self._rest = b""  # of a frame
+
+    def is_in(self, data: bytes) -> bool:
+        """Listen on. Belongs in a thread: the first call loads the detector."""
+        if self._activity is None:
+            self._activity = VoiceActivity(
+                msgspec.structs.replace(DEFAULT_VAD, silence_duration_ms=self._silence_ms)
+            )
+        data, own = self._rest + data, self._format
+        num_whole = len(data) - len(data) % (own.width * own.channels)
+        self._rest = data[num_whole:]
+        raw = {"samplerate": own.rate, "channels": own.channels, "subtype": RAW_FORMATS[own.width]}
+        file = io.BytesIO(data[:num_whole])
+        frames, _ = soundfile.read(
+            file, dtype="float32", always_2d=True, format="RAW", endian="LITTLE", **raw
+        )
+        return any(
+            isinstance(each, turns.VoiceStopped) for each in self._activity.push(self._mono.push(frames))
+        )
 
 
 def content_of(event: Event, content_type: type[T]) -> T:
@@ -178,21 +218,26 @@ class WyomingConnection:
         self._report(200)
 
     async def _receive_audio(self, first: Event, upload: Upload) -> None:
-        audio_format = content_of(first, AudioFormat)
+        audio_format, sensitivity = content_of(first, AudioFormat), self._wanted.vad_sensitivity
+        end = EndOfSpeech(sensitivity, audio_format) if sensitivity else None
         upload.add(unsized_header(audio_format.rate, audio_format.channels, audio_format.width))
-        upload.add(first.payload or b"")
-        while (event := await self._next_event()) is not None and event.type != "audio-stop":
+        event = first if first.type == "audio-chunk" else await self._next_event()
+        while event is not None and event.type != "audio-stop":
             if event.type == "audio-start":
                 raise InvalidValue("'audio-start' came within a recording: send 'audio-stop' first.")
             if event.type != "audio-chunk":
                 await self._handle(event)
-                continue
-            if content_of(event, AudioFormat) != audio_format:
+            elif content_of(event, AudioFormat) != audio_format:
                 raise InvalidValue(
                     "The audio's rate, width and channels may not change within one recording."
                 )
-            upload.add(event.payload or b"")
-            await upload.spill_to_disk()
+            else:
+                upload.add(event.payload or b"")
+                await upload.spill_to_disk()
+                if end is not None and await asyncio.to_thread(end.is_in, event.payload or b""):
+                    await self._write(VoiceStopped(), self._state.settings.client_grace_s)
+                    break
+            event = await self._next_event()
         if event is None:
             raise ClientDisconnect
         self._takes_audio = False

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import random
 import time
 from dataclasses import replace
@@ -9,6 +10,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import soundfile
 
 from asr_server.api.upload import UploadStore
 from asr_server.server import app as app_module
@@ -193,6 +195,30 @@ async def test_chunks_behind_the_end_of_a_recording_are_no_part_of_the_next() ->
         await client.write_event(event_of("audio-chunk", SECOND, **FORMAT))
         await client.write_event(event_of("audio-stop"))
         assert (await heard_by(client)).text == "zero"
+
+
+@pytest.mark.parametrize(
+    ("width", "sensitivity"), [(1, "default"), (2, "aggressive"), (3, "unheard of"), (4, "relaxed")]
+)
+async def test_who_asks_for_it_is_told_when_a_command_has_ended(width: int, sensitivity: str) -> None:
+    """Its pause of 400 ms ends the first one for the aggressive alone."""
+    said = [say("27").samples, np.zeros(6400, np.float32), say("1").samples, np.zeros(32_000, np.float32)]
+    pcm = io.BytesIO()
+    subtype = {1: "PCM_U8", 2: "PCM_16", 3: "PCM_24", 4: "PCM_32"}[width]
+    soundfile.write(pcm, np.concatenate(said), 16_000, subtype, "LITTLE", "RAW")
+    own = FORMAT | {"width": width}
+    async with door() as (app, port), client_at(port) as client:
+        await client.write_event(Transcribe(vad_sensitivity=sensitivity).event())
+        await client.write_event(event_of("audio-start", **own))
+        for at in range(0, len(pcm.getvalue()), 1001):  # within a frame, too
+            await client.write_event(event_of("audio-chunk", pcm.getvalue()[at : at + 1001], **own))
+        stopped = await next_event(client)
+        assert stopped is not None
+        assert stopped.type == "voice-stopped"
+        await heard_by(client)
+        assert (sum(len(each.samples) for each in app.replica.submits) < 32_000) == (
+            sensitivity == "aggressive"
+        )
 
 
 async def test_a_recording_begun_within_another_is_refused() -> None:
