@@ -119,13 +119,14 @@ def create_app(
 def _add_jobs(app: FastAPI, settings: JobsSettings) -> None:
     app.state.jobs = None
     if settings.jobs_dir:
-        from asr_server.annexes.jobs import batches, files, routes  # bring SQLAlchemy
+        from asr_server.annexes.jobs.batches import batches, files  # bring SQLAlchemy
+        from asr_server.annexes.jobs.routes import router
         from asr_server.annexes.jobs.service import Jobs
 
         app.state.jobs = Jobs(app.state.server)
         app.state.server.take_in_background = app.state.jobs.take
-        for module in (routes, files, batches):
-            app.include_router(module.router)
+        for each in (router, files, batches):
+            app.include_router(each)
 
 
 def create_metrics_app(state: AppState, settings: Settings) -> FastAPI:

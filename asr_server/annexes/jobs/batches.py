@@ -1,42 +1,149 @@
-"""OpenAI's batches, as a reading of the jobs: a line is a job, and a batch has no state of its own."""
+"""OpenAI's files and batches, read off the jobs: a line is a job, and a batch has no state of its own."""
 
 import asyncio
 import json
+import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import closing
+from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
-from asr_server.annexes.jobs.files import page_body, results_id
+from asr_server import metrics
 from asr_server.annexes.jobs.routes import MAX_PAGE, jobs_of
-from asr_server.annexes.jobs.rows import UNFINISHED, Batch, File, Job
+from asr_server.annexes.jobs.rows import UNFINISHED, Batch, Content, File, Job
 from asr_server.annexes.jobs.service import Jobs, owner_of
-from asr_server.annexes.jobs.store import Store, page, storing
+from asr_server.annexes.jobs.store import Store, find, page, storing
 from asr_server.api.models import Models
 from asr_server.api.request import (
     parse_transcription_request,
     parse_translation_request,
+    read_fields,
     read_small_body,
 )
 from asr_server.api.schemas import Metadata
-from asr_server.api.state import metered, models_of, require_key
+from asr_server.api.state import get_state, metered, models_of, require_key
+from asr_server.api.upload import Form, read_form
 from asr_server.config import MIB, naming
-from asr_server.errors import InvalidValue, RequestError
+from asr_server.errors import InvalidValue, NotFound, RequestError
+from asr_server.formats.render import FORMATS, JSON
 
-router = APIRouter(prefix="/v1/batches", dependencies=[Depends(require_key)], include_in_schema=False)
-
+MAX_FILES: Final = 10_000  # of a page
+JSON_FORMATS: Final = frozenset(name for name, each in FORMATS.items() if each.media_type == JSON)
+_SEPARATORS: Final = ("\x85", "\u2028", "\u2029")  # where some readers end a line
+_RESULTS_ID: Final = re.compile(r"file-(batch_\w+)-(output|errors)")
+_STATUSES: Final = {"output": ("completed", "incomplete"), "errors": ("failed", "cancelled")}
 MAX_BODY_BYTES: Final = 64 * 1024
 MAX_INPUT_BYTES: Final = 64 * MIB
 MAX_LINE_CHARS: Final = 64 * 1024  # some thousand fields: more would hold up the event loop
 MAX_ERRORS: Final = 100  # of lines, that are listed
 Endpoint = Literal["/v1/audio/transcriptions", "/v1/audio/translations"]
+
+files = APIRouter(prefix="/v1/files", dependencies=[Depends(require_key)], include_in_schema=False)
+batches = APIRouter(prefix="/v1/batches", dependencies=[Depends(require_key)], include_in_schema=False)
+
+
+class FileFields(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    purpose: Literal["batch", "user_data"]
+
+
+@files.post("")
+async def upload(request: Request) -> Response:
+    jobs, state = jobs_of(request), get_state(request)
+    key = metrics.current_request_stats().key
+    form = Form(state.settings.max_upload_bytes, state.uploads)
+    with metered(request), state.admission.enter(key), closing(form):
+        await read_form(request, form, state.settings.max_upload_bytes, state.reading_turns)
+        file = File(
+            id=f"file-{uuid.uuid4().hex}",
+            owner=owner_of(request),
+            purpose=read_fields(form.fields, FileFields).purpose,
+            filename=form.sent_name or "upload",
+            num_bytes=form.upload.num_bytes,
+        )
+        async with jobs.store.keeping(file.id, await form.upload.source(), file.num_bytes):
+            await jobs.store.run(jobs.add, file)
+    return JSONResponse(_file_body(file))
+
+
+@files.get("")
+async def list_files(
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=MAX_FILES)] = MAX_FILES,
+    after: str = "",
+    order: Literal["asc", "desc"] = "desc",
+) -> Response:
+    store, owner = jobs_of(request).store, owner_of(request)
+    rows, has_more = await store.run(page, File, owner, limit, after, order == "desc")
+    return JSONResponse(_page_body([_file_body(file) for file in rows], has_more))
+
+
+def _page_body(data: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
+    first_id, last_id = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"object": "list", "data": data, "first_id": first_id, "last_id": last_id, "has_more": has_more}
+
+
+@files.get("/{id}")
+async def get_file(request: Request, id: str) -> Response:
+    store, owner = jobs_of(request).store, owner_of(request)
+    if (results_of := _RESULTS_ID.fullmatch(id)) is None:
+        return JSONResponse(_file_body(await store.run(find, File, owner, id)))
+    batch = await store.run(find, Batch, owner, results_of[1])
+    results = {"id": id, "purpose": "batch_output", "filename": f"{id}.jsonl", "num_bytes": 0}
+    return JSONResponse(_file_body(File(**results, created_at=batch.created_at)))
+
+
+@files.get("/{id}/content", response_model=None)
+async def get_content(request: Request, id: str) -> Response:
+    store, owner = jobs_of(request).store, owner_of(request)
+    if results_of := _RESULTS_ID.fullmatch(id):
+        batch = await store.run(find, Batch, owner, results_of[1])
+        lines = _results(store, batch, _STATUSES[results_of[2]])
+        return StreamingResponse(lines, media_type="application/jsonl")
+    path = store.path_of((await store.run(find, File, owner, id)).id)
+    with storing():
+        try:
+            about = await asyncio.to_thread(path.stat)
+        except FileNotFoundError:
+            raise NotFound(f"There is no '{id}': it was deleted.") from None
+    return FileResponse(path, stat_result=about, media_type="application/octet-stream")
+
+
+@files.delete("/{id}")
+async def delete_file(request: Request, id: str) -> Response:
+    """Jobs that have the recording keep it until they are done."""
+    store = jobs_of(request).store
+    file = await store.run(find, File, owner_of(request), id)
+    hide = update(File).where(File.number == file.number).values(is_listed=False)
+    await store.run(lambda session: session.execute(hide))
+    await store.collect(file.id)
+    return JSONResponse({"id": id, "object": "file", "deleted": True})
+
+
+def _file_body(file: File) -> dict[str, Any]:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.num_bytes,
+        "created_at": int(file.created_at),
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+    }
+
+
+# -- Batches -------------------------------------------------------------------------------------------------
 
 
 class BatchFields(BaseModel):
@@ -57,15 +164,15 @@ class LineFields(BaseModel):
     body: dict[str, Any]
 
 
-@router.post("")
-async def create(request: Request) -> Response:
+@batches.post("")
+async def create_batch(request: Request) -> Response:
     """Make a job of each line; where one cannot be read, make none."""
     jobs, owner, fields = jobs_of(request), owner_of(request), await _fields_of(request)
     with metered(request):
-        source = await jobs.store.find(File, owner, fields.input_file_id)
+        source = await jobs.store.run(find, File, owner, fields.input_file_id)
         lines = await _lines_of(jobs, source)
-        own_files = select(File.id).where(File.owner == owner, File.is_listed)
-        files = await jobs.store.run(lambda session: set(session.scalars(own_files)))
+        listed = select(File.id).where(File.owner == owner, File.is_listed)
+        own_files = await jobs.store.run(lambda session: set(session.scalars(listed)))
         batch = Batch(
             id=f"batch_{uuid.uuid4().hex}",
             owner=owner,
@@ -73,14 +180,14 @@ async def create(request: Request) -> Response:
             errors=[],
             **fields.model_dump(include={"endpoint", "input_file_id", "completion_window"}),
         )
-        reader = _LineReader(batch, models_of(request), files)
+        reader = _LineReader(batch, models_of(request), own_files)
         for number, line in lines:
             if len(batch.errors) < MAX_ERRORS:
                 reader.read(number, line)
                 await asyncio.sleep(0)
         await jobs.store.run(jobs.add, batch, *([] if batch.errors else reader.jobs))
     jobs.runner.wake()
-    return JSONResponse(await _body(jobs.store, batch))
+    return JSONResponse(await _batch_body(jobs.store, batch))
 
 
 async def _fields_of(request: Request) -> BatchFields:
@@ -159,25 +266,25 @@ def _pairs(body: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 yield f"{name}[]" if isinstance(value, list) else name, text
 
 
-@router.get("")
+@batches.get("")
 async def list_batches(
     request: Request, limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20, after: str = ""
 ) -> Response:
     store = jobs_of(request).store
-    batches, has_more = await store.run(page, Batch, owner_of(request), limit, after, is_descending=True)
-    return JSONResponse(page_body([await _body(store, batch) for batch in batches], has_more))
+    rows, has_more = await store.run(page, Batch, owner_of(request), limit, after, is_descending=True)
+    return JSONResponse(_page_body([await _batch_body(store, batch) for batch in rows], has_more))
 
 
-@router.get("/{id}")
+@batches.get("/{id}")
 async def get_batch(request: Request, id: str) -> Response:
     store = jobs_of(request).store
-    return JSONResponse(await _body(store, await store.find(Batch, owner_of(request), id)))
+    return JSONResponse(await _batch_body(store, await store.run(find, Batch, owner_of(request), id)))
 
 
-@router.post("/{id}/cancel")
-async def cancel(request: Request, id: str) -> Response:
+@batches.post("/{id}/cancel")
+async def cancel_batch(request: Request, id: str) -> Response:
     jobs = jobs_of(request)
-    batch = await jobs.store.find(Batch, owner_of(request), id)
+    batch = await jobs.store.run(find, Batch, owner_of(request), id)
     await jobs.end(*await jobs.store.run(_cancel, batch))
     return await get_batch(request, id)
 
@@ -192,17 +299,15 @@ def _cancel(session: Session, batch: Batch) -> list[str]:
     return ids
 
 
-async def _body(store: Store, batch: Batch) -> dict[str, Any]:
+async def _batch_body(store: Store, batch: Batch) -> dict[str, Any]:
     query = select(Job.status, func.count(), func.max(Job.completed_at)).where(Job.batch == batch.id)
     rows = await store.run(lambda session: session.execute(query.group_by(Job.status)).all())
     counts = {status: count for status, count, _ in rows}
     ended_at = max((at for *_, at in rows if at is not None), default=batch.created_at)
-    num_open = sum(counts.get(status, 0) for status in UNFINISHED)
-    num_done = counts.get("completed", 0) + counts.get("incomplete", 0)
-    num_failed = counts.get("failed", 0)
-    status = "in_progress" if num_open else "cancelled" if batch.cancelled_at else "completed"
+    is_open = any(status in counts for status in UNFINISHED)
+    num_done, num_failed = counts.get("completed", 0) + counts.get("incomplete", 0), counts.get("failed", 0)
+    ended_as = "failed" if batch.errors else "cancelled" if batch.cancelled_at else "completed"
     has_errors = num_failed or counts.get("cancelled")
-    times = {f"{'failed' if batch.errors else status}_at": int(ended_at)} if not num_open else {}
     return {
         "id": batch.id,
         "object": "batch",
@@ -211,11 +316,35 @@ async def _body(store: Store, batch: Batch) -> dict[str, Any]:
         "completion_window": batch.completion_window,
         "created_at": int(batch.created_at),
         "in_progress_at": int(batch.created_at),
-        "status": "failed" if batch.errors else status,
+        "status": "in_progress" if is_open else ended_as,
         "errors": {"object": "list", "data": batch.errors} if batch.errors else None,
         "metadata": batch.labels,
         "request_counts": {"total": sum(counts.values()), "completed": num_done, "failed": num_failed},
-        "output_file_id": results_id(batch, False) if num_done and not num_open else None,
-        "error_file_id": results_id(batch, True) if has_errors and not num_open else None,
-        **times,
-    }
+        "output_file_id": f"file-{batch.id}-output" if num_done and not is_open else None,
+        "error_file_id": f"file-{batch.id}-errors" if has_errors and not is_open else None,
+    } | ({} if is_open else {f"{ended_as}_at": int(ended_at)})
+
+
+async def _results(store: Store, batch: Batch, statuses: Sequence[str]) -> AsyncIterator[bytes]:
+    """Yield a line for each of its jobs with one of these statuses, in the order of the input."""
+    wanted = select(Job.number).where(Job.batch == batch.id, Job.status.in_(statuses)).order_by(Job.number)
+    for number in await store.run(lambda session: list(session.scalars(wanted))):
+        yield await store.run(_line, number)
+
+
+def _line(session: Session, number: int) -> bytes:
+    job, content = session.get(Job, number), session.get(Content, number)
+    if job is None:  # deleted meanwhile
+        return b""
+    response = error = None
+    if content is None:
+        error = {"code": "batch_cancelled", "message": "The batch was cancelled before this line was done."}
+    else:
+        is_json = content.status_code >= HTTPStatus.BAD_REQUEST or job.response_format in JSON_FORMATS
+        body = msgspec.Raw(content.body) if is_json else content.body.decode()
+        response = {"status_code": content.status_code, "request_id": job.id, "body": body}
+    line = {"id": f"batch_req_{job.id}", "custom_id": job.custom_id, "response": response, "error": error}
+    text = msgspec.json.encode(line)
+    for separator in _SEPARATORS:
+        text = text.replace(separator.encode(), json.dumps(separator).strip('"').encode())
+    return text + b"\n"

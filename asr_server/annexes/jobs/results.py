@@ -7,7 +7,7 @@ they report the same languages, early results and result, in the same order, so 
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -28,6 +28,8 @@ class Report(msgspec.Struct, array_like=True):
     result: ChunkResult | None = None
 
 
+T = TypeVar("T")
+R = TypeVar("R")
 Keep = Callable[[int, int, bytes], Awaitable[None]]  # chunk, part, report
 
 _decoder: Final = msgspec.msgpack.Decoder(Report)
@@ -57,7 +59,8 @@ class KnownResults:
             if report.digest == digest and report.result is not None:
                 return await _answer(chunk, report, report.result)
         report = Report(digest, [], [])
-        _listen(chunk, report)
+        chunk.on_language = _kept(chunk.on_language, report.probabilities)
+        chunk.on_early_result = _kept(chunk.on_early_result, report.early_results)
         report.result = await self._dispatcher.enqueue(chunk)
         await self._keep(*key, msgspec.msgpack.encode(report))
         return report.result
@@ -85,20 +88,13 @@ async def _answer(chunk: PendingChunk, report: Report, result: ChunkResult) -> C
     return await chunk.future
 
 
-def _listen(chunk: PendingChunk, report: Report) -> None:
-    on_language, on_early_result = chunk.on_language, chunk.on_early_result
+def _kept(callback: Callable[[T], R] | None, values: list[T]) -> Callable[[T], R] | None:
+    """Return a callback that keeps each value too."""
+    if callback is None:
+        return None
 
-    if on_language is not None:
+    def keep_and_call(value: T) -> R:
+        values.append(value)
+        return callback(value)
 
-        def choose(probabilities: dict[str, float]) -> str:
-            report.probabilities.append(probabilities)
-            return on_language(probabilities)
-
-        chunk.on_language = choose
-    if on_early_result is not None:
-
-        def report_early(result: ChunkResult) -> None:
-            report.early_results.append(result)
-            on_early_result(result)
-
-        chunk.on_early_result = report_early
+    return keep_and_call

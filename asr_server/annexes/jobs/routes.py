@@ -6,11 +6,10 @@ from typing import Annotated, Final, Literal, cast
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from starlette.responses import Response
 
-from asr_server.annexes.jobs.bodies import DeletedJob, JobBody, JobList, make_body
-from asr_server.annexes.jobs.live import is_set_within
 from asr_server.annexes.jobs.rows import Job
 from asr_server.annexes.jobs.service import Jobs, events_response, owner_of
-from asr_server.annexes.jobs.store import page
+from asr_server.annexes.jobs.store import find, page
+from asr_server.annexes.jobs.views import DeletedJob, JobBody, JobList, is_set_within, make_body
 from asr_server.api.openapi import KEY_ERRORS, error_responses
 from asr_server.api.state import require_key
 from asr_server.errors import InvalidValue, NotFound, StorageUnavailable
@@ -52,12 +51,12 @@ async def get_job(
     """Return a job; with `wait`, once its status changes or after so many seconds."""
     jobs, owner = jobs_of(request), owner_of(request)
     end = time.monotonic() + wait
-    job = first = await jobs.store.find(Job, owner, id)
+    job = first = await jobs.store.run(find, Job, owner, id)
     while job.status == first.status and not job.is_finished and time.monotonic() < end:
         change = jobs.changes.next(id)  # behind the first look: ids of strangers would stay
-        job = await jobs.store.find(Job, owner, id)
+        job = await jobs.store.run(find, Job, owner, id)
         if job.status == first.status and await is_set_within(change, end - time.monotonic()):
-            job = await jobs.store.find(Job, owner, id)
+            job = await jobs.store.run(find, Job, owner, id)
     return await jobs.describe(job)
 
 
@@ -65,7 +64,7 @@ async def get_job(
 async def get_content(request: Request, id: Id) -> Response:
     """Return what the endpoint would have answered."""
     jobs = jobs_of(request)
-    content = await jobs.store.content_of(await jobs.store.find(Job, owner_of(request), id))
+    content = await jobs.store.content_of(await jobs.store.run(find, Job, owner_of(request), id))
     return Response(content.body, content.status_code, content.headers)
 
 
@@ -77,7 +76,7 @@ async def get_events(
     if not last_event_id.isdecimal() or len(last_event_id) > MAX_DIGITS:
         raise InvalidValue("'Last-Event-ID' is the id of an event: a number.")
     jobs = jobs_of(request)
-    job = await jobs.store.find(Job, owner_of(request), id)
+    job = await jobs.store.run(find, Job, owner_of(request), id)
     return events_response(jobs.runner, job, int(last_event_id), {}, with_progress=True)
 
 

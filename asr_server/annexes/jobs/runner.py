@@ -18,10 +18,10 @@ from sqlalchemy.orm import Session
 from starlette.responses import Response
 
 from asr_server import __version__, metrics
-from asr_server.annexes.jobs.live import Changes, JobEvent, LiveJob
 from asr_server.annexes.jobs.results import KnownResults
 from asr_server.annexes.jobs.rows import Content, Job, Result
 from asr_server.annexes.jobs.store import Store, storing
+from asr_server.annexes.jobs.views import Changes, JobEvent, LiveJob
 from asr_server.api import transcribe
 from asr_server.api.errors import body_of, response_to
 from asr_server.api.events import EventWriter, event
@@ -94,7 +94,8 @@ class Runner:
     async def _start_some(self) -> None:
         """Raises StorageUnavailable, EngineUnavailable."""
         self._state.models.require_engine()  # while it loads, nothing is begun
-        while not (self._places.locked() or self._is_draining):
+        dispatchers = [model.dispatcher for model in self._state.models]
+        while not self._places.locked() and not any(each.draining for each in dispatchers):
             running = [live for live in self.live.values() if not live.is_waiting]
             if any(live.is_suspect for live in running):
                 return
@@ -106,10 +107,6 @@ class Runner:
             live.task.add_done_callback(partial(self._on_done, job))
             self.changes.notify(job.id)
             await asyncio.sleep(0)  # it takes its place
-
-    @property
-    def _is_draining(self) -> bool:
-        return any(model.dispatcher.draining for model in self._state.models)
 
     def _on_done(self, job: Job, task: asyncio.Task[None]) -> None:
         del self.live[job.id]

@@ -19,13 +19,11 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from asr_server.annexes.jobs import JobsSettings
-from asr_server.annexes.jobs.bodies import JobBody, make_body
 from asr_server.annexes.jobs.callbacks import Callbacks
-from asr_server.annexes.jobs.live import Changes, JobEvent, events_after, is_set_within
 from asr_server.annexes.jobs.rows import UNFINISHED, Batch, File, Job, Kept
 from asr_server.annexes.jobs.runner import Runner, requeue
-from asr_server.annexes.jobs.store import Store
-from asr_server.annexes.jobs.sweep import keep_sweeping
+from asr_server.annexes.jobs.store import Store, find, keep_sweeping
+from asr_server.annexes.jobs.views import Changes, JobBody, JobEvent, events_after, is_set_within, make_body
 from asr_server.api.errors import body_of
 from asr_server.api.events import HEADERS, event
 from asr_server.api.request import TranscriptionRequest
@@ -157,7 +155,7 @@ class Jobs:
 
     async def delete(self, owner: str, id: str) -> None:
         """Cancel a job and delete all of it. Raises NotFound."""
-        job = await self.store.find(Job, owner, id)
+        job = await self.store.run(find, Job, owner, id)
         await self.store.run(lambda session: session.execute(delete(Job).where(Job.number == job.number)))
         await self.end(id)  # behind, so that it does not start meanwhile
 
@@ -216,7 +214,7 @@ async def _events(runner: Runner, job: Job, last_id: int, with_progress: bool) -
     while True:
         change = runner.changes.next(job.id)  # the job is there: ids of strangers would stay
         try:
-            job = await runner.store.find(Job, job.owner, job.id)
+            job = await runner.store.run(find, Job, job.owner, job.id)
             known = await _known(runner, job)
         except ReportedError as error:  # deleted, or the folder is gone
             yield event(body_of(error), exclude_none=False)

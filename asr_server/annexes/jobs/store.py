@@ -1,4 +1,4 @@
-"""Keep rows and files through the end of the server: SQLite, and a folder beside it.
+"""Keep rows and files through the end of the server: SQLite, and a folder beside it. Sweep out what is old.
 
 One thread reads and writes, and each `run` is one transaction. Another database needs another URL here.
 """
@@ -21,15 +21,19 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.util import CommandError
 from filelock import FileLock, Timeout
-from sqlalchemy import Connection, Engine, create_engine, delete, event, exists, select, true, update
+from prometheus_client import Gauge
+from sqlalchemy import Connection, Engine, create_engine, delete, event, func, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from asr_server.annexes.jobs.rows import UNFINISHED, Clock, Content, File, Job, Kept, Row
+from asr_server.annexes.jobs import JobsSettings
+from asr_server.annexes.jobs.rows import STATUSES, UNFINISHED, Batch, Clock, Content, File, Job, Kept, Row
+from asr_server.annexes.jobs.views import Changes
 from asr_server.api.upload import free_bytes
 from asr_server.audio.recording import Source, open_source
 from asr_server.config import MIB
 from asr_server.errors import NotFound, StorageUnavailable
+from asr_server.metrics import REGISTRY
 
 _PRAGMAS: Final = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON")
 
@@ -111,10 +115,6 @@ class Store:
         """Return what a client now reads. Raises NotFound while the job is not finished."""
         return await self.run(_read_content, job, self.clock_s)
 
-    async def find(self, kind: type[K], owner: str, id: str) -> K:
-        """Raises NotFound: it is not this key's, or deleted."""
-        return await self.run(find, kind, owner, id)
-
     # -- Files --
 
     def path_of(self, id: str) -> Path:
@@ -126,12 +126,10 @@ class Store:
 
         The block stores the row. Who cancels it cannot know whether that was done: the file stays.
         """
-        with storing():
-            room_bytes = free_bytes(self.files)
-        if num_bytes > room_bytes:
-            raise StorageUnavailable("The disk of the server's jobs is full. Try again later.")
         try:
             with storing():
+                if num_bytes > free_bytes(self.files):
+                    raise StorageUnavailable("The disk of the server's jobs is full. Try again later.")
                 digest = await asyncio.to_thread(_copy, self.path_of(id), source)
             yield digest
         except Exception:
@@ -196,10 +194,9 @@ def _read_content(session: Session, job: Job, clock_s: float) -> Content:
 
 
 def _collect(session: Session, ids: tuple[str, ...]) -> list[str]:
-    is_needed = exists().where(Job.file == File.id, Job.status.in_(UNFINISHED))
-    is_meant = File.id.in_(ids) if ids else true()
-    gone = delete(File).where(is_meant, File.is_listed.is_(False), ~is_needed).returning(File.id)
-    return list(session.scalars(gone))
+    is_needed = select(Job.id).where(Job.file == File.id, Job.status.in_(UNFINISHED)).exists()
+    gone = delete(File).where(File.is_listed.is_(False), ~is_needed)
+    return list(session.scalars((gone.where(File.id.in_(ids)) if ids else gone).returning(File.id)))
 
 
 @contextlib.contextmanager
@@ -237,3 +234,61 @@ def _copy(path: Path, source: Source) -> str:
     finally:
         os.close(folder)
     return digest.hexdigest()
+
+
+# -- The sweep, every few seconds ----------------------------------------------------------------------------
+
+SWEEP_S: Final = 10.0
+MOST_AT_ONCE: Final = 1000  # jobs deleted in one sweep
+
+jobs_kept: Final = Gauge("asr_jobs", "Jobs kept, by status.", ("status",), registry=REGISTRY)
+queued_audio: Final = Gauge(
+    "asr_jobs_queued_audio_seconds", "Audio of queued jobs, where their headers say.", registry=REGISTRY
+)
+oldest_queued: Final = Gauge(
+    "asr_jobs_oldest_queued_seconds", "Age of the oldest queued job.", registry=REGISTRY
+)
+
+
+async def keep_sweeping(store: Store, settings: JobsSettings, changes: Changes) -> None:
+    while True:
+        try:
+            for id in await store.run(_delete_old, settings, store.clock_s):
+                changes.notify(id)
+            await store.collect()
+            await store.run(_measure)
+        except StorageUnavailable:
+            pass  # the next sweep goes on
+        except Exception:
+            logger.exception("old jobs could not be deleted")
+        await asyncio.sleep(SWEEP_S)
+
+
+def _delete_old(session: Session, settings: JobsSettings, clock_s: float) -> list[str]:
+    """Return the ids of jobs that are gone. A batch is kept whole, until it is old itself."""
+    session.merge(Clock(number=1, clock_s=clock_s))
+    has_open_line = select(Job.batch).where(Job.status.in_(UNFINISHED), Job.batch.is_not(None))
+    is_single = Job.batch.is_(None)
+    old_s = clock_s - settings.jobs_keep_s
+    for kind, has_ended in (
+        (Job, is_single & Job.status.not_in(UNFINISHED)),
+        (Batch, Batch.id.not_in(has_open_line)),
+        (File, File.is_listed),
+    ):
+        is_new = kind.ended_clock_s.is_(None) & has_ended
+        session.execute(update(kind).where(is_new).values(ended_clock_s=clock_s))
+    is_old = or_(Job.ended_clock_s < old_s, Job.read_clock_s < clock_s - settings.jobs_keep_read_s)
+    old = select(Job.number).where(is_single, is_old).limit(MOST_AT_ONCE)
+    session.execute(delete(Batch).where(Batch.ended_clock_s < old_s))
+    session.execute(update(File).where(File.ended_clock_s < old_s).values(is_listed=False))
+    return list(session.scalars(delete(Job).where(Job.number.in_(old)).returning(Job.id)))
+
+
+def _measure(session: Session) -> None:
+    by_status = dict(session.execute(select(Job.status, func.count()).group_by(Job.status)).all())
+    for status in STATUSES:
+        jobs_kept.labels(status).set(by_status.get(status, 0))
+    queued = select(func.sum(Job.duration_s), func.min(Job.created_at)).where(Job.status == "queued")
+    audio_s, created_at = session.execute(queued).one()
+    queued_audio.set(audio_s or 0.0)
+    oldest_queued.set(max(0.0, time.time() - created_at) if created_at else 0.0)

@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, RateLimitError
 from openai.types import Batch
 
-from asr_server.annexes.jobs import sweep
+from asr_server.annexes.jobs import store
 from tests.support.until import until
 from tests.unit.api.running_app import SECOND, THREE_CHUNKS, RunningApp
 from tests.unit.jobs.jobs_app import run_with_jobs
@@ -200,7 +200,7 @@ async def test_a_batch_goes_on_after_the_end_of_the_server_and_is_kept_whole(
 ) -> None:
     async with run_with_jobs(tmp_path) as app, strict(app) as client:
         batch = await half_done(app, client)
-    monkeypatch.setattr(sweep, "SWEEP_S", 0.005)
+    monkeypatch.setattr(store, "SWEEP_S", 0.005)
     async with run_with_jobs(tmp_path, jobs_keep_s=0.01) as app, strict(app) as client:
         app.replica.holding = True
         while (await client.files.list()).data:  # they are old: so is what is done of the batch

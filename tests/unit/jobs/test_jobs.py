@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
-from asr_server.annexes.jobs import runner, sweep
-from asr_server.annexes.jobs.live import JobEvent, events_after
+from asr_server.annexes.jobs import runner, store
 from asr_server.annexes.jobs.rows import Result
 from asr_server.annexes.jobs.store import Store
+from asr_server.annexes.jobs.views import JobEvent, events_after
 from asr_server.api.models import Models
 from asr_server.api.schemas import TextDelta
 from asr_server.audio.recording import memory_file
@@ -273,7 +273,7 @@ async def test_quotas_hold_in_all_and_for_each_key(tmp_path: Path) -> None:
 async def test_finished_jobs_go_by_the_servers_clock_whatever_the_machines_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "SWEEP_S", 0.01)
+    monkeypatch.setattr(store, "SWEEP_S", 0.01)
     async with run_with_jobs(tmp_path, jobs_keep_read_s=0.01) as app:
         unread, read = [(await post(app, seed=str(seed))).json()["id"] for seed in (1, 2)]
         await finished(app, unread)
@@ -489,7 +489,7 @@ def test_a_broken_database_or_a_folder_in_use_ends_the_start_with_a_reason(tmp_p
 async def test_the_metrics_say_what_waits_and_for_how_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "SWEEP_S", 0.01)
+    monkeypatch.setattr(store, "SWEEP_S", 0.01)
     monkeypatch.setattr(runner, "AT_ONCE", 1)
     async with run_with_jobs(tmp_path) as app:
         app.replica.holding = True
