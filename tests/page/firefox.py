@@ -41,16 +41,17 @@ ENTER, ESCAPE, TAB, END = "\ue007", "\ue00c", "\ue004", "\ue010"
 POLL_S = 0.05
 # Not of the scripts: the server is away
 UNREACHABLE = re.compile("Firefox can’t establish a connection|The connection to .* was interrupted")
-# Whether the next press hits it: a page that is still being laid out may move it from under the mouse
-WATCH_PRESS = """((selector) => {
+# Whether the next click hits it: a page that is still being laid out may move it from under the mouse,
+# also between the press, which hits it then, and the release, which does not.
+WATCH_CLICK = """((selector) => {
     const note = ({ target }) => (window.hasHit = Boolean(target.closest(selector)));
     window.hasHit = null;
-    addEventListener("pointerdown", note, { capture: true, once: true });
+    addEventListener("click", note, { capture: true, once: true });
 })"""
-# A busy page takes a press after the driver has said that it was made.
+# A busy page takes a click after the driver has said that it was made; another one would undo it.
 HAS_HIT = """(async () => {
     const pause = () => new Promise((resolve) => setTimeout(resolve, 50));
-    for (let n = 0; window.hasHit === null && n < 40; n++) await pause();
+    for (let n = 0; window.hasHit === null && n < 200; n++) await pause();
     return window.hasHit;
 })()"""
 # Until the last colour has changed
@@ -168,7 +169,7 @@ class Tab:
     def _has_hit(self, query: str, times: int) -> bool:
         self.wait(f"document.querySelector({query})?.checkVisibility()")
         self._call("browsingContext.activate")
-        self.evaluate(f"{WATCH_PRESS}({query})")
+        self.evaluate(f"{WATCH_CLICK}({query})")
         x, y = self.evaluate(f"{PLACE_OF}(document.querySelector({query}))")
         press = [{"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}]
         move = {"type": "pointerMove", "x": x, "y": y}
