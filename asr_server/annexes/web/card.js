@@ -4,9 +4,8 @@ import { speakersOf } from "./answer.js";
 import { Cues } from "./cues.js";
 import { $, clock, count, editInPlace, h, label, onceAFrame, Owner, partsOf, show } from "./dom.js";
 import { copy, download, save } from "./downloads.js";
-import { moveEdit, nameEdit, turnEdit, wordEdit } from "./edits.js";
 import { detailsOf, factsOf, has, previewOf } from "./entry.js";
-import { placesOf, replaced, Replace } from "./find.js";
+import { replaced, Replace } from "./find.js";
 import { canTranslate, codeOf } from "./options.js";
 import { Player } from "./player.js";
 import { CLOSED } from "./store.js";
@@ -58,25 +57,18 @@ export class Card {
   #connectText() {
     const { recording } = this;
     this.speakers = new Speakers(this.people, (from, to) => this.#rename(from, to));
+    const [seek, edit] = [(time) => this.player?.seek(time), (edits) => recording.edit(edits)];
     this.transcript = new Transcript(this, {
-      seek: (time) => this.player?.seek(time),
-      correct: (words) => recording.edit(words.map((word) => wordEdit(...word))),
+      seek,
+      edit,
       rename: (label, name) => this.speakers.edit(label, name),
-      give: (turns) => recording.edit(turns.map((turn) => turnEdit(...turn))),
       closed: () => this.#drawText(),
     });
     this.replace = new Replace(this.finding, this.replacing, {
-      find: () => {
-        this.#mark();
-        return this.#places().length;
-      },
+      find: () => this.#mark(),
       replace: (by, isOne) => this.#replace(by, isOne),
     });
-    this.cues = new Cues(this.subtitling, this.subtitles, {
-      open: () => this.#drawText(),
-      seek: (time) => this.player?.seek(time),
-      move: (...move) => recording.edit([moveEdit(...move)]),
-    });
+    this.cues = new Cues(this.subtitling, this.subtitles, { open: () => this.#drawText(), seek, edit });
     this.translating.onclick = () => this.#translate();
     this.doubts.onclick = () => this.transcript.reachDoubtful();
     this.actions.append(this.transcript.follow.back);
@@ -192,23 +184,20 @@ export class Card {
     if (this.body.lang !== lang) this.body.lang = this.preview.lang = lang; // it would cost the style of each word
   }
 
-  #places() {
-    return placesOf(this.transcript.pieces, this.replace.query, this.replace.isWhole);
-  }
-
   /** All places, or the one that was reached; then the next is. Return how many. */
   #replace(by, isOne) {
-    const { cursor, pieces } = this.transcript;
-    const all = this.#places();
+    const { cursor, pieces, places: all } = this.transcript;
     const places = isOne ? all.filter(({ first }) => first === cursor) : all;
-    const texts = [...replaced(pieces, places, by)];
-    if (texts.length) this.recording.edit(texts.map((text) => wordEdit(...text)));
+    const edits = [...replaced(pieces, places, by)].map(([word, text]) => ({ word, text }));
+    if (edits.length) this.recording.edit(edits);
     if (isOne) this.transcript.reach((all.find(({ first }) => first > cursor) || all[0]).first);
     return places.length;
   }
 
+  /** What is found in the text; return how often. */
   #mark() {
     this.transcript.find(this.replace.query || this.query, this.replace.isWhole);
+    return this.transcript.places.length;
   }
 
   // -- Folded and unfolded --
@@ -266,7 +255,7 @@ export class Card {
   #rename(from, to) {
     const isTaken = speakersOf(this.recording.text.answer).some(({ name }) => name === to);
     if (isTaken && !confirm(`Are ${from} and ${to} the same person?`)) return;
-    this.recording.edit([nameEdit(from, to)]);
+    this.recording.edit([{ from, to }]);
   }
 
   // -- Being searched --

@@ -11,7 +11,7 @@ export class Cues {
   shown = []; // of each row what it shows, as a text
   name = newId(); // of the radio buttons
 
-  /** In `element`, while it is open. `on.open()` when it is, `on.seek(time)` for a cue that is chosen, `on.move(side, at, by)`. */
+  /** In `element`, while it is open. `on.open()` when it is, `on.seek(time)` for a cue that is chosen, `on.edit(edits)`. */
   constructor(button, element, on) {
     Object.assign(this, { element, on, list: element.querySelector("ol"), status: element.querySelector("[role=status]") });
     [this.side, this.by] = element.querySelectorAll("select, input");
@@ -55,7 +55,8 @@ export class Cues {
 
   #move(step) {
     const side = this.side.value;
-    if (this.cues.length && this.by.value) this.on.move(side, this.#chosen()[`${side}At`] ?? null, step * this.by.value);
+    if (!this.cues.length || !this.by.value) return;
+    this.on.edit([{ side, at: this.#chosen()[`${side}At`] ?? null, by: step * this.by.value }]);
   }
 }
 

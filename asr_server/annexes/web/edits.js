@@ -4,14 +4,8 @@
 // with the times of subtitles that are moved by seconds: of "all", or of the "start" or "end" that is `at` a word's time.
 
 import { piecesOf } from "./answer.js";
-import { newId } from "./dom.js";
 
 const LEAST_CONFIDENCE = 0.6; // of a word that is sure
-
-export const wordEdit = (word, text, parts) => ({ id: newId(), word, text, parts });
-export const turnEdit = (first, last, to) => ({ id: newId(), first, last, to });
-export const nameEdit = (from, to) => ({ id: newId(), from, to });
-export const moveEdit = (side, at, by) => ({ id: newId(), side, at, by });
 
 /** The answer as corrected and its words, of which an emptied one stays as an empty text. */
 export function applyEdits(base, edits) {

@@ -5,7 +5,7 @@ import { lower } from "./dom.js";
 const LETTER = /[\p{L}\p{N}]/u;
 
 export class Replace {
-  /** `on.find()` marks `query` and returns how often it is there; `on.replace(text, isOne)` returns how many. */
+  /** `on.find()` marks `query`, or what else is looked for, and returns how often it is there; `on.replace(text, isOne)` how many. */
   constructor(button, element, on) {
     Object.assign(this, { button, element, on });
     [this.field, this.by, this.whole] = element.querySelectorAll("input");
@@ -41,7 +41,7 @@ export class Replace {
 
   #find() {
     const number = this.on.find();
-    this.all.disabled = this.one.disabled = !number;
+    this.all.disabled = this.one.disabled = !this.query || !number;
     this.found.textContent = this.query && `${number} found`;
   }
 

@@ -191,11 +191,12 @@ export class Recording extends EventTarget {
 
   // -- Corrections --
 
-  /** Makes corrections that are undone together; see edits.js. */
+  /** Makes corrections that are undone together; see edits.js, which needs no ids yet. */
   edit(added) {
     this.#redoable = [];
-    const group = added[0].id;
-    return this.#amend((edits) => [...edits, ...added.map((edit) => ({ ...edit, group }))]);
+    const group = newId();
+    const own = added.map((edit) => ({ id: newId(), group, ...edit }));
+    return this.#amend((edits) => [...edits, ...own]);
   }
 
   /** Takes the last corrections back that were made together; false where there are none. */

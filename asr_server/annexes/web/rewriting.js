@@ -5,10 +5,7 @@ import { WIDE } from "./subtitles.js";
 
 const TOKEN = new RegExp(`\\s*(?:${WIDE.source}|(?:(?!${WIDE.source})\\S)+)`, "gu"); // with the space before it
 
-/**
- * The words from `first` to `last` that change, or were doubtful where one `isSure`: [index, text, parts] each, with the
- * times of each part of a text.
- */
+/** The words from `first` to `last` that change, or were doubtful where one `isSure`, as corrections. */
 export function rewritten(pieces, first, last, text, isSure = false) {
   const before = pieces.slice(first, last + 1).flatMap((piece, i) => tokensOf(piece).map((token) => ({ ...token, index: first + i })));
   const after = (text.match(TOKEN) ?? []).map((token) => ({ text: token.trim(), glue: /^\s/.test(token) ? " " : "" }));
@@ -23,7 +20,7 @@ export function rewritten(pieces, first, last, text, isSure = false) {
   for (let index = first; index <= last; index++) {
     const parts = joined(byWord.get(index) ?? []);
     const own = parts.map((part) => part.text).join(" ");
-    if (own !== pieces[index].text || (isSure && pieces[index].isDoubtful)) changed.push([index, own, parts]);
+    if (own !== pieces[index].text || (isSure && pieces[index].isDoubtful)) changed.push({ word: index, text: own, parts });
   }
   return changed;
 }

@@ -12,9 +12,8 @@ const HEARD = 2000; // letters of a paragraph while it is recognised
 
 export class Transcript {
   /**
-   * Of the parts of a card. `on.seek(time)` for a word that is chosen; `on.correct(words)` with [index, text, parts] each;
-   * `on.rename(label, name)` for a speaker who is clicked; `on.give(turns)` for words of other speakers, [first, last, name] each;
-   * `on.closed()` behind each field.
+   * Of the parts of a card. `on.seek(time)` for a word that is chosen; `on.edit(edits)` with corrections of words and of who
+   * says them; `on.rename(label, name)` for a speaker who is clicked; `on.closed()` behind each field.
    */
   constructor({ text, bar, reached, correcting, turns, giveTo, split, joining, sentence, owner }, on) {
     Object.assign(this, { element: text, reached, giveTo, on });
@@ -186,9 +185,9 @@ export class Transcript {
   /** Marks where `query` stands, across words, and goes to the first. */
   find(query, areWhole) {
     for (const span of this.element.querySelectorAll(".is-found")) span.classList.remove("is-found");
-    const places = placesOf(this.pieces, query, areWhole);
-    for (const { first, last } of places) for (let i = first; i <= last; i++) this.#span(i).classList.add("is-found");
-    if (places.length) this.#bringIntoView(this.#span(places[0].first));
+    this.places = placesOf(this.pieces, query, areWhole);
+    for (const { first, last } of this.places) for (let i = first; i <= last; i++) this.#span(i).classList.add("is-found");
+    if (this.places.length) this.#bringIntoView(this.#span(this.places[0].first));
   }
 
   // -- Being walked through --
@@ -272,8 +271,8 @@ export class Transcript {
       if (isSentence) holder.replaceWith(...holder.childNodes);
       else span.textContent = this.pieces[index].text; // another tab may have corrected it meanwhile
       if (key) this.element.focus({ preventScroll: true });
-      const words = text === before && !isSure ? [] : rewritten(pieces, first, last, text, isSure);
-      if (words.length) this.on.correct(words);
+      const edits = text === before && !isSure ? [] : rewritten(pieces, first, last, text, isSure);
+      if (edits.length) this.on.edit(edits);
       this.on.closed();
       if (key?.key === "Tab") this.edit(key.shiftKey ? first - 1 : last + 1, isSentence);
       else if (key?.key === "Enter" && key.ctrlKey) this.#split();
@@ -320,8 +319,8 @@ export class Transcript {
   /** Where nobody has a name all others get one too. */
   #give(first, last, name) {
     this.selected = null;
-    const others = this.#names().length ? [] : [[0, this.pieces.length - 1, "Speaker 1"]];
-    this.on.give([...others, [first, last, name]]);
+    const others = this.#names().length ? [] : [{ first: 0, last: this.pieces.length - 1, to: "Speaker 1" }];
+    this.on.edit([...others, { first, last, to: name }]);
   }
 
   /** Somebody else than `index` says: the next of those who speak. */
