@@ -86,6 +86,13 @@ export async function inSlices(items, each) {
   }
 }
 
+/** What tells others of itself. */
+export class Emitter extends EventTarget {
+  emit(what, detail = null) {
+    this.dispatchEvent(new CustomEvent(what, { detail }));
+  }
+}
+
 /** What one card or one microphone has taken from the browser; close() gives all of it back. */
 export class Owner extends AbortController {
   get isClosed() {
@@ -109,7 +116,7 @@ export class Owner extends AbortController {
 
 /** An element around `first`, `last` and all between them, which have one parent. */
 export function wrap(first, last) {
-  const range = document.createRange();
+  const range = new Range();
   range.setStartBefore(first);
   range.setEndAfter(last);
   const element = h("span");
@@ -127,12 +134,6 @@ const COMPOSING = 229; // all that Safari says of it
 export function editInPlace(element, before, label, onEnd, { keys = ["Enter"], tag = "input" } = {}) {
   const content = [...element.childNodes];
   const field = h(tag, { value: before, "aria-label": label, autocomplete: "off" });
-  const fit = () => {
-    if (tag === "input") return (field.size = Math.max(3, field.value.length + 1));
-    field.rows = 1;
-    field.style.height = "";
-    field.style.height = `${field.scrollHeight}px`;
-  };
   let isOpen = true;
   const end = (text, key = null) => {
     if (!isOpen) return;
@@ -141,7 +142,6 @@ export function editInPlace(element, before, label, onEnd, { keys = ["Enter"], t
     onEnd(text, key);
   };
   const typed = () => field.value.trim().replace(/\s+/g, " ");
-  field.oninput = fit;
   field.onblur = () => end(typed());
   field.onkeydown = (event) => {
     if (event.isComposing || event.keyCode === COMPOSING) return; // they are the input method's
@@ -151,7 +151,6 @@ export function editInPlace(element, before, label, onEnd, { keys = ["Enter"], t
     event.preventDefault();
   };
   element.replaceChildren(field);
-  fit();
   field.select();
   field.focus();
 }

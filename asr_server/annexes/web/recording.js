@@ -1,7 +1,7 @@
 // One recording and all that is known of it: how far it is, what was heard, what was corrected. Cards only draw it.
 // Events: "work" while it is on its way, "state" for another state, "text" for another text, "kept", "unkept", "gone".
 
-import { newId } from "./dom.js";
+import { Emitter, newId } from "./dom.js";
 import { applyEdits } from "./edits.js";
 import { describe, entryOf } from "./entry.js";
 import { CLOSED } from "./store.js";
@@ -10,7 +10,7 @@ const FUTILE = new Set([400, 413, 415]); // the same file would get the same ans
 const LEAST_SHARE = 0.05; // of a recording, before which the pace is a guess
 const AT_WORK = new Set(["waiting", "uploading", "listening"]);
 
-export class Recording extends EventTarget {
+export class Recording extends Emitter {
   state = "waiting"; // uploading, listening, failed, partial, done
   note = "waiting";
   share = 0; // of the upload
@@ -50,13 +50,9 @@ export class Recording extends EventTarget {
     return this.state === "partial" || (Boolean(this.error) && !FUTILE.has(this.error.status));
   }
 
-  #emit(what) {
-    this.dispatchEvent(new Event(what));
-  }
-
   #become(state) {
     this.state = state;
-    this.#emit("state");
+    this.emit("state");
   }
 
   // -- On its way to a text --
@@ -95,7 +91,7 @@ export class Recording extends EventTarget {
   say(note, state = "waiting") {
     const isOther = state !== this.state;
     [this.state, this.note] = [state, note];
-    this.#emit(isOther ? "state" : "work");
+    this.emit(isOther ? "state" : "work");
   }
 
   upload(share) {
@@ -111,7 +107,7 @@ export class Recording extends EventTarget {
     this.isHeardAnew = true;
     if (!this.heardUntil) this.heardFirst = { at: performance.now(), until };
     this.heardUntil = until;
-    this.#emit("work");
+    this.emit("work");
   }
 
   /** What it had before stays: a text that is whole in part, or corrected. */
@@ -165,13 +161,13 @@ export class Recording extends EventTarget {
       this.#onUnkept(error);
     }
     this.#numSaving--;
-    this.#emit("kept");
+    this.emit("kept");
   }
 
   #onUnkept(error) {
     this.isKept = false; // nor are earlier corrections, which the whole entry has
     this.reason = error?.message || "it has no space left";
-    this.#emit("unkept");
+    this.emit("unkept");
   }
 
   /** The store has refused it. */
@@ -252,13 +248,13 @@ export class Recording extends EventTarget {
 
   /** The correction stays in memory, but nowhere else. */
   #onLost() {
-    if (this.store.state === "open") return this.#emit("gone");
+    if (this.store.state === "open") return this.emit("gone");
     this.#onUnkept(new Error(CLOSED));
   }
 
   /** The entry as it is now, here or in the store. */
   take(entry) {
     this.entry = entry;
-    this.#emit("text");
+    this.emit("text");
   }
 }

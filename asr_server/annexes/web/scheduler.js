@@ -1,6 +1,7 @@
 // The queue: two recordings at a time are sent, and two jobs followed. It holds while the server is away or locked.
 
 import { ApiError, deleteJob, follow, transcribe } from "./api.js";
+import { Emitter } from "./dom.js";
 
 const AT_ONCE = 2; // files; the others wait in the queue
 const MAX_TRIES = 5; // of a server that answers but cannot take it; one that is full is asked without end
@@ -9,7 +10,7 @@ const UNKNOWN_MODEL = 404;
 const REFUSED = { status: 400 };
 
 /** Events: "change" when the queue has changed, "end" with a recording that is through. */
-export class Scheduler extends EventTarget {
+export class Scheduler extends Emitter {
   queue = [];
   running = new Set();
 
@@ -35,7 +36,7 @@ export class Scheduler extends EventTarget {
       if (job) deleteJob(job);
     }
     this.queue = this.queue.filter((recording) => !recordings.includes(recording));
-    this.#emit("change");
+    this.emit("change");
   }
 
   get isHeld() {
@@ -51,14 +52,10 @@ export class Scheduler extends EventTarget {
     return [...this.queue, ...this.running].some(({ job }) => !job);
   }
 
-  #emit(what, detail = null) {
-    this.dispatchEvent(new CustomEvent(what, { detail }));
-  }
-
   #next() {
     if (this.serving.state === "served") for (const isJob of [false, true]) this.#start(isJob);
     if (this.isHeld) for (const recording of this.queue) recording.say("waiting for the server");
-    this.#emit("change");
+    this.emit("change");
   }
 
   #start(isJob) {
@@ -81,7 +78,7 @@ export class Scheduler extends EventTarget {
       else recording.fail(error);
     }
     this.running.delete(recording);
-    if (!recording.isAtWork && !signal.aborted) this.#emit("end", recording);
+    if (!recording.isAtWork && !signal.aborted) this.emit("end", recording);
     this.#next();
   }
 

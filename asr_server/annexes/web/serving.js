@@ -1,11 +1,12 @@
 // What the server serves, and whether it can be asked at all: it is away, or locked by a key, until it is not.
 
 import { keepApiKey, models, readiness } from "./api.js";
+import { Emitter } from "./dom.js";
 
 const POLL_MS = 2000;
 
 /** Events: "change" for another state, model or reason. */
-export class Serving extends EventTarget {
+export class Serving extends Emitter {
   state = "unknown"; // served, away, locked
   models = []; // as the server describes them
   reason = "";
@@ -44,7 +45,7 @@ export class Serving extends EventTarget {
     Object.assign(this, { state, reason, models });
     clearTimeout(this.#timer);
     if (state === "away") this.#timer = setTimeout(() => this.#poll(), POLL_MS);
-    this.dispatchEvent(new Event("change"));
+    this.emit("change");
   }
 
   async #poll() {

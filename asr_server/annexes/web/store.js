@@ -1,9 +1,10 @@
 // The transcripts kept in this browser (IndexedDB): what a list shows of each, and the whole answers apart from it.
 // All tabs share them: each change is made to what is stored, and the other tabs are told of it.
 
-export const CLOSED = "its store was closed; reload the page"; // by a newer page, or with the browser's data
+import { Emitter } from "./dom.js";
 import { Sounds } from "./sounds.js";
 
+export const CLOSED = "its store was closed; reload the page"; // by a newer page, or with the browser's data
 const MOST = 500; // transcripts that are kept when the page is opened
 const MOST_CHARACTERS = 20e6; // of their texts together: some 300 hours of speech
 const NAME = "asr-server";
@@ -24,7 +25,7 @@ const finished = (transaction) =>
 const isWhole = (entry) => typeof entry?.text === "string" && typeof entry.name === "string";
 
 /** Always there: `opened` settles when it is open, or absent, as in some private windows. */
-export class Store extends EventTarget {
+export class Store extends Emitter {
   state = "opening";
   sounds = new Sounds();
 
@@ -32,7 +33,7 @@ export class Store extends EventTarget {
     super();
     this.opened = this.#open();
     this.channel = globalThis.BroadcastChannel && new BroadcastChannel(NAME);
-    if (this.channel) this.channel.onmessage = ({ data }) => this.#emit(data.what, data);
+    if (this.channel) this.channel.onmessage = ({ data }) => this.emit(data.what, data);
   }
 
   /** Without a version: a newer page's store is read as far as it is understood. */
@@ -60,11 +61,7 @@ export class Store extends EventTarget {
 
   #become(state) {
     this.state = state;
-    this.#emit("state", {});
-  }
-
-  #emit(what, detail) {
-    this.dispatchEvent(new CustomEvent(what, { detail }));
+    this.emit("state");
   }
 
   #tell(what, detail) {
