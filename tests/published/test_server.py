@@ -248,9 +248,7 @@ async def verbose_json(http: httpx.AsyncClient, samples: Samples, **fields: Any)
     return body
 
 
-async def test_names_at_the_end_of_a_list_are_written_as_keywords_spell_them(
-    http: httpx.AsyncClient,
-) -> None:
+async def test_names_at_the_end_of_a_list_are_written_as_keywords_spell_them(http: httpx.AsyncClient) -> None:
     """Log-probabilities stay those of the model."""
     needs_voice()
     names = ("Castellano", "Quillfeather")

@@ -32,10 +32,7 @@ Say = Callable[[Submit], ChunkResult | Exception]
 
 
 def say(
-    *tokens: int,
-    finish_reason: str = "stop",
-    avg_logprob: float = -0.1,
-    no_speech_prob: float = 0.0,
+    *tokens: int, finish_reason: str = "stop", avg_logprob: float = -0.1, no_speech_prob: float = 0.0
 ) -> ChunkResult:
     return ChunkResult(
         tokens=tokens,

@@ -53,9 +53,7 @@ def test_a_malformed_body_costs_the_log_one_line(server: Server) -> None:
     assert [line for line in server.written().splitlines() if "python_multipart" in line] == []
 
 
-def test_a_requests_id_runs_from_the_door_through_the_replica_to_the_answer(
-    server: Server,
-) -> None:
+def test_a_requests_id_runs_from_the_door_through_the_replica_to_the_answer(server: Server) -> None:
     with DIGITS.open("rb") as file:
         reply = httpx.post(
             f"{server.url}/v1/audio/transcriptions",

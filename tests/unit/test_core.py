@@ -2,14 +2,7 @@
 
 import pytest
 
-from asr_server.core import (
-    ChunkResult,
-    DecodingOptions,
-    Segment,
-    Transcript,
-    Word,
-    temperatures_for,
-)
+from asr_server.core import ChunkResult, DecodingOptions, Segment, Transcript, Word, temperatures_for
 
 
 def result(avg_logprob: float, no_speech_prob: float) -> ChunkResult:

@@ -65,9 +65,7 @@ def test_where_the_system_says_nothing_four_gibibytes_and_all_cores_are_a_guess(
     assert free_memory_bytes(tmp_path) == memory_limit_bytes(tmp_path) == 4 * GIB
 
 
-def test_free_memory_is_the_least_of_machine_and_limits_cached_files_included(
-    system: Path,
-) -> None:
+def test_free_memory_is_the_least_of_machine_and_limits_cached_files_included(system: Path) -> None:
     write(
         system / "proc/meminfo", f"MemTotal: {16 << 20} kB\nMemAvailable: {8 << 20} kB\nHugePages_Free: 0\n"
     )

@@ -79,11 +79,7 @@ def test_a_chunk_waits_then_is_encoded_then_decoded(monkeypatch: pytest.MonkeyPa
         Stage("decode_text", 108.0, 110.0, 7),
     ]
     stats.on_chunk_times(109.0, ChunkTimes(encode_s=1.5, decode_s=2.0), chunk=8)  # clocks differ a little
-    assert stats.summary()["stages_s"] == {
-        "chunks_queued": 6.5,
-        "chunks_encoded": 3.0,
-        "chunks_decoded": 4.0,
-    }
+    assert stats.summary()["stages_s"] == {"chunks_queued": 6.5, "chunks_encoded": 3.0, "chunks_decoded": 4.0}
 
 
 def test_a_stage_is_timed_even_if_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,9 +51,7 @@ async def test_each_word_has_its_time_as_it_is_written(http: httpx.AsyncClient, 
     assert body["loss"] < 1
 
 
-async def test_words_that_nobody_says_are_listed_apart(
-    http: httpx.AsyncClient,
-) -> None:
+async def test_words_that_nobody_says_are_listed_apart(http: httpx.AsyncClient) -> None:
     digits = SPOKEN.text.split()
     preface = "this was read aloud by somebody who likes to count"
     body = await aligned(http, " ".join([preface, *digits[:4], "and now the rest of them", *digits[4:]]))

@@ -75,9 +75,7 @@ class Client:
 
 @asynccontextmanager
 async def open_session(
-    url: str,
-    path: str = "/v1/realtime?intent=transcription",
-    **options: Any,
+    url: str, path: str = "/v1/realtime?intent=transcription", **options: Any
 ) -> AsyncIterator[Client]:
     address = url.replace("http", "ws", 1) + path
     async with connect(address, max_size=None, compression=None, **options) as socket:

@@ -7,12 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from asr_server.annexes.keys.api_keys import ApiKeys
-from asr_server.annexes.realtime.client_events import (
-    AlawFormat,
-    PcmFormat,
-    SessionUpdate,
-    parse_client_event,
-)
+from asr_server.annexes.realtime.client_events import AlawFormat, PcmFormat, SessionUpdate, parse_client_event
 from asr_server.annexes.realtime.config import (
     SessionConfig,
     decoding_options,

@@ -105,10 +105,7 @@ async def test_turns_are_chained_and_answers_out_of_order_find_their_turn() -> N
     def by_length(submit: Submit) -> ChunkResult:
         return say(*words(str(len(submit.samples) // 16_000)))
 
-    async with (
-        run_app(embedded(realtime_interim_s=0), by_length) as app,
-        open_session(url(app)) as client,
-    ):
+    async with run_app(embedded(realtime_interim_s=0), by_length) as app, open_session(url(app)) as client:
         await client.update(**MANUAL)
         app.replica.holding = True
         for seconds in (1, 2, 3):
@@ -127,10 +124,7 @@ async def test_turns_are_chained_and_answers_out_of_order_find_their_turn() -> N
 
 
 async def test_a_turn_that_is_cleared_says_nothing_even_when_its_text_comes_late() -> None:
-    async with (
-        run_app(embedded(realtime_interim_s=0.5), one) as app,
-        open_session(url(app)) as client,
-    ):
+    async with run_app(embedded(realtime_interim_s=0.5), one) as app, open_session(url(app)) as client:
         await client.update(**MANUAL)
         app.replica.holding = True
         await client.append(SECOND)
@@ -147,20 +141,14 @@ async def test_a_turn_that_is_cleared_says_nothing_even_when_its_text_comes_late
 
 
 async def test_what_two_readings_agree_on_is_sent_while_one_speaks() -> None:
-    async with (
-        run_app(embedded(realtime_interim_s=0.5), one) as app,
-        open_session(url(app)) as client,
-    ):
+    async with run_app(embedded(realtime_interim_s=0.5), one) as app, open_session(url(app)) as client:
         await client.update(**MANUAL)
         receiving = asyncio.create_task(client.receive())  # nothing has been committed
         while not receiving.done():  # as somebody speaks on until two readings are done
             await client.append(SECOND[:4800])
             await asyncio.wait([receiving], timeout=0.05)
         delta = await receiving
-        assert (delta["type"], delta["delta"]) == (
-            "conversation.item.input_audio_transcription.delta",
-            "one",
-        )
+        assert (delta["type"], delta["delta"]) == ("conversation.item.input_audio_transcription.delta", "one")
 
 
 async def test_a_turn_counts_once_however_often_it_is_read(caplog: pytest.LogCaptureFixture) -> None:
@@ -373,10 +361,7 @@ async def test_an_idle_session_ends_normally(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 async def test_a_session_that_reaches_its_longest_duration_still_gives_its_last_text() -> None:
-    async with (
-        run_app(embedded(max_realtime_session_s=1.0), one) as app,
-        open_session(url(app)) as client,
-    ):
+    async with run_app(embedded(max_realtime_session_s=1.0), one) as app, open_session(url(app)) as client:
         await client.update(**MANUAL)
         await client.append(SECOND)
         events = await client.until(".completed")

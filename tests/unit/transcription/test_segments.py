@@ -19,10 +19,7 @@ def chunk(duration_s: float = 20.0, start_s: float = 0.0, index: int = 0) -> Chu
 
 
 def heard(
-    *tokens: int,
-    finish_reason: str = "stop",
-    avg_logprob: float = -0.2,
-    no_speech_prob: float = 0.0,
+    *tokens: int, finish_reason: str = "stop", avg_logprob: float = -0.2, no_speech_prob: float = 0.0
 ) -> ChunkResult:
     return ChunkResult(
         tokens=tokens,

@@ -15,12 +15,7 @@ from tests.support.fake_replica import noise, say, wav
 from tests.support.memory_file import MemoryFile
 from tests.support.tokens import TOKENIZER, make_tokenizer, words
 from tests.support.until import until
-from tests.unit.transcription.running_app import (
-    ENGLISH,
-    THREE_CHUNKS,
-    RunningApp,
-    two_channels,
-)
+from tests.unit.transcription.running_app import ENGLISH, THREE_CHUNKS, RunningApp, two_channels
 
 
 async def test_what_is_no_audio_raises_what_it_is(app: RunningApp) -> None:
@@ -45,11 +40,7 @@ async def test_conditioned_on_previous_text_the_first_chunk_alone_decides_on_the
 
 @pytest.mark.parametrize(
     ("speakers", "options", "is_early"),
-    [
-        ((), {}, True),
-        ((), {"max_new_tokens": 50}, False),
-        (("ann", "bob"), {}, False),
-    ],
+    [((), {}, True), ((), {"max_new_tokens": 50}, False), (("ann", "bob"), {}, False)],
 )
 async def test_segments_are_asked_for_early_unless_channels_or_a_limit_hold_them_back(
     app: RunningApp, speakers: tuple[str, ...], options: dict[str, Any], is_early: bool

@@ -82,10 +82,7 @@ SECOND = pcm16(noise(1.0))
 
 @asynccontextmanager
 async def door(**wanted: Any) -> AsyncIterator[tuple[RunningApp, int]]:
-    async with (
-        run_app(replace(embedded(), wyoming_port=0, **wanted)) as app,
-        wyoming_port(app) as port,
-    ):
+    async with run_app(replace(embedded(), wyoming_port=0, **wanted)) as app, wyoming_port(app) as port:
         yield app, port
 
 
