@@ -192,9 +192,7 @@ def shape_of(value: object) -> object:
     list(zip(SHOWN, ASKED, strict=True)),
     ids=["json", "logprobs", "verbose_json", "diarized_json"],
 )
-def test_each_json_shown_has_the_fields_of_a_real_answer(
-    server: Server, shown: object, fields: dict[str, Any]
-) -> None:
+def test_json_shown_has_a_real_answers_fields(server: Server, shown: object, fields: dict[str, Any]) -> None:
     file = sound_file(say("314159", gap_s=0.2).samples)
     answer = httpx.post(
         f"{server.url}/v1/audio/transcriptions", files={"file": file}, data=fields, timeout=100

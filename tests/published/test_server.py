@@ -248,7 +248,7 @@ async def verbose_json(http: httpx.AsyncClient, samples: Samples, **fields: Any)
     return body
 
 
-async def test_names_at_the_end_of_a_list_are_written_as_keywords_spell_them(http: httpx.AsyncClient) -> None:
+async def test_names_that_end_a_list_are_written_as_keywords_spell_them(http: httpx.AsyncClient) -> None:
     """Log-probabilities stay those of the model."""
     needs_voice()
     names = ("Castellano", "Quillfeather")
@@ -300,9 +300,7 @@ def letters_too_many(difference: tuple[str, str]) -> int:
 @pytest.mark.parametrize(
     "duration_s", [34.0, pytest.param(1200.0, marks=[pytest.mark.trial, pytest.mark.timeout(3600)])]
 )
-async def test_no_word_is_lost_doubled_or_invented_at_a_cut(
-    http: httpx.AsyncClient, duration_s: float
-) -> None:
+async def test_no_word_is_lost_doubled_or_added_at_a_cut(http: httpx.AsyncClient, duration_s: float) -> None:
     """Long speech with pauses of 0.3 to 6 s says what its sentences say that are heard one by one.
 
     A sentence may be heard differently beside others, by a word here and there, which then has about as many

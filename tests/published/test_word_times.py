@@ -137,9 +137,7 @@ async def test_words_lie_in_their_own_recording_and_pauses_stay_gaps(base: Pipel
 
 @pytest.mark.parametrize("level_db", [pytest.param(-50.0, marks=pytest.mark.trial), -30.0])
 @IN_MODULE
-async def test_the_first_word_and_its_segment_come_behind_seven_seconds_of_noise(
-    base: Pipeline, level_db: float
-) -> None:
+async def test_the_first_word_follows_seven_seconds_of_noise(base: Pipeline, level_db: float) -> None:
     clip = sentences()[0]
     samples = np.concatenate([pink_noise(7.0, level_db), clip.samples()])
     begins_s = 7.0 + audible(clip.samples())[0] / SAMPLE_RATE
@@ -154,9 +152,7 @@ async def test_the_first_word_and_its_segment_come_behind_seven_seconds_of_noise
 
 @pytest.mark.parametrize("kind", [pytest.param("tones", marks=pytest.mark.trial), "hum"])
 @IN_MODULE
-async def test_words_behind_twenty_seconds_without_speech_lie_in_their_own_recording(
-    base: Pipeline, kind: str
-) -> None:
+async def test_words_behind_twenty_silent_seconds_lie_in_their_recording(base: Pipeline, kind: str) -> None:
     said = joined(sentences()[:2], [0.5, 0.5], make_noise(kind, -30, 20.0, 10))
     transcript = await base.transcribe(said.samples, WORDS)
     check_order(transcript)

@@ -150,9 +150,7 @@ def logged_as_before() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("logged_as_before")
-def test_libraries_that_say_too_much_are_kept_quiet_and_warnings_are_lines(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_talkative_libraries_are_quiet_and_warnings_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("debug", process="replica 7")
     logging.getLogger("python_multipart").warning("a bad body")
     logging.getLogger("httpx2").info("GET http://user:password@host")

@@ -27,9 +27,7 @@ def test_a_chunk_is_silence_where_its_text_is_unlikely_and_so_is_speech(
     ("temperature", "temperatures"),
     [(0.0, (0.0, 0.2)), (0.0009, (0.0, 0.2)), (0.001, (0.001,)), (0.7, (0.7,))],
 )
-def test_a_temperature_is_the_only_one_unless_it_is_next_to_0(
-    temperature: float, temperatures: tuple[float, ...]
-) -> None:
+def test_one_temperature_is_tried_unless_near_0(temperature: float, temperatures: tuple[float, ...]) -> None:
     assert temperatures_for(temperature, (0.0, 0.2)) == temperatures
 
 

@@ -83,9 +83,7 @@ def test_the_shortest_pause_has_30_ms(gap_s: float, num_pauses: int) -> None:
     ("below_db", "duration_s", "is_pause"),
     [(14.9, 0.2, False), (15.1, 0.2, True), (15.1, 0.115, True), (15.1, 0.11, False)],
 )
-def test_noise_is_what_lasts_100_ms_and_is_15_db_below_speech(
-    below_db: float, duration_s: float, is_pause: bool
-) -> None:
+def test_noise_lasts_100_ms_15_db_below_speech(below_db: float, duration_s: float, is_pause: bool) -> None:
     """Levels are of 20 ms: the last three of a stretch have speech in them."""
     noise = steady(10 ** (-below_db / 10), duration_s)
     expected = [(0.2, round(0.2 + duration_s, 4))] if is_pause else []

@@ -92,9 +92,7 @@ def test_children_inherit_what_their_libraries_need_and_no_more(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("inherited", ["", os.pathsep, f"{os.pathsep}/a"])
-def test_an_empty_entry_of_the_import_path_is_not_passed_on(
-    inherited: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_empty_entry_of_the_path_is_passed_on(inherited: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", inherited)
     assert "" not in child_environment()["PYTHONPATH"].split(os.pathsep)
 

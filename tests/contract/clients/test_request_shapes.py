@@ -90,9 +90,7 @@ def requests_headers(boundary: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("language", ["en", None])
-def test_open_webui_sends_its_file_without_a_type_and_headers_of_its_user(
-    server: Server, language: str | None
-) -> None:
+def test_open_webui_sends_files_without_type_and_user_headers(server: Server, language: str | None) -> None:
     """open-webui 0.7.0, backend/open_webui/routers/audio.py: transcription_handler, engine `openai`."""
     boundary = "0f3a9d5c2b7e48619aa1c4d7e6f80b21"
     languages = [field("language", language)] if language else []

@@ -150,9 +150,7 @@ async def test_a_429_is_sent_again_when_the_server_said(second: Path) -> None:
 # -- Jobs, files and batches ---------------------------------------------------------------------------------
 
 
-async def test_a_job_and_a_batch_of_files_have_each_field_that_the_client_declares(
-    second: Path, tmp_path: Path
-) -> None:
+async def test_jobs_and_batches_have_each_field_that_the_client_has(second: Path, tmp_path: Path) -> None:
     async with run_with_jobs(tmp_path / "jobs") as app:
         results = json.loads(await node("jobs.mjs", f"http://{app.host}:{app.port}/v1", second))
     job, output = results["job"], [json.loads(line) for line in results["output"].splitlines()]

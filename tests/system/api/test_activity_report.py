@@ -47,9 +47,7 @@ async def test_requests_are_told_by_status_and_the_last_ones_with_id_length_and_
     assert told["models"][0] == {"name": "whisper-digits", "state": "ready", "device": None, "dtype": None}
 
 
-async def test_times_are_told_as_the_median_and_what_19_of_20_and_99_of_100_stay_below(
-    app: RunningApp,
-) -> None:
+async def test_times_are_told_as_the_median_the_95th_and_the_99th_percentile(app: RunningApp) -> None:
     figures = {"route": ROUTE, "status": 200, "chunks": 2}
     for seconds in range(101):
         stages_s = {"chunks_queued": 20.0 * seconds}

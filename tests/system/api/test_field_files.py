@@ -82,9 +82,7 @@ def start_of(answer: dict[str, Any], word: str) -> float:
         ),
     ],
 )
-def test_all_words_are_read_and_nothing_is_called_damaged(
-    real_server: Server, name: str, spoken: str
-) -> None:
+def test_all_words_are_read_and_none_called_damaged(real_server: Server, name: str, spoken: str) -> None:
     answer = transcribed(real_server, content_of(name))
     assert errors(answer, spoken) == 0
     assert "truncated" not in answer
@@ -99,9 +97,7 @@ def test_words_keep_the_time_of_the_picture_and_of_a_gap(real_server: Server) ->
     assert errors(gap, A) <= 1
 
 
-def test_a_silent_default_track_is_read_and_named_and_the_other_one_by_its_number(
-    real_server: Server,
-) -> None:
+def test_a_silent_default_track_is_read_and_named_and_another_by_number(real_server: Server) -> None:
     file = content_of("c04_silent_first.mp4")
     default, second = transcribed(real_server, file), transcribed(real_server, file, track="2")
     assert (default["text"], default["tracks"][0]["number"]) == ("", 1)
@@ -143,9 +139,7 @@ def text_in(server: Server, file: bytes, response_format: str, **fields: str) ->
 @pytest.mark.parametrize(
     "response_format", ["srt", *(pytest.param(name, marks=pytest.mark.trial) for name in ("json", "text"))]
 )
-def test_a_sentence_said_four_times_is_in_every_format_four_times(
-    real_server: Server, response_format: str
-) -> None:
+def test_every_format_has_a_sentence_said_four_times(real_server: Server, response_format: str) -> None:
     text = text_in(real_server, content_of("c26_C4.flac"), response_format)
     assert text.lower().replace("\n", " ").count("small dog") == 4
 

@@ -43,9 +43,7 @@ async def test_metrics_move_to_their_port_and_probes_are_at_both(capsys: pytest.
             await watcher.get(url)
 
 
-async def test_the_port_asks_for_no_key_and_names_the_reason_for_not_being_ready(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+async def test_the_port_asks_for_no_key_and_says_why_not_ready(capsys: pytest.CaptureFixture[str]) -> None:
     async with run_app(embedded(metrics_port=0, api_key=KEY)) as app:
         assert (await app.client.get("/v1/models")).status_code == 401
         async with httpx.AsyncClient(base_url=address_in(capsys.readouterr().out)) as watcher:
@@ -54,9 +52,7 @@ async def test_the_port_asks_for_no_key_and_names_the_reason_for_not_being_ready
             assert "shutting down" in (await watcher.get("/ready")).json()["error"]["message"]
 
 
-async def test_a_page_of_another_site_cannot_read_it_by_a_name_of_its_own(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+async def test_no_other_sites_page_reads_it_by_its_own_name(capsys: pytest.CaptureFixture[str]) -> None:
     async with run_app(embedded(metrics_port=0, api_key=KEY)):
         url = address_in(capsys.readouterr().out)
         async with httpx.AsyncClient(base_url=url, headers={"host": "evil.example"}) as watcher:

@@ -232,9 +232,7 @@ async def test_a_line_says_which_model_was_asked_for_where_that_is_refused(
     assert line.items() >= asked_for.items()
 
 
-async def test_requests_at_once_have_sums_of_their_own(
-    app: RunningApp, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_requests_at_once_have_own_sums(app: RunningApp, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger=REQUEST_LOG)
     await asyncio.gather(*(app.post(wav(noise(duration_s))) for duration_s in (1, 2, 3, 40)))
     lines = [record.getMessage() for record in caplog.records if record.name == REQUEST_LOG]

@@ -146,9 +146,7 @@ async def test_text_and_its_stream_are_interleaved_too(client: AsyncOpenAI) -> N
     assert "".join(delta.delta for delta in deltas) == done.text == text
 
 
-async def test_a_file_counts_once_however_many_channels_are_heard(
-    client: AsyncOpenAI, server: Server
-) -> None:
+async def test_a_file_counts_once_whatever_its_channels(client: AsyncOpenAI, server: Server) -> None:
     def seconds(kind: str) -> float:
         lines = server.get("/metrics").text.splitlines()
         found = [line for line in lines if line.startswith(f"asr_audio_{kind}_seconds_total")]

@@ -78,9 +78,7 @@ async def test_a_handshake_has_the_time_of_headers(certificate: str, first: byte
         await until(lambda: not app.server.server_state.connections)
 
 
-async def test_what_is_no_tls_is_closed_without_a_traceback(
-    certificate: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_non_tls_leaves_no_traceback(certificate: str, caplog: pytest.LogCaptureFixture) -> None:
     async with run_app(embedded(ssl_certfile=certificate)) as app:
         client = await RawClient.connect(app.host, app.port)
         client.ask("/health")

@@ -122,9 +122,7 @@ def attributes(span: Any) -> dict[str, Any]:
     return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}
 
 
-def test_a_request_is_a_span_and_its_stages_lie_below_and_within_it(
-    traced: Server, collector: Collector
-) -> None:
+def test_a_request_is_a_span_with_its_stages_within_it(traced: Server, collector: Collector) -> None:
     assert ask(traced, "whole").status_code == 200
     root, stages = collector.trace_of("whole")
     assert root.name == f"POST {PATH}"
@@ -154,9 +152,7 @@ def test_the_clients_trace_goes_on_and_the_log_names_it(traced: Server, collecto
     assert {stage.name for stage in stages} == STAGES
 
 
-def test_what_the_client_does_not_sample_and_what_only_asks_is_not_traced(
-    traced: Server, collector: Collector
-) -> None:
+def test_unsampled_and_asking_requests_are_not_traced(traced: Server, collector: Collector) -> None:
     ask(traced, "unsampled", traceparent=UNSAMPLED)
     httpx.get(traced.url + "/v1/models", headers={"x-request-id": "a-get"})
     ask(traced, "refused", b"no audio")

@@ -61,9 +61,7 @@ async def test_the_log_line_names_the_key_and_no_log_has_a_key_or_hash(
         assert secret not in caplog.text
 
 
-async def test_metrics_name_the_keys_of_the_file_and_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_metrics_name_the_files_keys_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asr_server.annexes.keys.api_keys.LOOK_EVERY_S", 0.01)
     path = tmp_path / "keys"
     async with run_app(settings_with(path, entry("web", WEB), entry("shop", SHOP))) as app:

@@ -185,9 +185,7 @@ def test_a_closed_standard_output_is_said_in_one_line(server: Server, tmp_path: 
         (("--max-slots", "-3"), "--max-slots (ASR_SERVER_MAX_SLOTS) is '-3': must be"),
     ],
 )
-def test_what_is_wrong_for_all_is_one_line_and_status_2(
-    tmp_path: Path, arguments: tuple[str, ...], line: str
-) -> None:
+def test_what_is_wrong_for_all_is_status_2(tmp_path: Path, arguments: tuple[str, ...], line: str) -> None:
     done = transcribe_here(record(tmp_path / "a.wav"), *arguments)
     assert done.returncode == 2
     (told,) = said(done)
@@ -200,9 +198,7 @@ def test_without_anything_to_transcribe_no_engine_is_started() -> None:
     assert done.stderr == b"failed: missing.wav: No such file or directory\n"
 
 
-def test_each_channel_of_a_call_is_a_speaker_and_a_file_without_two_fails_alone(
-    server: Server, tmp_path: Path
-) -> None:
+def test_each_channel_of_a_call_is_a_speaker_and_mono_fails_alone(server: Server, tmp_path: Path) -> None:
     left, right = say("314").samples, say("271", lead_s=3.0).samples
     samples = np.zeros((max(len(left), len(right)), 2), np.float32)
     samples[: len(left), 0], samples[: len(right), 1] = left, right

@@ -81,7 +81,7 @@ def test_words_keep_their_segments_and_their_spaces(server: Server, tmp_path: Pa
         (("--url", "nowhere"), "Error: --url 'nowhere' is no address of a server"),
     ],
 )
-def test_what_is_wrong_for_all_is_one_line_and_status_2(
+def test_what_is_wrong_for_all_is_status_2(
     server: Server, tmp_path: Path, arguments: tuple[str, ...], line: str
 ) -> None:
     done = transcribe(record(tmp_path / "a.wav"), "--url", server.url, *arguments)

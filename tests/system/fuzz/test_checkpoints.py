@@ -120,9 +120,7 @@ def ctranslate2_file() -> bytes:
 
 
 @fuzzing
-def test_damaged_checkpoints_are_taken_or_refused_in_one_line(
-    reader: subprocess.Popen[str], tmp_path: Path
-) -> None:
+def test_damaged_checkpoints_are_read_or_refused(reader: subprocess.Popen[str], tmp_path: Path) -> None:
     layout, translated = tmp_path / "layout", tmp_path / "ctranslate2"
     layout.mkdir()
     translated.mkdir()

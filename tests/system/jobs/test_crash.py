@@ -112,9 +112,7 @@ def check_what_was_done(logs: list[str], ids: list[str], num_kills: int) -> None
 
 
 @pytest.mark.slow
-def test_recordings_that_a_killed_server_had_end_once_with_the_text_that_they_would_have_had(
-    tmp_path: Path,
-) -> None:
+def test_recordings_of_a_killed_server_end_once_with_the_text_they_would_have_had(tmp_path: Path) -> None:
     recordings = [wav(digits(seed, 40)) for seed in range(4)]
     survive(tmp_path, recordings, 2, *OPTIONS)
 

@@ -134,9 +134,7 @@ async def test_wyomings_address_is_announced_and_closed_with_the_server(
         await asyncio.open_connection("127.0.0.1", port)
 
 
-async def test_a_port_of_wyoming_that_is_taken_ends_the_server_with_a_status(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_taken_wyoming_port_ends_the_server_with_a_status(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         async with serving_app(embedded(wyoming_port=port)) as app:
@@ -146,9 +144,7 @@ async def test_a_port_of_wyoming_that_is_taken_ends_the_server_with_a_status(
     assert f"cannot listen for Wyoming on port {port}" in caplog.text
 
 
-async def test_a_server_whose_engine_cannot_start_ends_without_a_drain(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_server_without_an_engine_ends_without_a_drain(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="asr_server.server")
 
     async def impossible() -> None:
@@ -162,9 +158,7 @@ async def test_a_server_whose_engine_cannot_start_ends_without_a_drain(
 # -- The drain --
 
 
-async def test_the_first_signal_lets_requests_finish_while_probes_are_answered(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_requests_finish_after_the_first_signal(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="asr_server.server")
     async with serving_app(embedded(drain_s=30)) as app:
         app.replica.holding = True
@@ -200,9 +194,7 @@ async def test_at_the_limit_or_a_second_signal_what_is_left_is_refused(
 
 
 @pytest.mark.parametrize("reuse_port", [True, False])
-async def test_a_server_that_shares_its_port_leaves_new_connections_to_the_others_while_it_drains(
-    reuse_port: bool,
-) -> None:
+async def test_a_drain_on_a_shared_port_leaves_new_connections_to_the_others(reuse_port: bool) -> None:
     async with serving_app(embedded(reuse_port=reuse_port, drain_s=30)) as app:
         app.replica.holding = True
         request = app.transcription()
@@ -353,9 +345,7 @@ def test_the_address_of_all_takes_both_families_on_both_ports(public_server: Ser
 
 
 @pytest.mark.slow
-def test_a_limit_of_open_files_below_what_connections_need_is_warned_of_at_the_start(
-    public_server: Server,
-) -> None:
+def test_too_low_a_limit_of_open_files_for_connections_is_warned_of_at_start(public_server: Server) -> None:
     (warning,) = [line for line in public_server.lines() if "open files" in line]
     assert "ulimit -n" in warning
     assert "--max-connections" in warning

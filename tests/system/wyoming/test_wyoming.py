@@ -243,9 +243,7 @@ async def test_a_recording_over_the_limit_is_refused_while_it_arrives() -> None:
         assert app.app.state.server.uploads.memory_bytes == 0
 
 
-async def test_a_recording_is_on_disk_where_memory_has_no_room_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_recording_is_on_disk_where_memory_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_module, "UploadStore", partial(UploadStore, 0))
     async with door() as (app, port), client_at(port) as client:
         uploads = app.app.state.server.uploads

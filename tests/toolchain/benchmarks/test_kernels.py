@@ -27,9 +27,7 @@ NARROW = {
 
 @pytest.mark.parametrize("part", CASES)
 @pytest.mark.parametrize("arch", [90, *(pytest.param(each, marks=pytest.mark.trial) for each in (80, 100))])
-def test_every_kernel_compiles_without_spilling_registers_and_loads_16_bytes_at_once(
-    arch: int, part: str
-) -> None:
+def test_every_kernel_compiles_without_spills_and_loads_16_bytes_at_once(arch: int, part: str) -> None:
     lines = compiled("--arch", str(arch), "--parts", part)[2:]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     assert {row[2] for row in rows} == KERNELS[part]

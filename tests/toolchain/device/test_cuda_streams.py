@@ -46,9 +46,7 @@ def test_every_stream_waits_for_what_it_uses_of_others(
 
 
 @pytest.mark.parametrize("left_out", ["wait_stream", "record_stream"])
-def test_a_wait_that_is_left_out_is_noticed(
-    pocket: Checkpoint, left_out: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_left_out_is_seen(pocket: Checkpoint, left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if left_out == "wait_stream":
         monkeypatch.setattr(StandInStream, "wait_stream", lambda *_: None)
         reason = "does not wait"
@@ -66,9 +64,7 @@ def test_streams_and_copies_change_no_token(pocket: Checkpoint, monkeypatch: pyt
     assert [result.tokens for result in transcribe(engine, HEARD, MIXED[1])] == expected
 
 
-def test_decoding_goes_before_encoding_and_copies(
-    pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoding_precedes_encoding_and_copies(pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     imitate_streams(monkeypatch, copy_overlap=True)
     recorded: list[Any] = []
     monkeypatch.setattr(

@@ -83,9 +83,7 @@ def test_cancelling_while_work_is_late_disturbs_no_other_request(
     assert engine.slots_in_use == 0
 
 
-def test_chunks_that_trickle_in_are_encoded_together(
-    pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trickling_chunks_are_encoded_together(pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """One chunk arrives at each step, and an encode takes a few steps: those that wait go as one batch."""
     encoders = imitate_late_device(monkeypatch)
     engine = pocket.engine(num_slots=16, encode_batch=8, lookahead=True)

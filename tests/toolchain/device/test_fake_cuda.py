@@ -98,18 +98,14 @@ def launches_of_a_step(
         return names
 
 
-def test_a_step_of_sure_searches_launches_what_a_greedy_step_launches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_of_sure_searches_launches_what_a_greedy_step_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MadeUp, "lead", 99.0)
     searches, greedy = (launches_of_a_step(monkeypatch, beam_size) for beam_size in (5, 1))
     assert searches == greedy
     assert greedy.count("triton") > 5
 
 
-def test_a_step_launches_as_much_for_one_row_with_keywords_as_for_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_launches_as_much_for_one_row_of_keywords_as_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MadeUp, "lead", 99.0)
     one, every = (launches_of_a_step(monkeypatch, 5, num_with_keywords) for num_with_keywords in (1, 128))
     assert one == every

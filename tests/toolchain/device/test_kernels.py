@@ -51,9 +51,7 @@ def test_triton_gives_the_tokens_of_torch(checkpoint: Checkpoint, monkeypatch: p
     assert found[1].token_times_s == pytest.approx(expected[1].token_times_s, abs=0.0201)
 
 
-def test_rows_behind_the_vocabulary_change_no_token(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_padding_rows_change_no_token(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, whose output projection has a multiple of 128 rows."""
     expected = tokens_of(checkpoint, "torch")
     on_gpu = torch.device("cuda")

@@ -134,9 +134,7 @@ def test_without_a_beam_and_a_limit_the_token_alone_is_chosen(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_text_begins_with_times_that_are_not_suppressed(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_begins_with_unsuppressed_times(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as are asked for, the first token of the lane of one of them not among them."""
     rows = [Row({T + 7: 9.5, T + 10: 9.0, T + 12: 8.0, 0: 7.5, T + 1: 1.0, T + 2: 0.5}, ())]
     found, expected = (choose(each, rows, None, count) for each in (TRITON, TORCH))

@@ -118,9 +118,7 @@ def test_the_rows_of_a_step_are_those_that_torch_looks_up(num_rows: int) -> None
 
 @pytest.mark.parametrize("num_programs", [1, 20, 160, 2560])
 @pytest.mark.parametrize("most", [1, 64, 65, 448, 1500, 3000])
-def test_the_parts_cover_all_positions_and_none_is_empty_for_the_longest(
-    num_programs: int, most: int
-) -> None:
+def test_parts_cover_all_positions_and_none_is_empty_for_the_longest(num_programs: int, most: int) -> None:
     num_splits, split = plan_splits(num_programs, most)
     assert num_splits * split >= most
     assert num_splits <= module._MAX_SPLITS

@@ -47,9 +47,7 @@ def test_what_leaves_float16_is_kept_within_it(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("num_rows", [3, 4])
 @torch.inference_mode()
-def test_programs_may_have_two_rows_of_which_the_last_is_missing(
-    num_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_may_have_two_rows_the_last_missing(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "_ROWS", 2)
     norm = nn.LayerNorm(80, device=DEVICE)
     x, change = torch.randn(2, num_rows, 80, device=DEVICE)

@@ -54,9 +54,7 @@ def install(checkout: Path, torch: str, python: str = sys.executable) -> tuple[i
         pytest.param("auto", "0.3 GB", " --torch-backend cpu", marks=WITHOUT_GPU),
     ],
 )
-def test_the_size_is_printed_before_anything_is_downloaded(
-    checkout: Path, torch: str, size: str, backend: str
-) -> None:
+def test_the_size_is_printed_before_a_download(checkout: Path, torch: str, size: str, backend: str) -> None:
     status, lines = install(checkout, torch)
     if torch == "auto":
         assert lines.pop(0) == "python -m pip config list"

@@ -46,9 +46,7 @@ def targets() -> list[Any]:
 
 
 @pytest.mark.parametrize(("python", "platform"), targets())
-def test_the_server_resolves_to_wheels_of_the_index(
-    python: str, platform: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_server_resolves_to_wheels(python: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ("--python-version", python, "--python-platform", platform, "--only-binary", ":all:")
     resolved = resolve(*asked, monkeypatch=monkeypatch)
     assert resolved["torch"] == pins()["torch"]

@@ -43,9 +43,7 @@ def folder() -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("installer", "python"), [("pip", sys.executable), *(("uv", python) for python in PYTHONS)]
 )
-def test_a_fresh_environment_transcribes_and_serves(
-    installer: str, python: str, wheels: Path, folder: Path
-) -> None:
+def test_new_installs_transcribe_and_serve(installer: str, python: str, wheels: Path, folder: Path) -> None:
     clean, fresh = clean_environment(), str(folder / "bin" / "python")
     wanted = [*map(str, wheels.glob("asr_server-*.whl")), "--constraint", str(ROOT / "constraints.txt")]
     wanted += ["--find-links", str(wheels)]

@@ -69,9 +69,7 @@ def check_times(reading: Reading, alignment: Alignment, sentences: Sequence[int]
     [str, str.upper, lambda text: "".join(c for c in text if c.isalpha() or c == " ").lower()],
     ids=["own", "uppercase", "no punctuation"],
 )
-async def test_a_text_in_another_spelling_is_aligned_as_its_own(
-    reading: Reading, write: Callable[[str], str]
-) -> None:
+async def test_another_spelling_is_aligned_as_its_own(reading: Reading, write: Callable[[str], str]) -> None:
     alignment = await reading.align(write(reading.speech.text))
     assert spoken_share(alignment) >= 0.98
     check_times(reading, alignment, range(len(reading.sentences)))

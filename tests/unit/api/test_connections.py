@@ -288,9 +288,7 @@ async def test_a_trailer_is_no_header(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize(("num_bytes", "size"), [(3000, 1), (4 * MIB, 100)])
-async def test_a_body_in_small_chunks_is_read_however_long_it_is(
-    connect: Connect, num_bytes: int, size: int
-) -> None:
+async def test_a_long_body_in_small_chunks_is_read(connect: Connect, num_bytes: int, size: int) -> None:
     async with strict_app() as app:
         client = await connect(app)
         client.send(CHUNKED + MULTIPART + b"\r\n")
@@ -377,9 +375,7 @@ async def test_beyond_the_limit_of_connections_uploads_are_turned_away_and_probe
         assert (await app.client.get("/health")).status_code == 200
 
 
-async def test_connections_far_beyond_the_limit_are_closed(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_too_many_connections_are_closed(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol_module, "RESERVED_CONNECTIONS", 1)
     async with strict_app(max_connections=1, client_grace_s=100.0) as app, waiting_for_answers(app, 1):
         (await connect(app)).begin_upload()

@@ -17,9 +17,7 @@ from tests.unit.api.sample_files import m4a, mp3, opus, sound_file
 
 
 @pytest.mark.parametrize("response_format", FORMATS)
-async def test_the_official_client_hears_the_digits_in_every_format(
-    client: AsyncOpenAI, response_format: str
-) -> None:
+async def test_the_client_hears_digits_in_every_format(client: AsyncOpenAI, response_format: str) -> None:
     answer = await transcribe(client, sound_file(SPOKEN.samples), response_format=response_format)
     assert plain(answer, response_format) == SPOKEN.text
 

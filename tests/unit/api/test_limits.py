@@ -122,9 +122,7 @@ async def refusal_of(app: RunningApp, key: str) -> openai.RateLimitError:
     return caught.value
 
 
-async def test_a_key_over_its_requests_gets_429_with_openais_headers_and_no_other_key_does(
-    tmp_path: Path,
-) -> None:
+async def test_a_key_over_its_requests_alone_gets_429_with_openais_headers(tmp_path: Path) -> None:
     web = entry("web", WEB, requests_per_minute=2, audio_seconds_per_minute=60)
     async with run_app(settings_with(tmp_path / "keys", web, entry("shop", SHOP))) as app:
         first = await limit_headers(app, WEB)

@@ -199,9 +199,7 @@ async def test_a_page_of_another_site_opens_no_session(origin: str, host: str) -
         assert not app.app.state.server.realtime.num_started
 
 
-async def test_the_servers_own_page_opens_a_session_and_so_does_a_client_without_an_origin(
-    app: RunningApp,
-) -> None:
+async def test_the_servers_own_page_and_a_client_without_an_origin_open_a_session(app: RunningApp) -> None:
     for headers in ({"origin": url(app)}, {"origin": url(app).replace("http", "https")}, {}):
         async with open_session(url(app), additional_headers=headers):
             pass
@@ -291,9 +289,7 @@ async def test_the_reply_is_the_one_that_fastapi_gives(
     assert plain == await ask(keyed, asked)
 
 
-async def test_a_recording_passes_no_route_of_fastapi(
-    app: RunningApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_recording_skips_fastapis_routes(app: RunningApp, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(*args: object) -> None:
         raise AssertionError("FastAPI's route was used")
 

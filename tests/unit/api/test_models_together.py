@@ -62,9 +62,7 @@ async def test_a_server_is_well_while_one_of_its_models_is(make: Callable[..., S
         Models([failing]).check_health()
 
 
-async def test_a_server_is_ready_once_all_that_it_loads_at_the_start_have_been(
-    make: Callable[..., ServedModel],
-) -> None:
+async def test_a_server_is_ready_once_it_has_loaded_its_models(make: Callable[..., ServedModel]) -> None:
     may_launch = asyncio.Event()
     quick, slow, lazy = make("quick"), make("slow", may_launch.wait), make("lazy", impossible, load="lazy")
     registry = Models([quick, slow, lazy])
@@ -119,9 +117,7 @@ async def test_a_model_that_has_lost_its_replicas_is_neither_ready_nor_loaded(
 # -- Load and replace ----------------------------------------------------------------------------------------
 
 
-async def test_a_model_is_loaded_by_its_name_unless_the_server_ends_or_it_cannot_be(
-    make: Callable[..., ServedModel],
-) -> None:
+async def test_a_model_is_loaded_by_name_unless_the_server_ends(make: Callable[..., ServedModel]) -> None:
     lazy, broken = make("lazy", load="lazy"), make("broken", impossible, load="lazy")
     registry = Models([lazy, broken])
     assert await registry.load("lazy") is lazy
@@ -163,9 +159,7 @@ async def loaded_and_ready(app: RunningApp) -> tuple[float, float]:
     return loaded, ready
 
 
-async def test_requests_wait_for_one_load_together_but_no_longer_than_the_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_requests_wait_for_one_load_together_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_model_module, "MAX_LOAD_WAIT_S", 0.2)
     may_launch = asyncio.Event()
     async with run_app(embedded(load="lazy"), before_launch=may_launch.wait) as app:
@@ -203,9 +197,7 @@ async def test_a_load_that_the_end_of_the_server_cuts_short_leaves_nothing_loade
         assert model_of(app).state == "unloaded"
 
 
-async def test_an_idle_model_gives_its_replicas_up_and_the_next_request_brings_them_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_idle_model_is_unloaded_until_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models_module, "LOOK_EVERY_S", 0.01)
     async with run_app(embedded(idle_unload_s=0.05, load="lazy")) as app:
         for _ in range(3):

@@ -54,9 +54,7 @@ def refusal(*pairs: tuple[str, str], fields_type: type[AudioFields] = Transcript
         [("timestamp_granularities[]", '["segment"]'), ("timestamp_granularities[]", "segment")],
     ],
 )
-def test_arrays_come_repeated_with_brackets_or_without_or_as_a_comma_list_or_as_json(
-    pairs: list[tuple[str, str]],
-) -> None:
+def test_arrays_come_repeated_with_brackets_as_a_comma_list_or_as_json(pairs: list[tuple[str, str]]) -> None:
     assert parse(VERBOSE, *pairs).timestamp_granularities == ["segment", "segment"]
 
 
@@ -290,9 +288,7 @@ def test_each_of_two_channels_is_a_speaker_by_letter_or_by_name() -> None:
         ([VERBOSE, ("timestamp_granularities[]", "word,segment")], (False, True, True)),
     ],
 )
-def test_an_answer_shows_what_was_asked_for(
-    pairs: list[tuple[str, str]], shown: tuple[bool, bool, bool]
-) -> None:
+def test_an_answer_shows_what_is_asked(pairs: list[tuple[str, str]], shown: tuple[bool, bool, bool]) -> None:
     options = asked(*pairs).render_options
     assert (options.with_logprobs, options.with_segments, options.with_words) == shown
 

@@ -165,18 +165,14 @@ async def test_an_upload_that_can_never_fit_on_the_disk_is_413_at_once(
     assert "TMPDIR" in reply.error["message"]
 
 
-async def test_an_upload_of_unknown_length_that_can_never_fit_is_413_when_it_is_too_long(
-    little_disk: SetFree,
-) -> None:
+async def test_an_upload_of_unknown_length_that_cannot_fit_is_413_if_too_long(little_disk: SetFree) -> None:
     store = UploadStore(0)
     little_disk(15 * MIB, store)
     with pytest.raises(UploadTooLarge, match="10 MiB"):
         await filled(store, 11 * MIB)
 
 
-async def test_a_client_that_leaves_while_its_upload_is_written_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_client_that_leaves_during_a_write_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory, disk and the file stayed taken until a restart."""
     store, is_writing, may_write = UploadStore(0), threading.Event(), threading.Event()
     append = Upload._append

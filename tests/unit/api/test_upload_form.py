@@ -141,9 +141,7 @@ async def test_a_recording_in_another_field_is_told_which_one_is_missing(form: F
         ({"content_encoding": "x" * 81}, f"Content-Encoding '{'x' * 80}': send"),
     ],
 )
-async def test_a_body_that_is_no_plain_form_is_refused_as_such(
-    form: Form, headers: dict[str, str], told: str
-) -> None:
+async def test_a_body_that_is_no_form_is_refused(form: Form, headers: dict[str, str], told: str) -> None:
     client = Client(body(FILE), content_type=headers.pop("content_type", None))
     with pytest.raises(InvalidValue, match=told):
         await read_form(client.request(**headers), form, LIMIT, ReadingTurns())
@@ -209,9 +207,7 @@ def header(num_bytes: int) -> bytes:
     ],
     ids=["fields", "name", "value", "voice", "header"],
 )
-async def test_a_form_has_so_many_and_no_more(
-    make: Callable[[int], bytes], most: int, param: str | None
-) -> None:
+async def test_a_form_is_bounded_in_all(make: Callable[[int], bytes], most: int, param: str | None) -> None:
     with contextlib.closing(Form(MIB, UploadStore(16 * MIB))) as form:
         await read(form, make(most), piece=MIB, limit=MIB)
         assert form.has_file
@@ -228,9 +224,7 @@ async def test_a_form_has_so_many_and_no_more(
         ("https://example.com/a.mp3", "send the recording itself."),
     ],
 )
-async def test_a_path_in_place_of_the_file_is_answered_with_curls_at_sign(
-    form: Form, text: str, hint: str
-) -> None:
+async def test_a_path_in_place_of_the_file_is_told_of_curls_at(form: Form, text: str, hint: str) -> None:
     with pytest.raises(InvalidValue) as caught:
         await read(form, body(part("file", text.encode())))
     assert caught.value.param == "file"

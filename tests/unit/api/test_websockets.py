@@ -107,9 +107,7 @@ async def test_what_comes_behind_the_close_is_bounded(monkeypatch: pytest.Monkey
     [(handshake(header=f"x: {'y' * 9000}"), 431), (handshake(method="POST"), 400)],
     ids=["a line too long", "a POST"],
 )
-async def test_an_upgrade_that_is_no_handshake_is_answered_and_closed(
-    request_bytes: bytes, status: int
-) -> None:
+async def test_an_upgrade_that_is_no_handshake_is_refused(request_bytes: bytes, status: int) -> None:
     async with run_app(embedded()) as app:
         before = await read(app)
         client = await RawClient.connect(app.host, app.port)
@@ -125,9 +123,7 @@ async def test_an_upgrade_that_is_no_handshake_is_answered_and_closed(
         await until(lambda: not app.server.server_state.connections)
 
 
-async def test_who_reads_late_is_told_how_the_client_closed_and_nothing_of_what_it_sent(
-    app: RunningApp,
-) -> None:
+async def test_who_reads_late_is_told_only_how_the_client_closed(app: RunningApp) -> None:
     came: list[dict[str, object]] = []
     may_read = asyncio.Event()
 

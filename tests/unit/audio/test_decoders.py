@@ -155,9 +155,7 @@ def test_aiff_depths(tmp_path: Path, subtype: str) -> None:
         ("pcm_f64le", "dbl"),
     ],
 )
-def test_ffmpeg_formats_of_every_kind_have_the_same_scale(
-    tmp_path: Path, codec: str, sample_format: str
-) -> None:
+def test_ffmpeg_formats_all_have_the_same_scale(tmp_path: Path, codec: str, sample_format: str) -> None:
     write_ffmpeg(str(tmp_path / "a.mka"), voice(16_000, 2, 1.0), 16_000, codec, "matroska")
     with av.open(str(tmp_path / "a.mka")) as container:
         assert next(container.decode(audio=0)).format.name == sample_format

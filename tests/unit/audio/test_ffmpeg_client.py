@@ -246,9 +246,7 @@ def test_nothing_outlives_a_server_that_is_killed(path: Path, frozen: str) -> No
     until(lambda: not alive(forkserver) and not alive(process))
 
 
-def test_an_answer_longer_than_any_packet_decodes_to_is_not_read(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_longer_than_any_packet_is_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     status_fd, other = os.pipe()
     monkeypatch.setattr(decode_processes, "take", lambda *_: DecodeProcess(ours, status_fd))

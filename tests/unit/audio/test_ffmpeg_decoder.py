@@ -43,9 +43,7 @@ def first_sound_s(frames: Frames, start_s: float = 0.0) -> float:
     ("container", "codec"),
     [("matroska", "aac"), ("mp4", "aac"), ("mov", "aac"), ("mpegts", "aac"), ("matroska", "libopus")],
 )
-def test_sound_that_begins_after_the_picture_keeps_its_time(
-    tmp_path: Path, container: str, codec: str
-) -> None:
+def test_sound_that_begins_after_a_picture_stays_late(tmp_path: Path, container: str, codec: str) -> None:
     path = write_film(tmp_path / "a", container, [Sound(tone(440), start_s=4.02)], 6.0, codec)
     decoder = FfmpegDecoder(opened(path))
     frames = all_of(decoder)
@@ -59,9 +57,7 @@ def test_sound_that_begins_after_the_picture_keeps_its_time(
     [("matroska", "aac"), ("webm", "libopus"), ("ogg", "libopus"), ("mp4", "aac"), ("mpegts", "aac")],
 )
 @pytest.mark.parametrize("gap_s", [0.4, 5.0])
-def test_a_gap_in_the_time_stamps_is_silence(
-    tmp_path: Path, container: str, codec: str, gap_s: float
-) -> None:
+def test_a_gap_of_time_stamps_is_silence(tmp_path: Path, container: str, codec: str, gap_s: float) -> None:
     path = write_film(tmp_path / "a", container, [Sound(tone(440), gap=(1.0, gap_s))], codec=codec)
     decoder = FfmpegDecoder(opened(path))
     frames = all_of(decoder)
@@ -175,9 +171,7 @@ def test_silence_beyond_the_limit_is_refused_before_it_is_made(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("start_s", "picture_s"), [(20.0, 26.0), (5.0, 0.0)])
-def test_sound_that_begins_late_is_not_taken_for_cut_short(
-    tmp_path: Path, start_s: float, picture_s: float
-) -> None:
+def test_sound_that_begins_late_is_not_cut_short(tmp_path: Path, start_s: float, picture_s: float) -> None:
     """Longer than FFmpeg looks ahead; and alone, where it is the start."""
     path = write_film(tmp_path / "a.mkv", "matroska", [Sound(tone(440), start_s=start_s)], picture_s)
     decoder = FfmpegDecoder(opened(path))
@@ -203,9 +197,7 @@ def test_a_film_that_is_cut_short_is_said_to_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("container", ["matroska", "mp4"])
-def test_a_packet_that_cannot_be_decoded_counts_as_cut_short_and_the_rest_is_read(
-    tmp_path: Path, container: str
-) -> None:
+def test_a_broken_packet_counts_as_cut_short_and_the_rest_is_read(tmp_path: Path, container: str) -> None:
     path = write_film(tmp_path / "a", container, [Sound(voice(48_000, 1, 4.0))])
     data = bytearray(path.read_bytes())
     data[len(data) // 2 : len(data) // 2 + 40] = b"\xff" * 40
@@ -255,9 +247,7 @@ FILM = [
         (TrackChoice(language="deu"), 500),
     ],
 )
-def test_the_default_track_is_read_or_the_one_that_is_named(
-    tmp_path: Path, choice: TrackChoice, expected: int
-) -> None:
+def test_the_default_track_is_read_or_the_named(tmp_path: Path, choice: TrackChoice, expected: int) -> None:
     decoder = FfmpegDecoder(opened(write_film(tmp_path / "a.mkv", "matroska", FILM)), choice)
     assert pitch(all_of(decoder)) == pytest.approx(expected, abs=2)
     (track,) = decoder.tracks_read
@@ -265,9 +255,7 @@ def test_the_default_track_is_read_or_the_one_that_is_named(
 
 
 @pytest.mark.parametrize("choice", [TrackChoice((4,)), TrackChoice(language="fra")])
-def test_a_track_that_is_not_there_is_refused_with_those_that_are(
-    tmp_path: Path, choice: TrackChoice
-) -> None:
+def test_a_missing_track_is_refused_with_those_that_are(tmp_path: Path, choice: TrackChoice) -> None:
     path = write_film(tmp_path / "a.mkv", "matroska", FILM)
     with pytest.raises(NoSuchTrack, match=r"3 audio tracks .*1: eng, 2: ger, 3: spa"):
         FfmpegDecoder(opened(path), choice)
@@ -304,9 +292,7 @@ def test_a_track_without_packets_is_passed_over(tmp_path: Path, container: str, 
         ("ger", False, TrackChoice(language="ger")),
     ],
 )
-def test_a_track_is_a_number_or_a_language_or_two_numbers(
-    text: str, split_channels: bool, choice: TrackChoice
-) -> None:
+def test_tracks_are_numbers_or_a_language(text: str, split_channels: bool, choice: TrackChoice) -> None:
     assert parse_choice(text, split_channels) == choice
 
 

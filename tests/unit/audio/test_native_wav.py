@@ -74,9 +74,7 @@ def test_samples_behind_a_header_without_sizes_are_read_to_the_end(tmp_path: Pat
 @pytest.mark.parametrize(
     "subtype", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"]
 )
-def test_every_depth_is_read_bit_for_bit_as_libsndfile_reads_it(
-    tmp_path: Path, container: str, subtype: str
-) -> None:
+def test_every_depth_is_read_as_libsndfile_reads_it(tmp_path: Path, container: str, subtype: str) -> None:
     path = write_sndfile(tmp_path / "a", voice(16_000, 2, 1.0), 16_000, format=container, subtype=subtype)
     expected, _ = soundfile.read(path, dtype="float32", always_2d=True)
     frames, decoder = decoded(path)
@@ -142,9 +140,7 @@ def test_bits_in_the_low_end_of_four_bytes_are_as_loud_as_elsewhere(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("long_size", "num_frames"), [(3200, 1600), (0, 3600)])
-def test_a_long_size_counts_where_the_short_one_is_unset(
-    tmp_path: Path, long_size: int, num_frames: int
-) -> None:
+def test_the_long_size_counts_if_the_short_is_unset(tmp_path: Path, long_size: int, num_frames: int) -> None:
     ds64 = struct.pack("<4sIQQQI", b"ds64", 28, 0, long_size, 0, 0)
     content = raw_wav(bytes(7200), data_size=0xFFFFFFFF, extra=ds64).replace(b"RIFF", b"RF64")
     assert len(decoded(written(tmp_path, content))[0]) == num_frames

@@ -63,9 +63,7 @@ def test_every_format_gives_the_same_speech(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.mp3", "a.m4a", "a.webm", "a.ogg", "browser.webm"])
-def test_the_length_is_known_from_the_first_slice_on_where_the_header_tells_it(
-    tmp_path: Path, name: str
-) -> None:
+def test_the_length_is_known_from_the_first_slice_if_the_header_has_it(tmp_path: Path, name: str) -> None:
     with Recording(make(tmp_path, name, np.repeat(spoken(), 9, axis=0), 48_000)) as recording:
         assert recording.expected_duration_s is None
         recording.next_slice()
@@ -91,9 +89,7 @@ def test_every_format_read_from_memory_is_as_from_a_file(tmp_path: Path, name: s
 
 @pytest.mark.parametrize("kind", ["open file", "unlinked file", "in memory"])
 @pytest.mark.parametrize("name", ["a.wav", "a.mp3", "a.m4a"])
-def test_a_file_that_is_open_is_read_from_its_start_and_stays_its_owners(
-    tmp_path: Path, name: str, kind: str
-) -> None:
+def test_an_open_file_is_read_from_its_start_and_left_open(tmp_path: Path, name: str, kind: str) -> None:
     path = make(tmp_path, name, voice(48_000, 1, 1.0), 48_000)
     expected, data = audio_of(pieces_of(path)[0]), path.read_bytes()
     with path.open("rb") if kind == "open file" else filled(kind, data) as source:
@@ -112,9 +108,7 @@ def filled(kind: str, data: bytes) -> BinaryIO:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("share", [0.9, 0.5, 0.1])
-def test_a_file_cut_short_gives_what_can_be_read_or_says_why_not(
-    tmp_path: Path, name: str, share: float
-) -> None:
+def test_a_file_cut_short_is_read_or_said_why_not(tmp_path: Path, name: str, share: float) -> None:
     data = make(tmp_path, name, voice(48_000, 1, 10.0), 48_000).read_bytes()
     part = data[: int(len(data) * share)]
     if name in INDEX_LAST or (share == 0.1 and name in FEW_PAGES):
@@ -400,9 +394,7 @@ SPEECH = [path for path in real_recordings() if path.suffix == ".wav" and "silen
 
 
 @pytest.mark.parametrize("path", SPEECH or [None], ids=lambda path: getattr(path, "name", "none"))
-def test_a_bump_against_the_microphone_changes_no_sample_of_the_speech(
-    tmp_path: Path, path: Path | None
-) -> None:
+def test_a_bump_of_the_microphone_changes_no_sample_of_speech(tmp_path: Path, path: Path | None) -> None:
     if path is None:
         pytest.skip("no recordings in ../shared/data/audio")
     sound, sample_rate = soundfile.read(path, dtype="float32", always_2d=True)

@@ -49,9 +49,7 @@ async def finish(pool: PreprocessPool, recording: Recording) -> list[Piece]:
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.mp3", "a.m4a"])
-async def test_many_files_at_once_are_each_read_whole(
-    pool: PreprocessPool, tmp_path: Path, name: str
-) -> None:
+async def test_many_files_at_once_are_read_whole(pool: PreprocessPool, tmp_path: Path, name: str) -> None:
     path = talk(tmp_path, name, 0.8)
     recordings = [Recording(path, AudioLimits()) for _ in range(12)]
     results = await asyncio.gather(*(finish(pool, recording) for recording in recordings))

@@ -96,9 +96,7 @@ def test_windows_are_filled_as_far_as_the_long_pauses_allow(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("first_s", "cut_s"), [(1.0, (24.0, 25.0)), (0.3, (28.0, 28.3))])
-def test_the_later_of_two_pauses_is_taken_unless_it_is_much_shorter(
-    first_s: float, cut_s: tuple[float, float]
-) -> None:
+def test_the_later_of_two_pauses_unless_much_shorter(first_s: float, cut_s: tuple[float, float]) -> None:
     samples = noise(MAX_CHUNK, 0.1)
     for pause_s, duration_s in ((24.0, first_s), (28.0, 0.3)):
         samples[int(pause_s * SAMPLE_RATE) : int((pause_s + duration_s) * SAMPLE_RATE)] = 0
@@ -219,9 +217,7 @@ parts = st.lists(
 
 @given(parts, st.integers(1, 700_000))
 @settings(max_examples=12, deadline=None)
-def test_every_sample_is_in_a_chunk_or_in_a_silence(
-    parts: list[tuple[str, float, float]], block: int
-) -> None:
+def test_every_sample_is_in_a_chunk_or_silence(parts: list[tuple[str, float, float]], block: int) -> None:
     talk = np.tile(say("8675309").samples, 25)
     sounds = {"talk": talk, "hiss": noise(len(talk), 0.05), "nothing": np.zeros_like(talk)}
     samples = np.concatenate(

@@ -90,9 +90,7 @@ def test_a_frame_that_has_begun_is_scored_at_the_end(num_samples: int, num_pushe
 
 
 @pytest.mark.parametrize("has_vnni", [True, False])
-def test_weights_are_unsigned_where_sums_of_products_overflow(
-    has_vnni: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_unsigned_where_sums_overflow(has_vnni: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(voice, "cpu_flags", lambda: frozenset([*VNNI_FLAGS][:1] if has_vnni else ["avx2"]))
     options: onnxruntime.SessionOptions = load_onnx(DETECTOR).get_session_options()
     if has_vnni:

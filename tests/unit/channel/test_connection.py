@@ -200,9 +200,7 @@ async def test_closing_leaves_no_file_no_socket_and_no_thread() -> None:
     await until(lambda: len(asyncio.all_tasks()) == before[2])
 
 
-async def test_without_free_handles_there_is_an_error_in_place_of_an_abort(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_without_free_handles_there_is_an_error_and_no_abort(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asr_server.channel.zeromq.FILE_HANDLES", 1 << 20)
     before = psutil.Process().num_fds()
     with pytest.raises(OSError, match="Too many open files"):
@@ -210,9 +208,7 @@ async def test_without_free_handles_there_is_an_error_in_place_of_an_abort(
     assert psutil.Process().num_fds() == before
 
 
-async def test_an_end_that_cannot_listen_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_end_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = psutil.Process().num_fds()
     for folder in (tmp_path / "gone", tmp_path / ("x" * 120)):
         if len(folder.name) > 100:

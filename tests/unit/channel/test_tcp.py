@@ -107,9 +107,7 @@ async def test_a_stranger_gets_nothing_reaches_nobody_and_is_logged_once(
     assert caplog.text.count(REFUSED) == 1
 
 
-async def test_bytes_of_another_protocol_harm_nobody(
-    client: TcpEngineClient, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_other_protocols_do_no_harm(client: TcpEngineClient, caplog: pytest.LogCaptureFixture) -> None:
     host, _, port = client.address.events.removeprefix("tcp://").rpartition(":")
     server = TcpEngineServer(client.address, on_lost=Lost())
     await connected(client, server)

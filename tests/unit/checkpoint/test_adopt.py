@@ -91,9 +91,7 @@ def test_floats_of_a_ctranslate2_folder_are_the_checkpoints(folders: Folders, ki
 @pytest.mark.parametrize(
     "kind", ["int8", *(pytest.param(kind, marks=pytest.mark.trial) for kind in ("int8_float16", "int16"))]
 )
-def test_whole_numbers_of_a_ctranslate2_folder_are_divided_by_their_scales(
-    folders: Folders, kind: str
-) -> None:
+def test_integers_of_a_ctranslate2_folder_are_divided_by_their_scales(folders: Folders, kind: str) -> None:
     """Each number is as near as rounding leaves it: half a step, where the row's largest is 127 steps."""
     before = load_file(pocket_directory() / "model.safetensors")
     found = weights_of(resolve_checkpoint(str(folders[kind])))
@@ -144,9 +142,7 @@ def test_nothing_is_copied_and_a_second_start_finds_the_reading(folders: Folders
     assert name_elsewhere(directory) == str(folders["float16"])
 
 
-def test_a_file_that_changes_is_read_anew_and_never_by_the_old_places(
-    folders: Folders, tmp_path: Path
-) -> None:
+def test_a_file_that_changes_is_read_anew_not_by_the_old_places(folders: Folders, tmp_path: Path) -> None:
     mine = shutil.copytree(folders["float16"], tmp_path / "mine")
     before = resolve_checkpoint(str(mine))
     shutil.copy(folders["float32"] / "model.bin", mine / "model.bin")
@@ -156,9 +152,7 @@ def test_a_file_that_changes_is_read_anew_and_never_by_the_old_places(
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "preprocessor_config.json"])
-def test_a_small_file_that_changes_beside_the_weights_is_read_anew(
-    folders: Folders, tmp_path: Path, name: str
-) -> None:
+def test_a_small_file_that_changes_is_read_anew(folders: Folders, tmp_path: Path, name: str) -> None:
     """Its date may be the same, as `cp -p` leaves it."""
     mine = shutil.copytree(folders["float16"], tmp_path / "mine")
     before = resolve_checkpoint(str(mine))
@@ -453,9 +447,7 @@ def test_a_folders_own_description_of_its_features_and_rules_is_kept(tmp_path: P
 @pytest.mark.parametrize(
     ("vocabulary", "asked"), [(ENGLISH, "tiny.en"), (MULTILINGUAL, "base"), (CANTONESE, "base")]
 )
-def test_a_single_file_takes_the_tokenizer_of_its_vocabulary(
-    tmp_path: Path, vocabulary: int, asked: str
-) -> None:
+def test_a_single_file_takes_its_vocabularys_tokenizer(tmp_path: Path, vocabulary: int, asked: str) -> None:
     texts = write_tokenizer(tmp_path / "texts", tokens(), suppress_tokens=[50_357, 50_358, 50_359])
     names: list[str] = []
 
@@ -484,9 +476,7 @@ def test_a_single_file_takes_the_tokenizer_of_its_vocabulary(
 
 
 @pytest.mark.parametrize("name", ["<|endoftext|>", "<|startofprev|>", "<|notimestamps|>"])
-def test_a_tokenizer_without_whispers_tokens_is_refused_and_nothing_is_kept(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_tokenizer_without_whispers_tokens_is_refused_and_not_kept(tmp_path: Path, name: str) -> None:
     source = ctranslate2_folder(tmp_path / "mine")
     write_tokenizer(source, {other: number for other, number in tokens().items() if other != name})
     with pytest.raises(CheckpointError, match=r"is no Whisper tokenizer: .* is missing"):

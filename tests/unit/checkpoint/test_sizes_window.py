@@ -54,9 +54,7 @@ def test_short_audio_has_silence_of_1_5_s_behind_it_and_is_rounded_up_to_few_len
 @pytest.mark.parametrize(
     "preprocessor", [{"chunk_length": 30}, {"hop_length": 80}, {"n_fft": 512}, {"sampling_rate": 8000}]
 )
-def test_features_that_the_encoder_was_not_made_for_are_an_error(
-    tmp_path: Path, preprocessor: dict[str, object]
-) -> None:
+def test_features_of_another_encoder_are_an_error(tmp_path: Path, preprocessor: dict[str, object]) -> None:
     write_checkpoint(tmp_path, {"max_source_positions": 400}, preprocessor)
     ((key, value),) = preprocessor.items()
     with pytest.raises(

@@ -51,9 +51,7 @@ def refusal(path: Path) -> str:
 
 @pytest.mark.parametrize("part", ["encoder", "decoder"])
 @pytest.mark.parametrize("num_layers", [1, 3, 3_000_000])
-def test_a_config_with_another_number_of_layers_is_refused(
-    directory: Path, part: str, num_layers: int
-) -> None:
+def test_a_config_of_other_layers_is_refused(directory: Path, part: str, num_layers: int) -> None:
     change_config(directory, **{f"{part}_layers": num_layers})
     assert f"they have 2 {part} layers, {part}_layers is {num_layers}" in refusal(directory)
 

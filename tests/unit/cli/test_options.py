@@ -85,18 +85,14 @@ def test_a_model_that_is_not_there_is_one_line_beside_the_others(tmp_path: Path)
     ]
 
 
-def test_a_model_on_the_hub_is_not_asked_for_while_something_else_is_wrong(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_hub_is_not_asked_while_something_else_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "asr_server.cli.options.resolve_checkpoint", lambda name: pytest.fail("asked the hub")
     )
     assert len(problems(model="openai/whisper-tiny", replicas="-1")) == 1
 
 
-def test_only_a_model_that_nobody_asked_for_gives_way_to_the_embedded_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_a_model_nobody_asked_for_gives_way_to_the_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(name: str) -> Path:
         raise CheckpointError(f"{name} is nowhere")
 
@@ -110,9 +106,7 @@ def test_only_a_model_that_nobody_asked_for_gives_way_to_the_embedded_one(
         checked_settings({"model": "base"})
 
 
-def test_logging_is_set_up_before_a_model_is_fetched_and_after_the_settings_are_right(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_logging_is_set_up_between_the_settings_and_the_models_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[str] = []
     monkeypatch.setattr("asr_server.cli.options.resolve_checkpoint", lambda name: happened.append(name))
     checked_settings({"model": "turbo"}, before_fetch=lambda settings: happened.append(settings.model))

@@ -73,9 +73,7 @@ def test_a_whole_command_line_of_whisper_writes_all_its_files(tmp_path: Path) ->
         (["10-20,15-30,30-40"], [(10.0, 40.0)]),
     ],
 )
-def test_clips_are_seconds_or_clock_times_in_order(
-    given: list[str], clips: list[tuple[float, float]]
-) -> None:
+def test_clips_are_seconds_or_times_in_order(given: list[str], clips: list[tuple[float, float]]) -> None:
     arguments = [word for text in given for word in ("--clip", text)]
     found = command.make_context("transcribe", ["a.wav", *arguments]).params["clips"]
     assert found == tuple(Clip(*clip) for clip in clips)

@@ -328,9 +328,7 @@ def test_what_ranks_need(
     assert [line.rpartition(": ")[2] for line in lines] == reasons
 
 
-def test_a_certificate_with_its_key_is_taken_and_one_with_a_password_is_not(
-    tmp_path: Path, certificate: str
-) -> None:
+def test_a_certificate_and_key_are_taken_unless_with_a_password(tmp_path: Path, certificate: str) -> None:
     both = Path(certificate).read_text()
     key, locked = tmp_path / "key.pem", tmp_path / "locked.pem"
     key.write_text(both[both.index("-----BEGIN PRIVATE") : both.index("-----BEGIN CERT")])

@@ -188,9 +188,7 @@ def test_a_server_elsewhere_gets_its_model_and_key_and_none_of_this_machines_set
 
 
 @pytest.mark.parametrize("status", [0, 1, 130, 143])
-def test_the_status_is_that_of_the_run_and_a_second_interruption_ends_it_at_once(
-    asked: Asked, status: int
-) -> None:
+def test_the_status_is_the_runs_and_a_second_interruption_ends_it_now(asked: Asked, status: int) -> None:
     asked.status = status
     assert asked("a.wav").exit_code == status
     assert (asked.on_interrupt is signal.SIG_DFL) == (status == 130)
@@ -205,9 +203,7 @@ def test_the_status_is_that_of_the_run_and_a_second_interruption_ends_it_at_once
         (OutputError("no room"), 2, "Error: no room"),
     ],
 )
-def test_what_ends_a_run_before_its_begin_is_a_line(
-    asked: Asked, error: BaseException, status: int, line: str
-) -> None:
+def test_what_ends_a_run_early_is_a_line(asked: Asked, error: BaseException, status: int, line: str) -> None:
     asked.error = error
     done = asked("a.wav", "--url", "http://x")
     assert (done.exit_code, done.stderr) == (status, f"{line}\n")

@@ -252,9 +252,7 @@ async def test_a_chunk_for_a_replica_that_is_just_gone_waits_for_the_next(app: R
     assert await task == result(0)
 
 
-async def test_the_likeliest_language_is_taken_where_nobody_chooses_and_kept_for_another_try(
-    app: RunningDispatcher,
-) -> None:
+async def test_the_likeliest_language_is_taken_if_nobody_chooses_and_kept(app: RunningDispatcher) -> None:
     first = app.replica
     handle = app.dispatcher.open("a")
     task = asyncio.create_task(handle.submit(chunk(0), DecodingOptions()))

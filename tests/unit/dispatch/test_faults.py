@@ -130,9 +130,7 @@ class MuteExecutor(MultiprocessExecutor):
     module = "this"  # a module of Python's that ends by itself
 
 
-async def test_a_replica_that_ends_before_it_is_ready_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_early_end_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     dispatcher = Dispatcher(SETTINGS, MuteExecutor(SETTINGS), limits=WITHOUT_PAUSE)
     await dispatcher.start()

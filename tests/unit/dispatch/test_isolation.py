@@ -45,9 +45,7 @@ async def let_the_loop_run() -> None:
         await asyncio.sleep(0)
 
 
-async def test_after_one_death_chunks_are_sent_again_together_and_newcomers_beside_them(
-    app: RunningDispatcher,
-) -> None:
+async def test_after_one_death_chunks_go_out_again_beside_newcomers(app: RunningDispatcher) -> None:
     """A random kill must not make a full server decode one chunk after another."""
     tasks = send_each(app, "abc")
     first = app.replica
@@ -157,9 +155,7 @@ async def test_other_replicas_go_on_with_other_work() -> None:
     await app.dispatcher.stop()
 
 
-async def test_a_suspect_whose_client_leaves_makes_room_once_the_replica_has_dropped_it(
-    app: RunningDispatcher,
-) -> None:
+async def test_a_suspect_whose_client_leaves_makes_room_once_it_is_dropped(app: RunningDispatcher) -> None:
     """While it still runs, its crash would be blamed on the next suspect."""
     leaves = app.dispatcher.open("leaves")
     left, stays = app.send(leaves, 0), app.send(app.dispatcher.open("stays"), 0)

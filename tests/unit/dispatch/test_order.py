@@ -134,9 +134,7 @@ async def test_a_key_that_was_idle_has_saved_nothing_up(app: RunningDispatcher) 
     await asyncio.gather(*tasks)
 
 
-async def test_the_background_gets_a_sixteenth_beside_others_and_all_of_it_alone(
-    app: RunningDispatcher,
-) -> None:
+async def test_the_background_gets_a_sixteenth_beside_others_or_all_alone(app: RunningDispatcher) -> None:
     job = open_for(app, "", "job")
     job.is_background = True
     tasks = [app.send(job, index) for index in range(6)]
@@ -202,9 +200,7 @@ async def test_before_a_stop_the_background_goes_last(app: RunningDispatcher) ->
     await asyncio.gather(*tasks)
 
 
-async def test_before_a_stop_live_speech_goes_first_and_then_the_oldest_request_of_any_key(
-    app: RunningDispatcher,
-) -> None:
+async def test_before_a_stop_live_speech_goes_first_then_the_oldest_request(app: RunningDispatcher) -> None:
     """However many slots one request takes for it."""
     app.replica.say(Credit(0, num_slots=1))
     tasks = send_all(app, "web", 3) + send_all(app, "shop", 2)
@@ -218,9 +214,7 @@ async def test_before_a_stop_live_speech_goes_first_and_then_the_oldest_request_
 @pytest.mark.parametrize(
     ("window", "encoded"), [(AudioWindow(400), 275 / 400), (AudioWindow(1500), 900 / 1500)]
 )
-async def test_a_chunk_costs_what_it_takes_of_the_checkpoints_window(
-    window: AudioWindow, encoded: float
-) -> None:
+async def test_a_chunk_costs_its_share_of_the_window(window: AudioWindow, encoded: float) -> None:
     """Half a window and 1.5 s, rounded up to half a second, or between 6 and 20 s to two."""
     app = await RunningDispatcher(credit=2, window=window).open()
     request = app.dispatcher.open("one full chunk, one half full")

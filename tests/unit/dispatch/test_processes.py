@@ -98,9 +98,7 @@ async def test_replicas_go_away_when_their_parent_is_killed_while_starting(
 DESCRIPTORS_OF_A_CLIENT = 10  # at least
 
 
-async def test_no_key_is_in_the_arguments_or_the_environment_of_a_replica(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_no_key_is_in_a_replicas_arguments_or_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "s3cret")
     replica = await MultiprocessExecutor(embedded(api_key="s3cret")).launch(0)
     process = psutil.Process(replica.pid)

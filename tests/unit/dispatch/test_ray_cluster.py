@@ -49,9 +49,7 @@ def listener(answer: bytes) -> Iterator[str]:
     ("answer", "reason"),
     [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "what listens there is not Ray"), (b"", "timed out")],
 )
-def test_a_port_that_is_not_rays_is_refused(
-    answer: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_port_is_refused(answer: bytes, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWER_LIMIT_S", 0.2)
     with listener(answer) as address:
         with pytest.raises(OSError, match=f"cannot connect to {address}: {reason}") as raised:

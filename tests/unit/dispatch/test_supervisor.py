@@ -136,9 +136,7 @@ async def test_restarts_are_counted_by_their_reason(start: Start) -> None:
     assert grown == {"exited": 1, "frozen": 1, "hung": 1, "not_ready": 1, "failed_start": 2}
 
 
-async def test_the_log_says_when_a_lost_replica_is_back(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_log_says_that_a_replica_is_back(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="asr_server.dispatch.supervisor")
     executor = ScriptedExecutor()
     start(executor)
@@ -184,9 +182,7 @@ async def test_a_launch_that_raises_is_tried_again(start: Start, caplog: pytest.
     assert not any(record.exc_info for record in caplog.records)
 
 
-async def test_launches_that_keep_raising_are_given_up(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_launches_that_all_raise_are_given_up(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     keeper = start(FailingExecutor(MAX_FAILED_STARTS))
     await until(lambda: keeper.given_up)
     assert caplog.messages[-1] == "replica 0 failed to start 3 times: given up"
@@ -215,9 +211,7 @@ async def test_an_error_of_ours_while_watching_ends_the_replica_and_another_is_l
 
 
 @pytest.mark.parametrize("reason", [OSError(2, "No such file or directory"), StartImpossible("no weights")])
-async def test_a_replica_that_was_ready_once_is_launched_until_it_is_ready_again(
-    start: Start, reason: Exception
-) -> None:
+async def test_a_replica_once_ready_is_launched_until_it_is_again(start: Start, reason: Exception) -> None:
     executor = FailingExecutor(0, reason)
     keeper = start(executor)
     await until(lambda: keeper.was_ready)
@@ -280,9 +274,7 @@ class WithoutWeights(ScriptedExecutor):
         raise StartImpossible("no weights")
 
 
-async def test_who_waits_for_the_first_replica_waits_for_its_credit_its_failure_or_a_stop(
-    start: Start,
-) -> None:
+async def test_waiting_for_the_first_replica_ends_by_credit_failure_or_a_stop(start: Start) -> None:
     executor = ScriptedExecutor(credit=0)
     keeper = start(executor)
     waiting = asyncio.create_task(keeper.until_ready())

@@ -61,9 +61,7 @@ def test_where_no_try_is_plausible_the_likeliest_that_does_not_repeat_itself_is_
 @pytest.mark.parametrize(
     ("temperature", "duration_s", "expected"), [(0.0, 30, 448), (0.4, 30, 176), (0.4, 2, 48)]
 )
-def test_a_drawn_text_that_goes_on_repeating_itself_is_ended(
-    temperature: float, duration_s: int, expected: int
-) -> None:
+def test_a_drawn_text_that_repeats_is_ended(temperature: float, duration_s: int, expected: int) -> None:
     options = DecodingOptions(temperatures=(temperature,))
     samples = np.zeros(duration_s * 16_000, np.float32)
     sequence = ActiveChunk(ChunkId("a", 0), samples, options, "en", max_tokens=448)

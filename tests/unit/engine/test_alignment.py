@@ -107,9 +107,7 @@ def test_a_given_text_is_aligned_like_the_same_text_decoded(embedded: Checkpoint
 
 
 @pytest.mark.parametrize(("tokens", "says"), [((-1,), "vocabulary"), ((1,) * 446, "tokens")])
-def test_a_given_text_that_cannot_be_fed_fails_alone(
-    embedded: Checkpoint, tokens: tuple[int, ...], says: str
-) -> None:
+def test_an_unfit_given_text_fails_alone(embedded: Checkpoint, tokens: tuple[int, ...], says: str) -> None:
     engine = embedded.engine()
     options = DecodingOptions(language="en", word_timestamps=True, given_tokens=tokens)
     submit(engine, "wrong", say("3").samples, options)
@@ -163,9 +161,7 @@ def run_until(engine: Engine, name: str) -> list[Event]:
 
 
 @pytest.mark.slow
-def test_texts_that_are_laid_along_their_audio_hold_up_nobody_else(
-    pocket: Checkpoint, held_up: threading.Event
-) -> None:
+def test_texts_laid_along_their_audio_hold_up_nobody(pocket: Checkpoint, held_up: threading.Event) -> None:
     expected = transcribe_words(pocket, held_up)
     engine = pocket.engine(lookahead=True)
     for i, clip in enumerate(clips(2)):

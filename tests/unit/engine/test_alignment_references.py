@@ -67,9 +67,7 @@ def test_the_embedded_models_token_times_are_those_of_openai_whisper(embedded: C
 
 
 @pytest.mark.usefixtures("plain_method")
-def test_the_embedded_models_token_times_are_those_of_transformers_on_the_same_rows(
-    embedded: Checkpoint,
-) -> None:
+def test_the_embedded_models_token_times_are_transformers_on_the_same_rows(embedded: Checkpoint) -> None:
     """Its features, network, median filter and dynamic time warping; benchmarks/results/word-times.md says
     what it does with attention in between.
     """

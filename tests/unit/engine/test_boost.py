@@ -137,9 +137,7 @@ def test_a_keyword_may_begin_with_a_shorter_piece_of_three_letters_or_more() -> 
         *(("\u2000", True), ("\uabff", True), ("\uac00", False), ("\ud7ff", False), ("\ue000", True)),
     ],
 )
-def test_the_first_letters_script_decides_whether_a_keyword_needs_a_word_before_it(
-    letter: str, is_anywhere: bool
-) -> None:
+def test_the_first_letters_script_decides_where_a_keyword_begins(letter: str, is_anywhere: bool) -> None:
     boost = keyword_boost(make_tokenizer(), (f"{letter}a",))
     assert (total(boost, spell(f"x{letter}a")) > 0) is is_anywhere
     assert total(keyword_boost(make_tokenizer(), (f"a{letter}",)), spell(f"xa{letter}")) == 0

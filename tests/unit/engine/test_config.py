@@ -66,9 +66,7 @@ def test_a_default_servers_scores_take_at_most_300_mb_of_a_gpu(monkeypatch: pyte
     assert scores.nbytes <= 0.3e9
 
 
-def test_a_gpu_without_memory_for_the_engine_ends_the_start_with_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_without_memory_ends_the_start_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 8.15 GiB")
 

@@ -243,9 +243,7 @@ def test_a_held_chunk_can_be_cancelled_or_told_nonsense(pocket: Checkpoint) -> N
 # -- Options --------------------------------------------------------------------------------------------
 
 
-def test_the_ladder_is_climbed_while_results_are_unlikely_and_the_likeliest_is_kept(
-    pocket: Checkpoint,
-) -> None:
+def test_the_ladder_is_climbed_while_results_are_unlikely_and_the_best_kept(pocket: Checkpoint) -> None:
     def heard(*temperatures: float) -> list[ChunkResult]:
         options = DecodingOptions(
             language="de",

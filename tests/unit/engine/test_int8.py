@@ -52,9 +52,7 @@ def test_without_vnni_products_are_in_float32_beside_a_cache_in_int8(monkeypatch
     assert (info.dtype, "keys and values in int8" in info.reasons["dtype"]) == ("float32", True)
 
 
-def test_where_it_cannot_be_it_is_refused_with_the_name_of_the_setting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_it_cannot_be_it_is_refused_by_the_settings_name(monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = r"--dtype \(ASR_SERVER_DTYPE\) int8 needs --device \(ASR_SERVER_DEVICE\) cpu"
     with pytest.raises(ValueError, match=refusal):
         choose_int8("int8", torch.device("cuda"))

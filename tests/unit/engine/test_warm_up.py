@@ -44,9 +44,7 @@ def test_every_part_of_a_request_is_computed(pocket: Checkpoint, monkeypatch: py
     assert called == set(PARTS)
 
 
-def test_a_model_that_produces_nan_ends_the_start(
-    pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_gives_nan_ends_the_start(pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     made = pocket.engine()
     logits = made.model.decoder.logits
     monkeypatch.setattr(made.model.decoder, "logits", lambda *hidden: logits(*hidden) * math.nan)
@@ -54,9 +52,7 @@ def test_a_model_that_produces_nan_ends_the_start(
         warm_up(made._runner, made.tokenizer, made.num_slots)
 
 
-def test_prompts_of_few_and_of_many_rows_are_computed(
-    pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_of_few_or_many_rows_are_run(pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than eight rows have a kernel of their own, which would be compiled while others are served."""
     made, num_tokens = pocket.engine(), list[int]()
     prefill = Runner.prefill

@@ -158,9 +158,7 @@ def test_of_all_ways_to_cut_a_text_the_cheapest_is_taken(seed: int) -> None:
         (" house", " door", 4.0),
     ],
 )
-def test_a_break_is_cheap_at_a_sentence_and_dear_behind_a_small_word(
-    left: str, right: str, cost: float
-) -> None:
+def test_a_break_is_cheap_at_a_sentence_dear_behind_a_small_word(left: str, right: str, cost: float) -> None:
     assert break_cost(Word(left, 0, 1), Word(right, 1, 2)) == cost
 
 

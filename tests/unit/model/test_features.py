@@ -25,9 +25,7 @@ CLIPS: dict[str, Samples] = {
 
 @pytest.mark.parametrize("num_mels", [80, 128])
 @pytest.mark.parametrize("name", [*CLIPS, "as long as half a frame more"])
-def test_features_padded_with_zeros_are_those_that_openai_whisper_transcribes(
-    name: str, num_mels: int
-) -> None:
+def test_zero_padded_features_are_those_that_openai_whisper_transcribes(name: str, num_mels: int) -> None:
     """Zeros behind the chunk's own frames, the last of which hear silence behind them."""
     clip = CLIPS.get(name, make_clip(7, 3.005))
     expected = transcribed_features(clip, num_mels, 3000)

@@ -71,9 +71,7 @@ def test_products_in_float16_are_those_of_the_weight(count: int, weight: torch.T
 @pytest.mark.parametrize(
     ("numbers", "is_exact"), [((65504.0, 2**-24), True), ((8188.0, 2**-27), True), ((8188.0, 2**-28), False)]
 )
-def test_weights_are_exact_in_float16_as_they_are_or_times_8(
-    numbers: tuple[float, float], is_exact: bool
-) -> None:
+def test_weights_are_exact_in_float16_or_times_8(numbers: tuple[float, float], is_exact: bool) -> None:
     half = in_float16(torch.tensor([numbers]).expand(16, 2).repeat(1, 8).contiguous())
     assert (half is not None) is is_exact
     if half is not None:

@@ -38,9 +38,7 @@ def test_a_mean_has_the_weights_and_the_score_that_the_25_have_together() -> Non
 
 
 @pytest.mark.parametrize(("length", "near"), [(50, 25), (60, 40), (75, 25), (101, 49), (149, 26)])
-def test_half_a_second_to_a_second_behind_the_audio_is_read_as_it_is_and_then_means(
-    length: int, near: int
-) -> None:
+def test_half_to_one_second_behind_the_audio_is_read_as_it_is_then_means(length: int, near: int) -> None:
     layer = SilentLayer.of(random(WINDOW, 3 * HEADS * DEPTH), HEADS)
     behind = layer.behind(length)
     first_mean = (length + near) // 25

@@ -104,9 +104,7 @@ def described(target: Path, **changes: object) -> Path:
 
 
 @pytest.mark.parametrize("in_float16", [True, False])
-def test_embeddings_take_half_the_memory_where_float16_has_the_very_numbers(
-    in_float16: bool, tmp_path: Path
-) -> None:
+def test_embeddings_take_half_the_memory_where_float16_is_exact(in_float16: bool, tmp_path: Path) -> None:
     """As it has those of all that OpenAI published."""
     name = "model.decoder.embed_tokens.weight"
     stored = weights()[name].half().float() if in_float16 else weights()[name]

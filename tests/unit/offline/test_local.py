@@ -146,9 +146,7 @@ async def transcript_of(
         return await transcriber.transcribe(path, on_progress)
 
 
-async def test_progress_goes_from_chunk_to_chunk_up_to_the_whole(
-    make: Make, replica: FakeReplica, tmp_path: Path
-) -> None:
+async def test_progress_goes_by_chunks_to_the_end(make: Make, replica: FakeReplica, tmp_path: Path) -> None:
     reached: list[tuple[float, float | None]] = []
     transcriber = make()
     path = file_of(tmp_path, noise(75.0))
@@ -162,9 +160,7 @@ async def test_progress_goes_from_chunk_to_chunk_up_to_the_whole(
         await transcriber.transcribe(path, lambda *_: None)
 
 
-async def test_the_jobs_clips_and_channels_are_what_is_read(
-    make: Make, replica: FakeReplica, tmp_path: Path
-) -> None:
+async def test_a_jobs_clips_and_channels_are_read(make: Make, replica: FakeReplica, tmp_path: Path) -> None:
     path = file_of(tmp_path, noise(10.0))
     await transcript_of(make(clips=(Clip(2.0, 5.0),)), path)
     assert sum(len(submit.samples) for submit in replica.submits) == pytest.approx(3 * SAMPLE_RATE, rel=0.1)

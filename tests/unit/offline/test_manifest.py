@@ -283,9 +283,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     return Job(tmp_path, monkeypatch)
 
 
-def test_what_fails_is_counted_and_the_rest_is_done_once(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_fails_is_counted_and_the_rest_done_once(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     job.lines(
         {"audio": "one.wav", "id": "1", "language": "de", "prompt": "Anna"},
         {"audio": "bad.wav", "id": "2"},
@@ -319,9 +317,7 @@ def test_an_empty_manifest_is_done(job: Job, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == "nothing done, 0.0 h of audio\n"
 
 
-def test_a_bounded_number_of_recordings_is_under_way_at_once(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bounded_number_of_recordings_is_under_way(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scripted, "waits_for", 16)
     job.lines(*({"audio": f"{number}.wav"} for number in range(40)))
     assert job.run(quiet=True) == 0

@@ -88,9 +88,7 @@ async def test_what_has_no_result_holds_up_none_and_at_the_end_the_rest_is_print
     assert printed.prepare(0) is None
 
 
-def test_a_result_is_on_the_disk_before_it_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_is_on_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda fd: sizes.append(os.fstat(fd).st_size))
     write_whole(tmp_path / "a.txt", b"text")
@@ -176,9 +174,7 @@ def test_what_a_killed_run_left_is_swept_and_a_running_one_is_left(tmp_path: Pat
     assert list(old.parent.iterdir()) == [new]
 
 
-async def test_results_that_wait_for_an_earlier_one_are_bounded(
-    capfdbinary: pytest.CaptureFixture[bytes],
-) -> None:
+async def test_waiting_results_are_bounded(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     inputs = [Input(f"{index}", Path(f"{index}"), PurePath(f"{index}")) for index in range(600)]
     printed = StandardOutput(inputs, TranscribeJob(("a", "b")))
     printed.begin(range(600))

@@ -150,9 +150,7 @@ def test_a_transcript_passes_through_a_stream_with_every_field() -> None:
     assert remote.transcript_from(body, "translate") == EVERY_FIELD
 
 
-async def test_a_server_on_this_machine_is_asked_without_a_proxy(
-    recording: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_proxy_is_used_on_this_machine(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody listens there
     async with serving(stream(DELTA, DONE)) as (url, _):
         transcript, _ = await transcribe(url, recording)
@@ -161,9 +159,7 @@ async def test_a_server_on_this_machine_is_asked_without_a_proxy(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("status", "header"), [(429, "retry-after"), (503, "retry-after-ms")])
-async def test_a_server_that_is_busy_is_asked_again_when_it_said(
-    recording: Path, status: int, header: str
-) -> None:
+async def test_a_busy_server_is_asked_again_when_it_said(recording: Path, status: int, header: str) -> None:
     wait = "1" if header == "retry-after" else "600"
     async with serving(error(status, **{header: wait}), stream(DONE)) as (url, scripted):
         assert (await transcribe(url, recording))[0].text == "one"
@@ -309,9 +305,7 @@ async def test_a_large_recording_is_sent_as_it_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("num_bytes", "most"), [(1 << 30, 2), (4 << 20, 4), ((17 << 20) // 5, 4), (1000, 16)]
 )
-async def test_recordings_are_sent_in_order_few_at_once_where_they_are_large(
-    num_bytes: int, most: int
-) -> None:
+async def test_recordings_are_sent_in_order_few_at_once_if_large(num_bytes: int, most: int) -> None:
     """All at once they would share the server, and none would be done before nearly all are."""
     turns, under_way, begun, most_under_way = Turns(), set[int](), list[int](), 0
 

@@ -93,9 +93,7 @@ async def test_a_recording_in_which_nothing_is_heard_is_named_with_the_model_tha
     assert summary.exit_status == 0
 
 
-async def test_what_fails_is_left_out_and_the_others_go_on(
-    capsysbinary: pytest.CaptureFixture[bytes],
-) -> None:
+async def test_what_fails_is_left_out_and_others_go_on(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     failing: dict[str, Answer] = {
         "0.wav": InvalidAudio("not audio"),
         "2.wav": ChunkFailed("too much for it"),
@@ -119,9 +117,7 @@ async def test_without_an_engine_nothing_further_is_tried() -> None:
         await run(Scripted(answers), printing("many", "files"))
 
 
-async def test_a_bounded_number_of_files_is_under_way_at_once(
-    capsysbinary: pytest.CaptureFixture[bytes],
-) -> None:
+async def test_a_bounded_number_of_files_is_under_way(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     scripted = Scripted(texts(60))
     await run(scripted, printing("many", "files"))
     assert scripted.most_running == 16
@@ -167,9 +163,7 @@ async def test_each_recording_has_a_line_with_its_speed_and_the_summary_has_the_
     assert re.findall(f"^3 transcribed; {SPEED}$", last) == ["6.0"]
 
 
-def test_what_is_said_of_a_recording_is_one_line_whatever_its_name(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_said_of_a_recording_is_a_line_whatever_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     ProgressBars(1, quiet=False).say("a\nb.wav: 3.4 s -> out/a\nb.srt")
     summary = Summary(num_inputs=1)
     summary.failures.append(Failure("c\nd.wav", "out/c\nd.srt exists"))
@@ -199,9 +193,7 @@ class _Rotated:
         return transcript(text="one")
 
 
-def test_a_key_that_changes_midway_ends_the_run_with_its_summary(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_key_ends_a_run_with_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a.wav", "b.wav"):
         (tmp_path / name).write_bytes(b"?")
     paths = tuple(str(tmp_path / name) for name in ("a.wav", "b.wav"))
@@ -223,9 +215,7 @@ def test_a_key_that_changes_midway_ends_the_run_with_its_summary(
         (OSError(28, "No space left on device"), "No space left on device", 1),
     ],
 )
-def test_what_ends_a_run_is_its_reason_and_its_status(
-    error: BaseException | None, reason: str, status: int
-) -> None:
+def test_a_run_ends_with_a_reason_and_status(error: BaseException | None, reason: str, status: int) -> None:
     def run() -> None:
         if error:
             raise error

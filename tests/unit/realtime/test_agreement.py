@@ -28,9 +28,7 @@ def test_characters_agree_where_there_are_no_words() -> None:
 
 
 @given(st.lists(WORDS, max_size=6), WORDS)
-def test_as_many_words_are_sent_as_the_final_text_has_unless_more_had_been_stable(
-    readings: list[str], final: str
-) -> None:
+def test_as_many_words_are_sent_as_are_final_or_were_stable(readings: list[str], final: str) -> None:
     agreement, sent = Agreement(), []
     for reading in readings:
         agreement, text = agree(agreement, reading, None)

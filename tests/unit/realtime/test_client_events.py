@@ -39,9 +39,7 @@ def refusal(event: object) -> InvalidValue:
     ],
     ids=["name", "name like a path", "long name", "name beside audio", "type", "id"],
 )
-def test_a_name_of_any_length_comes_back_cut(
-    event: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_name_comes_back_cut(event: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     texts: list[str] = []
     monkeypatch.setattr(client_events, "_PATH", Recorder(client_events._PATH, texts))
     error = refusal(event)

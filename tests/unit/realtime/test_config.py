@@ -174,9 +174,7 @@ def test_a_diarized_session_needs_the_times_of_words() -> None:
 # -- Client secrets --
 
 
-def test_a_secret_opens_its_settings_until_its_last_second_for_whoever_made_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_secret_opens_its_settings_until_its_last_second(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = ApiKeys(ServerSettings(api_key="a-key-of-more-than-20-letters"))
     caller = keys.check("Bearer a-key-of-more-than-20-letters")
     config = updated(default_config("whisper-1"), turn_detection=None, transcription={"prompt": "ü" * 50})

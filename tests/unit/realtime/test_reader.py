@@ -75,9 +75,7 @@ class Hand:
 
 
 @pytest.mark.parametrize("with_logprobs", [True, False])
-async def test_a_turn_reports_its_chunks_in_order_and_then_itself(
-    app: RunningApp, with_logprobs: bool
-) -> None:
+async def test_a_turn_reports_chunks_in_order_then_itself(app: RunningApp, with_logprobs: bool) -> None:
     hand = Hand(app, replace(PLAIN, token_logprobs=with_logprobs))
     hand.reader.push(noise(45.0))
     assert hand.backlog.num_unread == 1  # it is read as soon as it is full

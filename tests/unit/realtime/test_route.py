@@ -178,9 +178,7 @@ async def test_a_secret_ends_when_it_was_asked_to_and_describes_its_session(app:
     ],
     ids=["full", "too long", "empty", "no UTF-8", "deep", "half"],
 )
-async def test_the_body_of_a_secret_is_bounded_json(
-    app: RunningApp, body: bytes, status: int, words: str
-) -> None:
+async def test_a_secrets_body_is_bounded_json(app: RunningApp, body: bytes, status: int, words: str) -> None:
     reply = await app.client.post(SECRETS, content=body)
     assert reply.status_code == status
     assert words in reply.text

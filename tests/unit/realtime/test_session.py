@@ -175,9 +175,7 @@ async def test_a_turn_counts_once_however_often_it_is_read(caplog: pytest.LogCap
     assert figures["chunks"] >= 2
 
 
-async def test_each_session_is_a_line_and_a_count_by_its_close_code_or_status(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_each_session_is_a_line_and_a_count_by_its_code(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="asr_server.api.middleware")
     async with run_app(embedded(api_key="s3cret")) as app:
         before = await read(app)
@@ -296,9 +294,7 @@ def malformed(rng: random.Random) -> str | bytes:
     return made if isinstance(made, str | bytes) else json.dumps(made)
 
 
-async def test_a_thousand_malformed_events_are_a_thousand_errors_and_the_session_goes_on(
-    app: RunningApp,
-) -> None:
+async def test_a_thousand_malformed_events_are_as_many_errors_in_a_session(app: RunningApp) -> None:
     rng = random.Random(0)
     async with open_session(url(app)) as client:
         await client.update(**MANUAL)
@@ -414,9 +410,7 @@ async def test_an_engine_that_does_not_keep_up_holds_the_client_back() -> None:
 
 
 @pytest.mark.slow
-async def test_a_client_that_does_not_read_is_held_back_and_then_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_client_that_does_not_read_is_held_back_then_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "MAX_SEND_S", 0.5)
     async with run_app(embedded()) as app:
         sessions = app.app.state.server.realtime

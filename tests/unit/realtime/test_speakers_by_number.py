@@ -57,9 +57,7 @@ def at_cosine(cosine: float) -> float:
         (1.5, 0.36, 1.5, "B"),
     ],
 )
-async def test_a_new_voice_is_somebody_known_or_new(
-    known_s: float, cosine: float, clean_s: float, name: str
-) -> None:
+async def test_a_voice_is_known_or_new(known_s: float, cosine: float, clean_s: float, name: str) -> None:
     session = SessionSpeakers()
     assert await heard(session, A=person(0.0, known_s)) == ["A"]
     assert await heard(session, B=person(at_cosine(cosine), clean_s)) == [name]

@@ -319,9 +319,7 @@ def test_detection_that_ends_after_a_silence_begins_a_turn_with_what_is_still_he
     st.sampled_from(["en", "zh", "ja"]),
     st.lists(st.text("ab \u4f60\u597d.,", min_size=1, max_size=12), min_size=1, max_size=6),
 )
-def test_readings_of_any_length_have_the_log_probabilities_of_their_deltas(
-    language: str, readings: list[str]
-) -> None:
+def test_readings_have_the_log_probabilities_of_their_deltas(language: str, readings: list[str]) -> None:
     state, _ = run([t.DetectionSet(False), t.AudioWritten(1000 * MS)])
     assert state.open
     item_id = state.open.item_id

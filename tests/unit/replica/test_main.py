@@ -130,9 +130,7 @@ def test_a_host_of_another_version_is_refused_by_name() -> None:
     assert f"{os.uname().nodename} has asr-server {__version__}, the server is 0.0.1" in ended.errors
 
 
-def test_a_checkpoint_that_another_host_lacks_is_told_with_the_hosts_name(
-    listening: Address, tmp_path: Path
-) -> None:
+def test_a_checkpoint_missing_elsewhere_is_told_with_the_host(listening: Address, tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     ended = run_actor(ReplicaSpec(0, listening, embedded(model=missing, log_level="debug")))
     kind, reason, level = ended.told
@@ -203,9 +201,7 @@ def test_the_end_of_one_rank_ends_all_and_is_told_with_its_status() -> None:
         ("beats", {"SILENT_STARTUP_LIMIT_S": 3600.0, "FROZEN_AFTER_S": 30.0}, False),
     ],
 )
-def test_a_rank_that_is_silent_for_too_long_ends_all(
-    rank: str, limits: dict[str, float], is_ended: bool
-) -> None:
+def test_a_rank_that_is_silent_ends_all(rank: str, limits: dict[str, float], is_ended: bool) -> None:
     def wait_for_beats(started: Ranks, tell: Callable[[Any], None]) -> None:
         if is_ended:
             wait(started, tell)
@@ -221,9 +217,7 @@ def test_a_rank_that_is_silent_for_too_long_ends_all(
     ("given", "own"),
     [("", {}), ("4,5,6", {"CUDA_VISIBLE_DEVICES": "6"}), ("a,b,c", {"CUDA_VISIBLE_DEVICES": "c"})],
 )
-def test_each_rank_sees_the_gpu_of_its_number(
-    given: str, own: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_rank_sees_its_gpu(given: str, own: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     assert ranks._device_of(2) == own
 

@@ -149,9 +149,7 @@ def test_another_error_of_the_start_is_not_hidden_and_leaves_no_thread() -> None
     assert (server.sent, server.is_closed) == ([], True)
 
 
-def test_other_ranks_are_started_only_where_the_model_is_split_and_can_be(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_other_ranks_are_started_only_where_the_model_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
 
     def start_ranks(*about: object) -> None:

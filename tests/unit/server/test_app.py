@@ -128,9 +128,7 @@ async def test_models_are_listed_under_every_name_they_answer_to() -> None:
         ("GET", "/%zz\r\nno header\r\n", 400),
     ],
 )
-async def test_no_reply_can_be_taken_for_another_type_or_shown_in_a_frame(
-    method: str, path: str, status: int
-) -> None:
+async def test_no_reply_is_shown_in_a_frame_or_as_another_type(method: str, path: str, status: int) -> None:
     async with run_app(embedded(api_key="s3cret")) as app:
         client = await RawClient.connect(app.host, app.port)
         client.send(f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
@@ -169,9 +167,7 @@ async def test_the_page_of_the_api_loads_nothing_from_other_hosts() -> None:
         ("POST", "/v1/models/whisper-1/load", 403),
     ],
 )
-async def test_each_part_answers_and_nothing_else(
-    app: RunningApp, method: str, path: str, status: int
-) -> None:
+async def test_each_part_answers_and_no_other(app: RunningApp, method: str, path: str, status: int) -> None:
     assert (await app.client.request(method, path)).status_code == status
 
 

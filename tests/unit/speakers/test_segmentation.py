@@ -45,9 +45,7 @@ def test_windows_run_together_are_those_run_alone(talk: Samples) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("factor", "added"), [(0.02, 0.0), (1.0, 0.3)])
-def test_neither_loudness_nor_a_constant_offset_changes_who_speaks(
-    talk: Samples, factor: float, added: float
-) -> None:
+def test_neither_level_nor_an_offset_changes_who_speaks(talk: Samples, factor: float, added: float) -> None:
     changed = talk * np.float32(factor) + np.float32(added)
     assert differs(segment(changed), segment(talk)) < 0.05
 

@@ -31,9 +31,7 @@ async def refusal(url: str, pool: PreprocessPool) -> str:
 
 
 @pytest.mark.parametrize(("duration_s", "head"), [(2.0, "audio/wav"), (10.0, "audio/x-wav;codecs=1")])
-async def test_a_reference_of_two_to_ten_seconds_is_taken(
-    duration_s: float, head: str, pool: PreprocessPool
-) -> None:
+async def test_a_reference_lasts_2_to_10_seconds(duration_s: float, head: str, pool: PreprocessPool) -> None:
     url = f"data:{head};base64,{encoded(wav(noise(duration_s)))}"
     assert len(await decode_reference(url, pool)) == round(duration_s * SAMPLE_RATE)
 

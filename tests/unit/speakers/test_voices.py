@@ -28,9 +28,7 @@ def one_speaker(samples: Samples, places: list[tuple[float, float]]) -> Floats:
     return np.log(likely)
 
 
-def test_a_local_speaker_that_sounds_like_two_people_is_two_voices(
-    talk: tuple[Samples, list[tuple[float, float]]],
-) -> None:
+def test_a_speaker_who_sounds_like_two_is_two_voices(talk: tuple[Samples, list[tuple[float, float]]]) -> None:
     samples, places = talk
     first, second = hear(samples[:WINDOW], one_speaker(samples, places)).voices
     assert first.is_half
@@ -60,9 +58,7 @@ def test_one_person_is_one_voice_whatever_the_pauses() -> None:
     assert min(heard.alike) > 0.35
 
 
-def test_a_voice_by_telephone_is_told_from_one_in_the_room(
-    talk: tuple[Samples, list[tuple[float, float]]],
-) -> None:
+def test_a_telephone_voice_is_told_from_one_here(talk: tuple[Samples, list[tuple[float, float]]]) -> None:
     samples, places = talk
     border = round((places[0][1] + 0.4) * SAMPLE_RATE)  # in the pause between both people
     samples = np.concatenate([samples[:border], by_telephone(samples[border:])])
@@ -70,9 +66,7 @@ def test_a_voice_by_telephone_is_told_from_one_in_the_room(
     assert [voice.is_narrow for voice in heard] == [False, True]
 
 
-def test_what_the_window_before_has_heard_is_not_heard_again(
-    talk: tuple[Samples, list[tuple[float, float]]],
-) -> None:
+def test_what_a_window_has_heard_is_not_heard_again(talk: tuple[Samples, list[tuple[float, float]]]) -> None:
     samples, _ = talk
     shift = round(SHIFT_S * SAMPLE_RATE)
     before = hear(samples[:WINDOW], segment(samples[:WINDOW])[0]).stretches

@@ -35,9 +35,7 @@ def leaked(sound: Samples, level_db: float) -> Samples:
 
 
 @pytest.mark.parametrize("level_db", [-8.0, -15.0, -25.0])
-async def test_a_voice_that_leaks_into_the_other_microphone_is_read_once(
-    app: RunningApp, level_db: float
-) -> None:
+async def test_a_voice_leaking_into_the_other_channel_is_read_once(app: RunningApp, level_db: float) -> None:
     duration_s = 14.0
     ann, bob = padded(ANN, 0.5, duration_s), padded(BOB, 8.0, duration_s)
     sides = ann + leaked(bob, level_db), bob + leaked(ann, level_db)

@@ -42,9 +42,7 @@ LENIENT = DecodingOptions(language="de", logprob_threshold=-9.0, compression_rat
 
 
 @pytest.mark.slow
-async def test_deltas_joined_are_the_text_whatever_the_ladder_rejects(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_deltas_joined_are_the_text_whatever_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A random checkpoint under random thresholds: parts fail the ladder with segments already sent."""
     num_kept = 0
     keep = ActiveChunk.keep_early_result
@@ -216,9 +214,7 @@ def num_guessed() -> float:
 WITH_WORDS = msgspec.structs.replace(STREAMED, word_timestamps=True)
 
 
-async def test_the_words_of_what_was_sent_have_the_times_of_the_result_that_is_judged_silence(
-    app: App,
-) -> None:
+async def test_words_of_what_was_sent_have_the_times_of_the_result_judged_silence(app: App) -> None:
     silence = say(*(t(0), *words("0"), t(1), t(1), *words("1"), t(2)), avg_logprob=-2.0, no_speech_prob=0.9)
     timed = msgspec.structs.replace(
         silence, token_times_s=(0.2, 0.7, 1.8), token_peaks_s=(0.4, 1.2), token_focus=(0.5, 0.6)

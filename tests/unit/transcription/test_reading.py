@@ -104,9 +104,7 @@ async def test_a_chunk_that_was_outvoted_is_read_again_in_the_files_language(app
         (say(*words("5")), "five"),
     ],
 )
-async def test_a_doubtful_text_is_dropped_where_nobody_speaks(
-    app: RunningApp, result: ChunkResult, text: str
-) -> None:
+async def test_doubtful_voiceless_text_is_dropped(app: RunningApp, result: ChunkResult, text: str) -> None:
     app.answer = lambda submit: result
     deltas, transcript = await app.transcribe(wav(noise(4)))
     assert transcript.text == "".join(delta.text for delta in deltas) == text
@@ -490,9 +488,7 @@ async def test_a_second_reading_of_a_chunk_has_numbers_of_its_own(app: RunningAp
 
 
 @pytest.mark.parametrize(("text", "is_kept"), [(" a", True), (" five", False)])
-async def test_a_spelled_letter_needs_less_of_a_voice_than_a_word(
-    app: RunningApp, text: str, is_kept: bool
-) -> None:
+async def test_a_letter_needs_less_voice_than_a_word(app: RunningApp, text: str, is_kept: bool) -> None:
     """Letters last a tenth of a second, in which the detector is not yet certain."""
     letter = speak("31415926", "rms").samples[27_200 : 27_200 + 1920]
     app.answer = lambda submit: say(t(0.9), *spell(text), t(1.2), avg_logprob=-0.9)

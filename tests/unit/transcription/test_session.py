@@ -25,9 +25,7 @@ from tests.unit.transcription.running_app import (
 )
 
 
-async def test_deltas_come_in_the_order_of_the_file_whatever_order_the_chunks_are_read_in(
-    app: RunningApp,
-) -> None:
+async def test_deltas_come_in_the_files_order_however_chunks_are_read(app: RunningApp) -> None:
     app.replica.holding = True
     running = asyncio.create_task(app.transcribe(THREE_CHUNKS))
     await until(lambda: len(app.replica.held) == 3)

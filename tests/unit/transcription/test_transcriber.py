@@ -29,9 +29,7 @@ async def test_detection_stays_among_the_candidates(app: RunningApp) -> None:
     assert transcript.language == "english"
 
 
-async def test_conditioned_on_previous_text_the_first_chunk_alone_decides_on_the_language(
-    app: RunningApp,
-) -> None:
+async def test_conditioned_on_text_the_first_chunk_decides_on_the_language(app: RunningApp) -> None:
     """Its text is the prompt of the next one, so it waits for no other's vote."""
     app.replica.probabilities = {"de": 0.4, "en": 0.3, "zh": 0.3}
     await app.transcribe(THREE_CHUNKS, DecodingOptions(condition_on_previous_text=True))
@@ -101,9 +99,7 @@ async def test_doubtful_text_over_noise_is_dropped_unless_no_voice_is_looked_for
     assert Transcriber(app.dispatcher, app.pool, TOKENIZER).check_voice
 
 
-async def test_a_chunk_of_live_speech_goes_before_files(
-    app: RunningApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_live_speech_goes_before_files(app: RunningApp, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[bool] = []
     open_request = app.dispatcher.open
 

@@ -45,9 +45,7 @@ async def test_silence_is_an_empty_text(app: RunningApp) -> None:
     assert transcript.duration_s == 2.0
 
 
-async def test_a_truncated_recording_is_named_in_the_log(
-    app: RunningApp, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_truncated_file_is_in_the_log(app: RunningApp, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         _, transcript = await app.transcribe(wav(noise(4))[: 2 * 32_000])
     assert transcript.text == "zero"

@@ -81,9 +81,7 @@ def texts(results: list[ListenV1Results]) -> list[str]:
     return [each.channel.alternatives[0].transcript for each in results]
 
 
-async def test_live_speech_comes_turn_by_turn_with_words_and_the_ends_of_speech(
-    client: AsyncDeepgramClient,
-) -> None:
+async def test_live_speech_comes_by_turns_with_words_and_ends_of_speech(client: AsyncDeepgramClient) -> None:
     options = LIVE | {"interim_results": True, "vad_events": True, "utterance_end_ms": 1000}
     async with client.listen.v1.connect(**options) as connection:
         messages = await messages_of(connection, pcm16(TWO_TURNS.samples), "keep_alive", "close_stream")
@@ -158,9 +156,7 @@ def sound_file_of_g711(samples: Samples, encoding: str) -> bytes:
     return file.getvalue()
 
 
-async def test_a_recording_comes_back_with_words_utterances_and_paragraphs(
-    client: AsyncDeepgramClient,
-) -> None:
+async def test_a_recording_has_words_utterances_and_paragraphs(client: AsyncDeepgramClient) -> None:
     answer = await client.listen.v1.media.transcribe_file(
         request=sound_file(TWO_TURNS.samples),
         model="nova-3",
@@ -212,9 +208,7 @@ async def test_samples_without_a_header_are_read_by_their_encoding(client: Async
         ({"language": "klingon"}, "'klingon' is not known"),
     ],
 )
-async def test_what_cannot_be_done_is_refused_in_its_words(
-    server: Server, query: dict[str, str], said: str
-) -> None:
+async def test_what_cannot_be_done_is_refused(server: Server, query: dict[str, str], said: str) -> None:
     async with httpx.AsyncClient(base_url=server.url) as http:
         reply = await http.post("/v1/listen", params=query, content=sound_file(say("3").samples))
     assert reply.status_code in (400, 404)

@@ -120,9 +120,7 @@ async def test_a_field_that_is_not_known_is_refused_by_name(two: RunningApp, pat
         ({"min_speakers": "0"}, "min_speakers"),
     ],
 )
-async def test_what_it_cannot_do_is_refused_by_name(
-    two: RunningApp, query: dict[str, str], param: str
-) -> None:
+async def test_what_it_cannot_is_refused_by_name(two: RunningApp, query: dict[str, str], param: str) -> None:
     reply = await post(two, **query)
     assert (reply.status_code, error_of(reply)["param"]) == (400, param)
 
