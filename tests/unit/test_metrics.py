@@ -1,6 +1,5 @@
 """The metrics that a server starts with, and what one request adds to them and to its own line."""
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -106,17 +105,6 @@ def test_a_timeline_is_kept_where_it_is_wanted_up_to_its_most() -> None:
     assert MAX_STAGES == 256
 
 
-def test_what_is_read_again_or_dropped_is_counted() -> None:
-    again = Added("asr_chunks_read_again_total", reason="unread_tail")
-    dropped = Added("asr_segments_dropped_total", reason="echo")
-    stats = RequestStats()
-    stats.on_read_again("unread_tail")
-    stats.on_segments_dropped("echo", 3)
-    stats.on_segments_dropped("no_voice", 0)
-    assert (again(), dropped()) == (1, 3)
-    assert stats.summary() == {"read_again": {"unread_tail": 1}, "segments_dropped": {"echo": 3}}
-
-
 @pytest.mark.parametrize(("audio_s", "took_s", "counted"), [(6.0, 2.0, 1), (0.0, 2.0, 0), (6.0, 0.0, 0)])
 def test_speed_is_counted_where_audio_was_transcribed(
     audio_s: float, took_s: float, counted: int, monkeypatch: pytest.MonkeyPatch
@@ -131,19 +119,6 @@ def test_speed_is_counted_where_audio_was_transcribed(
         pass
     stats.on_answered("/speed")
     assert [each() for each in added] == [6.0 * counted, 3.0 * counted, counted]
-
-
-async def test_each_task_counts_for_its_own_request() -> None:
-    async def work(route: str) -> tuple[RequestStats, RequestStats]:
-        begun = metrics.begin_request_stats(lambda: route)
-        await asyncio.sleep(0)
-        return begun, metrics.current_request_stats()
-
-    (one, found_one), (two, found_two) = await asyncio.gather(work("/a"), work("/b"))
-    assert one is found_one
-    assert two is found_two
-    assert metrics.current_request_stats() not in (one, two)
-    assert not one.is_metered
 
 
 def test_work_of_the_pool_counts_its_wait_and_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import os
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx2
@@ -20,7 +20,6 @@ from tests.support.until import until
 from tests.unit.api.named_keys import SHOP, WEB, bearer, entry, settings_with, write
 from tests.unit.api.running_app import MODEL, SECOND, RunningApp, run_app
 from tests.unit.api.sample_files import sound_file
-from tests.unit.realtime.realtime_client import open_session, refused
 
 
 async def post(app: RunningApp, key: str) -> int:
@@ -50,20 +49,6 @@ async def test_one_keys_requests_never_take_the_last_places(other: str, tmp_path
         for submit in app.replica.held:
             app.replica.release(submit)
         assert set(await asyncio.gather(*greedy)) == {200, 429}
-
-
-async def test_one_keys_sessions_never_take_the_last_places(tmp_path: Path) -> None:
-    entries = (entry("web", WEB), entry("shop", SHOP))
-    async with run_app(settings_with(tmp_path / "keys", *entries, max_realtime_sessions=4)) as app:
-        url = f"http://{app.host}:{app.port}"
-        web, shop = bearer(WEB), bearer(SHOP)
-        async with AsyncExitStack() as sessions:
-            for _ in range(3):
-                await sessions.enter_async_context(open_session(url, additional_headers=web))
-            refusal = await refused(url, additional_headers=web)
-            assert (refusal.status, refusal.error["code"]) == (503, "server_overloaded")
-            async with open_session(url, additional_headers=shop):
-                pass
 
 
 # -- On a real engine ----------------------------------------------------------------------------------------

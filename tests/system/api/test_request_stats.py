@@ -17,7 +17,7 @@ from tests.support.fake_replica import noise, say, wav
 from tests.support.raw_client import RawClient
 from tests.support.speech import say as speak
 from tests.support.speech import silence
-from tests.support.tokens import t, words
+from tests.support.tokens import words
 from tests.support.until import until, wait_until
 from tests.unit.api.figures import Figures, figures_of, growth, read
 from tests.unit.api.running_app import RunningApp, run_app
@@ -28,10 +28,6 @@ REQUEST_LOG = "asr_server.api.middleware"
 
 def read_again(reason: str) -> str:
     return f'asr_chunks_read_again_total{{reason="{reason}"}}'
-
-
-def dropped(reason: str) -> str:
-    return f'asr_segments_dropped_total{{reason="{reason}"}}'
 
 
 def audio(language: str, route: str = ROUTE) -> str:
@@ -74,19 +70,6 @@ async def test_a_temperature_of_the_clients_own_adds_no_series() -> None:
         }
 
 
-async def test_an_unread_tail_is_counted() -> None:
-    def ends_early(submit: Submit) -> ChunkResult:
-        if submit.id.part == 0:
-            return say(t(0), *words("1"), t(4), t(4.5), *words("9"))
-        return say(t(0.5), *words("2"), t(3))
-
-    async with run_app(answer=ends_early, languages=("en", "de", "zh")) as app:
-        before = await read(app)
-        reply = await app.post(wav(noise(12)), language="en")
-        assert reply.json()["text"] == "one two"
-        assert grown(before, await read(app), "asr_chunks_read_again") == {read_again("unread_tail"): 1}
-
-
 async def test_a_chunk_that_is_outvoted_counts_and_the_audio_is_the_winners() -> None:
     told = [{"de": 0.5, "en": 0.4, "zh": 0.1}, {"de": 0.02, "en": 0.97, "zh": 0.01}]
     async with run_app(languages=("en", "de", "zh")) as app:
@@ -110,24 +93,6 @@ async def test_a_chunk_whose_replica_is_lost_counts(app: RunningApp) -> None:
     app.replica.die()
     assert (await asking).json()["text"] == "zero"
     assert grown(before, await read(app), "asr_chunks_read_again") == {read_again("replica_lost"): 1}
-
-
-@pytest.mark.parametrize(
-    ("result", "reason"),
-    [
-        (say(t(0), *words("5"), t(1), t(1), *words("6"), t(2), avg_logprob=-0.9), "no_voice"),
-        (
-            say(t(0), *words("5"), t(1), t(1), *words("6"), t(2), avg_logprob=-2, no_speech_prob=0.9),
-            "judged_silence",
-        ),
-    ],
-)
-async def test_segments_that_are_dropped_as_invented_are_counted(result: ChunkResult, reason: str) -> None:
-    async with run_app(answer=lambda submit: result, languages=("en", "de", "zh")) as app:
-        before = await read(app)
-        reply = await app.post(wav(noise(4)), language="en")
-        assert reply.json()["text"] == ""
-        assert grown(before, await read(app), "asr_segments_dropped") == {dropped(reason): 2}
 
 
 async def test_audio_is_counted_by_the_route_that_it_came_in_by() -> None:
@@ -198,15 +163,6 @@ async def test_a_requests_line_tells_what_it_took(caplog: pytest.LogCaptureFixtu
     assert 0 < sum(stages_s.values()) <= line["seconds"] + 0.002
     assert "chunks" not in json.loads(JsonFormatter("api").format(listed))
     assert listed.getMessage().endswith(" s")
-
-
-async def test_a_request_that_needed_no_fallback_says_so(
-    app: RunningApp, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, logger=REQUEST_LOG)
-    await app.post(wav(noise(1)))
-    (record,) = (record for record in caplog.records if record.name == REQUEST_LOG)
-    assert json.loads(JsonFormatter("api").format(record))["fallbacks"] == {}
 
 
 async def test_a_refused_requests_line_says_as_much_as_was_known(caplog: pytest.LogCaptureFixture) -> None:

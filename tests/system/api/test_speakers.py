@@ -83,13 +83,6 @@ async def test_each_channel_is_heard_as_it_is_alone(client: AsyncOpenAI) -> None
         assert alone.text == " ".join(each.text for each in answer.segments if each.speaker == label)
 
 
-async def test_each_channel_is_cut_by_its_own_voices(client: AsyncOpenAI) -> None:
-    answer = await transcribe(client, CALL, **DIARIZED, chunking_strategy="auto")
-    assert [(segment.speaker, segment.text) for segment in answer.segments] == expected()
-    starts_s = [segment.start for segment in answer.segments]
-    assert starts_s == sorted(starts_s)
-
-
 @pytest.mark.parametrize("channel", [LEFT, RIGHT])
 async def test_a_silent_channel_says_nothing(client: AsyncOpenAI, channel: int) -> None:
     answer = await transcribe(client, sound_file(stereo([(channel, 0.0, GREETING)])), **DIARIZED)

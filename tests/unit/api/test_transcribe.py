@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import numpy as np
 import pytest
 import soundfile
@@ -263,15 +262,6 @@ async def test_a_stream_that_the_servers_end_cuts_off_says_so() -> None:
 # -- What a request asks of the engine -----------------------------------------------------------------------
 
 
-async def test_languages_are_candidates_for_detection() -> None:
-    async with run_app(languages=("en", "de", "zh")) as app:
-        app.replica.probabilities = {"zh": 0.6, "en": 0.3, "de": 0.1}
-        await app.post(**{"languages[]": "german,en"})
-        assert app.replica.languages_set == ["en"]  # Chinese is likelier, and no candidate
-        await app.post(**{"languages[]": "german"})
-        assert app.replica.submits[-1].options.language == "de"
-
-
 async def test_verbose_json_says_how_probable_the_language_is_where_it_was_detected() -> None:
     async with run_app(languages=("en", "de", "zh")) as app:
         app.replica.probabilities = {"zh": 0.05, "en": 0.05, "de": 0.9}
@@ -279,19 +269,6 @@ async def test_verbose_json_says_how_probable_the_language_is_where_it_was_detec
         assert (body["language"], body["language_probability"]) == ("german", pytest.approx(0.9))
         given = (await app.post(response_format="verbose_json", language="de")).json()
         assert "language_probability" not in given
-
-
-async def test_a_mixed_recording_has_the_language_of_each_chunk() -> None:
-    spoken = ("en", "de", "en")
-
-    def answer(submit: Submit) -> ChunkResult:
-        return msgspec.structs.replace(number_of_the_chunk(submit), language=spoken[submit.id.chunk])
-
-    async with run_app(answer=answer, languages=("en", "de", "zh")) as app:
-        app.replica.probabilities_of = lambda submit: {spoken[submit.id.chunk]: 0.9, "zh": 0.1}
-        body = (await app.post(THREE_CHUNKS, response_format="verbose_json", multilingual="true")).json()
-        assert body["text"] == "zero one two"
-        assert (body["language"], body["languages"]) == ("english", [{"code": "en"}, {"code": "de"}])
 
 
 async def test_the_answer_names_the_languages_spoken(app: RunningApp) -> None:
@@ -339,19 +316,6 @@ async def test_a_model_of_several_languages_translates_into_english() -> None:
         assert app.replica.submits[-1].options.keywords == ("one",)
         refused = await app.post(path="/v1/audio/translations", to_language="de")
         assert error_of(refused)["param"] == "to_language"
-
-
-@pytest.mark.slow
-async def test_many_requests_at_once_each_get_their_own_answer() -> None:
-    def length(submit: Submit) -> ChunkResult:
-        return say(*words(str(round(len(submit.samples) / 16_000))))
-
-    async with run_app(answer=length, credit=3) as app:
-        files = [wav(np.tile(np.array([0.1, -0.1], np.float32), 8000 * n)) for n in range(1, 10)]
-        replies = await asyncio.gather(*(app.post(files[i % 9], stream=str(i % 2)) for i in range(63)))
-        names = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-        texts = [events_of(r.text)[-2]["text"] if i % 2 else r.json()["text"] for i, r in enumerate(replies)]
-        assert texts == [names[i % 9] for i in range(63)]
 
 
 # -- What was read -------------------------------------------------------------------------------------------

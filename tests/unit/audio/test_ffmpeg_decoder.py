@@ -254,13 +254,6 @@ def test_the_default_track_is_read_or_the_named(tmp_path: Path, choice: TrackCho
     assert track.number == expected // 100 - 3
 
 
-@pytest.mark.parametrize("choice", [TrackChoice((4,)), TrackChoice(language="fra")])
-def test_a_missing_track_is_refused_with_those_that_are(tmp_path: Path, choice: TrackChoice) -> None:
-    path = write_film(tmp_path / "a.mkv", "matroska", FILM)
-    with pytest.raises(NoSuchTrack, match=r"3 audio tracks .*1: eng, 2: ger, 3: spa"):
-        FfmpegDecoder(opened(path), choice)
-
-
 def test_a_commentary_and_a_description_come_last_where_none_is_the_default(tmp_path: Path) -> None:
     sounds = [
         Sound(tone(400), disposition=Disposition.comment),

@@ -115,25 +115,6 @@ def test_json_that_costs_more_than_its_length_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("max_chunk_s", float("nan")),
-        ("max_chunk_s", -1),
-        ("max_chunk_s", "x"),
-        ("max_chunk_s", float("inf")),
-        ("padding", ["x" * 1000]),
-        ("chunk_length", float("nan")),
-    ],
-)
-def test_a_number_of_the_preprocessor_that_is_none_is_named(
-    refusal: Refuse, directory: Path, name: str, value: object
-) -> None:
-    path = directory / "preprocessor_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
-    assert f"{name} in {path} is " in refusal(directory)
-
-
-@pytest.mark.parametrize(
     "places", [["a"], {}, {"a": 1}, {"a": "../model.safetensors"}, {"a": "/dev/zero"}, None]
 )
 def test_an_index_names_files_beside_it(refusal: Refuse, directory: Path, places: object) -> None:

@@ -74,6 +74,8 @@ def test_features_of_another_encoder_are_an_error(tmp_path: Path, preprocessor: 
         ("max_chunk_s", 3600.1, "3600.1: must be from 0 to 3600"),
         ("max_chunk_s", False, "False: must be from 0 to 3600"),
         ("max_chunk_s", None, "None: must be from 0 to 3600"),
+        ("max_chunk_s", float("nan"), "nan: must be from 0 to 3600"),
+        ("max_chunk_s", float("inf"), "inf: must be from 0 to 3600"),
     ],
 )
 def test_other_values_are_refused_by_name(tmp_path: Path, name: str, value: object, told: str) -> None:

@@ -39,15 +39,6 @@ def options(**job: Any) -> DecodingOptions:
     return LocalTranscriber(settings, TranscribeJob(("a.wav",), **job)).options
 
 
-def test_without_a_word_the_language_is_detected_and_the_ladder_is_whispers() -> None:
-    ladder = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    assert options() == DecodingOptions(early_results=True, text_only=True, temperatures=ladder)
-
-
-def test_a_temperature_is_the_only_one_tried() -> None:
-    assert options(temperature=0.7).temperatures == (0.7,)
-
-
 def test_languages_and_tasks_are_those_of_the_model() -> None:
     given = options(language="German", task="translate")
     assert (given.language, given.task) == ("de", "translate")

@@ -35,17 +35,6 @@ def updated(config: SessionConfig, **audio_input: Any) -> SessionConfig:
     return update_config(config, event.session, MODELS)
 
 
-def test_turn_detection_has_openais_values_unless_others_are_given() -> None:
-    vad = default_config("whisper-1").vad
-    assert vad
-    assert (vad.type, vad.threshold, vad.prefix_padding_ms, vad.silence_duration_ms) == (
-        "server_vad",
-        0.5,
-        300,
-        500,
-    )
-
-
 @pytest.mark.parametrize("model", ["gpt-live-transcribe", "gpt-realtime-whisper"])
 def test_a_live_model_leaves_the_commits_to_its_client_unless_detection_is_asked_for(model: str) -> None:
     config = updated(default_config("whisper-1"), transcription={"model": model})
@@ -85,16 +74,6 @@ def test_delay_sets_how_often_a_growing_turn_is_read() -> None:
     ]
     assert intervals == [0.4, 0.7, 1.0, 2.0, 4.0, 1.0]
     assert interim_interval_s(default_config("whisper-1"), 0.0) == 0.0
-
-
-async def test_the_session_says_which_silence_semantic_vad_waits_for(app: RunningApp) -> None:
-    async with open_session(f"http://{app.host}:{app.port}") as client:
-        session = (await client.update(turn_detection={"type": "semantic_vad", "eagerness": "high"}))[
-            "session"
-        ]
-        detection = session["audio"]["input"]["turn_detection"]
-        assert (detection["type"], detection["eagerness"]) == ("semantic_vad", "high")
-        assert detection["silence_duration_ms"] == 400
 
 
 async def test_a_live_model_named_in_the_address_has_no_detection(app: RunningApp) -> None:

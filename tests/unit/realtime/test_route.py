@@ -11,7 +11,6 @@ from asr_server.core import Samples
 from tests.support.embedded import embedded
 from tests.support.fake_replica import noise
 from tests.support.until import until
-from tests.unit.api.named_keys import SHOP, WEB, bearer, entry, settings_with
 from tests.unit.api.running_app import RunningApp, run_app
 from tests.unit.realtime.realtime_client import MANUAL, open_session, pcm24, refused
 
@@ -182,20 +181,6 @@ async def test_a_secrets_body_is_bounded_json(app: RunningApp, body: bytes, stat
     reply = await app.client.post(SECRETS, content=body)
     assert reply.status_code == status
     assert words in reply.text
-
-
-async def test_a_named_key_opens_its_models_and_its_share_of_sessions(tmp_path: Any) -> None:
-    keys = [entry("web", WEB, concurrent_requests=1), entry("shop", SHOP, models=["other"])]
-    async with run_app(settings_with(tmp_path / "keys", *keys, max_realtime_sessions=8)) as app:
-        path = "/v1/realtime"
-        assert (await refused(url(app), additional_headers=bearer(SHOP))).status == 404
-        assert (await app.client.get(path, headers=bearer(WEB))).status_code == 426
-        async with open_session(url(app), additional_headers=bearer(WEB)):
-            for status in (
-                (await refused(url(app), additional_headers=bearer(WEB))).status,
-                (await app.client.get(path, headers=bearer(WEB))).status_code,
-            ):
-                assert status == 429
 
 
 async def test_a_fault_before_the_handshake_is_answered_is_a_500_with_a_traceback(

@@ -324,28 +324,6 @@ async def test_an_update_that_is_wrong_changes_nothing_and_names_its_field(app: 
         assert updated["session"]["audio"]["input"]["transcription"]["prompt"] == "digits"
 
 
-async def test_the_options_reach_the_engine(app: RunningApp) -> None:
-    async with open_session(url(app)) as client:
-        await client.send(
-            {
-                "type": "session.update",
-                "session": {
-                    "type": "transcription",
-                    "include": ["item.input_audio_transcription.logprobs"],
-                    "audio": {"input": {"transcription": {"prompt": "zero", "keywords": ["nine"]}, **MANUAL}},
-                },
-            }
-        )
-        await client.until("session.updated")
-        await client.append(SECOND)
-        await client.commit()
-        events = await client.until(".completed")
-        assert events[-1]["logprobs"][0]["token"] == " zero"
-        assert [delta["logprobs"] for delta in of_type(events, ".delta")] == [events[-1]["logprobs"]]
-        assert app.replica.submits[-1].options.prompt_tokens
-        assert app.replica.submits[-1].options.keywords == ("nine",)
-
-
 # -- How sessions end --
 
 

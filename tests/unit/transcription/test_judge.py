@@ -205,13 +205,6 @@ def test_half_a_second_of_certain_speech_without_a_word_is_read_again_at_most_th
     assert found.split_s == (None if split_s is None else pytest.approx(split_s, abs=0.015))
 
 
-def test_a_full_text_is_not_read_again() -> None:
-    chunk = Chunk(0, round(START_S * SAMPLE_RATE), silence(12.0))
-    result = msgspec.structs.replace(timed(spell(5 * f" {'x' * 12}"), 6.0, 9.0, 12.0), is_full=True)
-    part = decode_part(chunk, result, DecodingOptions(language="en", word_timestamps=True), TOKENIZER)
-    assert judge(part, chunk, known((2.0, 4.0), (6.0, 9.0))).tail_s is None
-
-
 def test_one_word_does_not_fill_four_seconds() -> None:
     assert spoken_words((1.0, 5.0), (5.5, 9.0), words_s=(4.0, 9.0)).tail_s is not None
 

@@ -200,12 +200,6 @@ async def test_what_another_replica_reads_differently_takes_nothing_back(app: Ap
     assert len(second.samples) == 16_000  # from the end of what had been sent
 
 
-async def test_what_is_judged_silence_as_a_whole_takes_nothing_back(app: App) -> None:
-    silence = say(*(t(0), *words("0"), t(1), t(1), *words("1"), t(2)), avg_logprob=-2.0, no_speech_prob=0.9)
-    app.answers = [silence, say()]
-    assert await app.texts() == ["zero", ""]
-
-
 def num_guessed() -> float:
     """How many words have times by their letters, since the process began."""
     return REGISTRY.get_sample_value("asr_words_guessed_total") or 0.0

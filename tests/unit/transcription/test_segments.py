@@ -85,40 +85,6 @@ def test_times_are_those_of_the_file() -> None:
     assert segments.segments_of(part, TOKENIZER)[0].seek == 2730
 
 
-@pytest.mark.parametrize(
-    ("tokens", "finish_reason", "options", "tail_s"),
-    [
-        (ONE_TWO, "length", PLAIN, 5.0),  # out of positions the rest is unread even behind a closed segment
-        (OPEN, "stop", DecodingOptions(is_last_part=True), None),
-        (OPEN, "length", DecodingOptions(max_new_tokens=4), None),
-    ],
-)
-def test_a_limit_on_readings_or_tokens_leaves_no_tail_but_the_end_of_positions_does(
-    tokens: tuple[int, ...], finish_reason: str, options: DecodingOptions, tail_s: float | None
-) -> None:
-    assert read(heard(*tokens, finish_reason=finish_reason), options=options).tail_s == tail_s
-
-
-def test_a_segment_left_open_is_unread_from_the_last_closed_time() -> None:
-    of = chunk(start_s=10.0, index=3)
-    part = read(heard(t(0), *words("1"), t(2), t(2.5), *words("23")), of)
-    assert times(part) == [(10.0, 12.0, " one")]
-    [tail] = segments.unread(of, part)
-    assert (tail.index, tail.start_s, tail.duration_s) == (3, 12.0, 18.0)
-    np.testing.assert_array_equal(tail.samples, of.samples[2 * SAMPLE_RATE :])
-
-
-@pytest.mark.parametrize(
-    ("no_speech_prob", "avg_logprob", "is_silent"),
-    [(0.7, -1.1, True), (0.6, -1.1, False), (0.7, -1.0, False), (0.99, -0.1, False)],
-)
-def test_improbable_text_where_nobody_seems_to_speak_is_silence(
-    no_speech_prob: float, avg_logprob: float, is_silent: bool
-) -> None:
-    result = heard(*words("1"), no_speech_prob=no_speech_prob, avg_logprob=avg_logprob)
-    assert result.is_silence(PLAIN) == is_silent
-
-
 def test_a_segment_without_text_is_none() -> None:
     part = read(heard(t(0), *spell(" "), t(2), t(3), *words("1"), t(4)))
     found = segments.segments_of(part, TOKENIZER)
@@ -166,14 +132,6 @@ def test_words_that_reach_into_the_next_segment_end_where_it_begins() -> None:
     cut = segments.ending_at(msgspec.structs.replace(part, spans=spans), 2, 3.0).spans
     assert [(word.start_s, word.end_s) for word in cut[0].words] == [(0.5, 1.0), (1.0, 2.2)]
     assert [(word.start_s, word.end_s) for word in cut[1].words] == [(2.2, 3.0)]
-
-
-def test_a_segment_lasts_from_its_first_word_to_its_last() -> None:
-    part = read(heard(t(0), *words("12"), t(9)), chunk(start_s=30))
-    said = (Word(" one", 7.1, 7.5), Word(" two", 7.5, 8.0))
-    part = msgspec.structs.replace(part, spans=(msgspec.structs.replace(part.spans[0], words=said),))
-    (segment,) = segments.segments_of(part, TOKENIZER)
-    assert (segment.start_s, segment.end_s) == (37.1, 38.0)
 
 
 async def test_without_words_segments_last_from_their_first_word_to_their_last() -> None:

@@ -35,16 +35,6 @@ async def test_deltas_come_in_the_files_order_however_chunks_are_read(app: Runni
     assert [delta.text for delta in deltas] == ["zero", " one", " two"]
 
 
-async def test_the_first_delta_does_not_wait_for_the_second(app: RunningApp) -> None:
-    app.replica.holding = True
-    async with app.transcriber.run(Recording(MemoryFile(THREE_CHUNKS)), ENGLISH) as session:
-        deltas = aiter(session)
-        await until(lambda: app.replica.held)
-        app.replica.release(app.replica.held[0])
-        assert (await anext(deltas)).text == "zero"
-        await until(lambda: len(app.replica.held) == 2)
-
-
 async def test_the_audio_is_counted_as_far_as_it_is_read_and_once(app: RunningApp) -> None:
     recording = Recording(MemoryFile(two_channels((0, 0, 20), (1, 25, 40))), split_channels=True)
     async with app.transcriber.run(recording, ENGLISH, ("ann", "bob")) as session:
@@ -133,13 +123,6 @@ async def test_a_chunk_that_fails_ends_the_request_and_cancels_the_rest(app: Run
     assert app.dispatcher.num_chunks == 0
 
 
-async def test_leaving_early_cancels_the_rest(app: RunningApp) -> None:
-    app.replica.holding = True
-    async with app.transcriber.run(Recording(MemoryFile(THREE_CHUNKS)), ENGLISH):
-        await until(lambda: app.replica.held)
-    assert app.dispatcher.num_chunks == 0
-
-
 async def test_a_long_file_is_decoded_only_a_few_chunks_ahead() -> None:
     app = RunningApp(credit=0, workers=1)
     await app.dispatcher.start()
@@ -153,14 +136,6 @@ async def test_a_long_file_is_decoded_only_a_few_chunks_ahead() -> None:
         await running
     await app.dispatcher.stop()
     app.pool.shutdown()
-
-
-async def test_conditioned_on_previous_text_each_chunk_knows_what_was_said_before(app: RunningApp) -> None:
-    options = DecodingOptions(language="en", prompt_tokens=words("99"), condition_on_previous_text=True)
-    _, transcript = await app.transcribe(THREE_CHUNKS, options)
-    assert transcript.text == "zero one two"
-    prompts = [submit.options.prompt_tokens for submit in app.replica.submits]
-    assert prompts == [words("99"), words("990"), words("9901")]
 
 
 async def test_a_channel_that_is_silent_does_not_hold_up_the_other(app: RunningApp) -> None:

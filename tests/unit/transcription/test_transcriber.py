@@ -9,18 +9,12 @@ import pytest
 
 from asr_server.audio.recording import Cancelled, Recording
 from asr_server.core import Chunk, DecodingOptions, Samples
-from asr_server.errors import InvalidAudio
 from asr_server.transcription.request import Transcriber
-from tests.support.fake_replica import noise, say, wav
+from tests.support.fake_replica import noise, wav
 from tests.support.memory_file import MemoryFile
-from tests.support.tokens import TOKENIZER, make_tokenizer, words
+from tests.support.tokens import TOKENIZER, make_tokenizer
 from tests.support.until import until
 from tests.unit.transcription.running_app import ENGLISH, THREE_CHUNKS, RunningApp, two_channels
-
-
-async def test_what_is_no_audio_raises_what_it_is(app: RunningApp) -> None:
-    with pytest.raises(InvalidAudio):
-        await app.transcribe(b"this is no audio at all" * 100)
 
 
 async def test_detection_stays_among_the_candidates(app: RunningApp) -> None:
@@ -89,14 +83,6 @@ async def test_leaving_a_request_closes_its_recording_and_ends_its_tasks(app: Ru
         pass
     with pytest.raises(Cancelled):
         recording.next_slice()
-
-
-async def test_doubtful_text_over_noise_is_dropped_unless_no_voice_is_looked_for(app: RunningApp) -> None:
-    app.answer = lambda submit: say(*words("1"), avg_logprob=-0.9)
-    for checks_voice, text in ((True, ""), (False, "one")):
-        app.transcriber.check_voice = checks_voice
-        assert (await app.transcribe(wav(noise(3))))[1].text == text
-    assert Transcriber(app.dispatcher, app.pool, TOKENIZER).check_voice
 
 
 async def test_live_speech_goes_before_files(app: RunningApp, monkeypatch: pytest.MonkeyPatch) -> None:

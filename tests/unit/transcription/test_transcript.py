@@ -38,13 +38,6 @@ async def test_how_likely_each_token_was_is_told_only_where_it_is_asked_for(app:
         assert bool(transcript.logprobs) == any(delta.logprobs for delta in deltas) == asked
 
 
-async def test_silence_is_an_empty_text(app: RunningApp) -> None:
-    deltas, transcript = await app.transcribe(wav(np.zeros(32_000, np.float32)), DecodingOptions())
-    assert (transcript.text, transcript.segments) == ("", ())
-    assert all(delta.text == "" for delta in deltas)
-    assert transcript.duration_s == 2.0
-
-
 async def test_a_truncated_file_is_in_the_log(app: RunningApp, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         _, transcript = await app.transcribe(wav(noise(4))[: 2 * 32_000])
