@@ -60,32 +60,3 @@ def test_the_server_warns_in_its_log_its_answers_and_on_its_page() -> None:
             f"serving the embedded model whisper-digits, which {LIMIT}, because base could not be had: "
             in warning
         )
-
-
-@pytest.mark.usefixtures("nowhere")
-@pytest.mark.parametrize("way", ["flag", "environment"])
-def test_a_model_that_was_named_is_never_replaced(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    if way == "environment":
-        monkeypatch.setenv("ASR_SERVER_MODEL", "base")
-    arguments = ["--model", "base"] if way == "flag" else []
-    done = command("serve", "--port", "0", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(
-        "Error: --model (ASR_SERVER_MODEL) is 'base': base is not here, and HF_HUB_OFFLINE"
-    )
-
-
-# -- asr-server models ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("nowhere")
-def test_what_cannot_be_fetched_is_a_line_each_and_the_others_are_fetched() -> None:
-    done = command("models", "fetch", "small", "whisper-digits", "lage-v3")
-    assert done.returncode == 2
-    assert done.stdout.strip().endswith("models/whisper-digits")
-    errors = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
-    assert len(errors) == 2
-    assert "hub cannot be reached" in errors[0]
-    assert "did you mean large-v3?" in errors[1]

@@ -6,7 +6,6 @@ import io
 import logging
 import os
 import resource
-import shutil
 import signal
 import socket
 import subprocess
@@ -287,15 +286,6 @@ def test_too_few_open_files_are_warned_of_with_what_is_needed() -> None:
     assert f", 500, may need {NEEDED}: raise" in ended.errors
 
 
-def test_an_engine_that_cannot_start_is_the_exit_status_and_the_last_line(tmp_path: Path) -> None:
-    model = tmp_path / "damaged"
-    shutil.copytree(EMBEDDED_MODEL, model)
-    (model / "model.safetensors").write_bytes(b"no weights")
-    ended = served(embedded(model=str(model), port=0, executor="inline", device="cpu")).end()
-    assert ended.told == ENGINE_FAILED == 1
-    assert "the engine could not be started: " in ended.errors.splitlines()[-1]
-
-
 # -- Whole --
 
 SERVE = (sys.executable, "-m", "asr_server", "serve", "--port", "0")
@@ -342,13 +332,6 @@ def test_the_address_of_all_takes_both_families_on_both_ports(public_server: Ser
     assert "no key is asked for on ::" in public_server.written()
     for host in ("127.0.0.1", "::1"):
         socket.create_connection((host, wyoming_port), timeout=60).close()
-
-
-@pytest.mark.slow
-def test_too_low_a_limit_of_open_files_for_connections_is_warned_of_at_start(public_server: Server) -> None:
-    (warning,) = [line for line in public_server.lines() if "open files" in line]
-    assert "ulimit -n" in warning
-    assert "--max-connections" in warning
 
 
 @pytest.mark.parametrize(

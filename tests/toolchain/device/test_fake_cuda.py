@@ -154,13 +154,3 @@ def test_an_encode_is_three_copies_and_one_graph_for_each_length(monkeypatch: py
         assert len(counted.names) + Launched.count - num_before <= 10, counted.names
         assert FakeGraph.num_replays == num_replays + 1
         assert engine.slots_in_use == 33
-
-
-def test_operands_on_different_devices_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = pocket_directory()
-    with fake_cuda(monkeypatch):
-        engine = fake_engine(monkeypatch, directory, torch.bfloat16, TORCH, cuda_graphs=False)
-        engine._runner.state.integers = engine._runner.state.integers.cpu()
-        submit(engine, "0", CLIPS[0], BRIEF[0])
-        with pytest.raises(RuntimeError, match="device"):
-            run(engine)

@@ -28,11 +28,6 @@ def problems(**values: object) -> list[str]:
     return error.value.problems
 
 
-def test_several_wrong_values_are_a_line_each() -> None:
-    lines = problems(port="70000", replicas="-1", host="127.0.0.1", max_slots="-1")
-    assert [line.split()[0] for line in lines] == ["--replicas", "--max-slots", "--port"]
-
-
 @pytest.mark.parametrize(
     ("setting", "value", "reason"),
     [

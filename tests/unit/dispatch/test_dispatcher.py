@@ -34,13 +34,6 @@ async def app() -> AsyncIterator[RunningDispatcher]:
     await app.dispatcher.stop()
 
 
-async def test_a_chunk_comes_back_with_its_result(app: RunningDispatcher) -> None:
-    task = app.send(app.dispatcher.open("a"), 4)
-    await until(lambda: app.replica.submitted)
-    app.replica.answer(ChunkId("a", 4))
-    assert await task == result(4)
-
-
 async def test_a_replica_on_another_device_than_the_last_one_is_told(
     app: RunningDispatcher, caplog: pytest.LogCaptureFixture
 ) -> None:

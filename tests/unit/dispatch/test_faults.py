@@ -22,17 +22,10 @@ from tests.support.embedded import embedded
 from tests.support.speech import say
 from tests.support.until import until
 from tests.unit.dispatch.faulty_replica import FaultyExecutor, marked
-from tests.unit.dispatch.scripted import WITHOUT_PAUSE
 
 SETTINGS = embedded(dtype="float32")
 PATIENT = ReplicaLimits(pause_s=0.1)
 IMPATIENT = ReplicaLimits(hung_after_s=3.0, hung_at_most_s=3.0)
-
-
-async def until_given_up(dispatcher: Dispatcher) -> None:
-    async with asyncio.timeout(60):
-        while not dispatcher.supervisor.given_up:
-            await asyncio.sleep(0.02)
 
 
 async def test_a_step_that_is_slow_layer_by_layer_ends_no_replica() -> None:
@@ -124,17 +117,3 @@ def test_a_launch_whose_process_is_gone_leaves_nothing_and_says_its_status(
     monkeypatch.setattr(asyncio, "create_subprocess_exec", create_and_wait)
     run(launch_three_times())
     assert not list(tmp_path.iterdir())
-
-
-class MuteExecutor(MultiprocessExecutor):
-    module = "this"  # a module of Python's that ends by itself
-
-
-async def test_an_early_end_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    dispatcher = Dispatcher(SETTINGS, MuteExecutor(SETTINGS), limits=WITHOUT_PAUSE)
-    await dispatcher.start()
-    await until_given_up(dispatcher)
-    assert "exited with status 0" in dispatcher.supervisor.last_failure
-    assert not list(tmp_path.iterdir())
-    await dispatcher.stop()

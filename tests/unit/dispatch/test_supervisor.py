@@ -191,14 +191,6 @@ async def test_launches_that_all_raise_are_given_up(start: Start, caplog: pytest
     assert "Too many open files" in keeper.last_failure
 
 
-async def test_a_start_that_is_impossible_is_given_up_at_once_with_its_reason(start: Start) -> None:
-    executor = FailingExecutor(1, StartImpossible("no weights"))
-    keeper = start(executor)
-    await until(lambda: keeper.given_up)
-    assert keeper.last_failure == "no weights"
-    assert not keeper.was_ready
-
-
 async def test_an_error_of_ours_while_watching_ends_the_replica_and_another_is_launched(start: Start) -> None:
     def on_events(state: ReplicaState, events: list[Event]) -> None:
         if len(executor.launched) < 3:

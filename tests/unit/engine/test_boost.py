@@ -143,11 +143,6 @@ def test_the_first_letters_script_decides_where_a_keyword_begins(letter: str, is
     assert total(keyword_boost(make_tokenizer(), (f"a{letter}",)), spell(f"xa{letter}")) == 0
 
 
-def test_a_keyword_in_a_script_without_spaces_begins_anywhere() -> None:
-    boost = keyword_boost(make_tokenizer(), ("東京",))
-    assert total(boost, spell("は東京")) > 0
-
-
 @pytest.mark.parametrize(("state", "guess"), [(0, 1), (1, 1), (2, 3), (3, 1)])
 def test_a_keyword_is_guessed_to_go_on_and_another_word_to_have_no_end(state: int, guess: int) -> None:
     assert machine((2, 3)).guess(state) == guess

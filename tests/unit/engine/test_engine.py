@@ -66,12 +66,7 @@ def test_other_requests_change_no_tokens(
     pocket: Checkpoint, alone: list[Any], num_slots: int, lookahead: bool
 ) -> None:
     engine = pocket.engine(num_slots=num_slots, encode_batch=3, lookahead=lookahead)
-    events: list[Event] = []
-    for i, (clip, options) in enumerate(zip(CLIPS, MIXED, strict=True)):
-        submit(engine, str(i), clip, options)
-        if i % 3 == 2:  # some come while others run
-            events += answer_languages(engine, engine.step())
-    found = results(events + run(engine))
+    found = results(run_mixed(engine))
     for i, expected in enumerate(alone):
         assert found[str(i)].tokens == expected.tokens
         assert found[str(i)].temperature == expected.temperature
