@@ -81,7 +81,7 @@ class Attempts:
     def __init__(self, app: RunningApp, max_retries: int, api_key: str = "none") -> None:
         self.times: list[float] = []
         self._client = AsyncOpenAI(
-            base_url=f"http://{app.host}:{app.port}/v1",
+            base_url=f"{app.url}/v1",
             api_key=api_key,
             max_retries=max_retries,
             http_client=DefaultAsyncHttpxClient(event_hooks={"request": [self._note]}),

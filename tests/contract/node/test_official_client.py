@@ -91,7 +91,7 @@ async def one_place(**settings: Any) -> AsyncIterator[RunningApp]:
 async def ask(
     app: RunningApp, file: Path, max_retries: int = 2, api_key: str = "none", **fields: Any
 ) -> dict[str, Any]:
-    url = f"http://{app.host}:{app.port}/v1"
+    url = f"{app.url}/v1"
     written = await node("refusals.mjs", url, file, str(max_retries), json.dumps(fields), api_key)
     result: dict[str, Any] = json.loads(written)
     return result
@@ -152,7 +152,7 @@ async def test_a_429_is_sent_again_when_the_server_said(second: Path) -> None:
 
 async def test_jobs_and_batches_have_each_field_that_the_client_has(second: Path, tmp_path: Path) -> None:
     async with run_with_jobs(tmp_path / "jobs") as app:
-        results = json.loads(await node("jobs.mjs", f"http://{app.host}:{app.port}/v1", second))
+        results = json.loads(await node("jobs.mjs", f"{app.url}/v1", second))
     job, output = results["job"], [json.loads(line) for line in results["output"].splitlines()]
     assert results["accepted"]["text"] == ""
     assert (job["id"], job["metadata"]) == (results["accepted"]["id"], {"case": "7"})

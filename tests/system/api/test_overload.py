@@ -47,7 +47,7 @@ async def each_request_takes(app: RunningApp, request_s: float) -> AsyncIterator
 async def test_official_clients_get_through_a_burst_of_30_on_4_places() -> None:
     async with (
         run_app(FOUR_PLACES) as app,
-        AsyncOpenAI(base_url=f"http://{app.host}:{app.port}/v1", api_key="none", max_retries=2) as client,
+        AsyncOpenAI(base_url=f"{app.url}/v1", api_key="none", max_retries=2) as client,
         each_request_takes(app, 0.5),
     ):
         outcomes = await asyncio.gather(

@@ -30,7 +30,7 @@ async def test_each_finished_request_is_a_line_with_key_model_audio_and_status(
     async with run_app(settings_with(tmp_path / "keys", *entries)) as app:
         statuses = [await post(app, WEB), await post(app, WEB, b"no audio"), await post(app, WEB)]
         assert statuses == [200, 400, 429]
-        async with open_session(f"http://{app.host}:{app.port}", additional_headers=bearer(SHOP)):
+        async with open_session(app.url, additional_headers=bearer(SHOP)):
             pass
     figures = [record.__dict__[FIGURES] for record in caplog.records if FIGURES in record.__dict__]
     names = ("key", "model", "audio_s", "status", "close_code")

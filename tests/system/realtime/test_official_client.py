@@ -149,7 +149,7 @@ async def test_the_client_connects_again_where_the_close_code_says_so_and_not_wh
         codes.append(event.close_code)
 
     async with run_app(embedded(max_realtime_session_s=0.3, api_key="s3cret")) as app:
-        url = f"http://{app.host}:{app.port}/v1"
+        url = f"{app.url}/v1"
         async with (
             AsyncOpenAI(base_url=url, api_key="s3cret") as client,
             client.realtime.connect(extra_query=INTENT, on_reconnecting=note) as connection,

@@ -79,7 +79,7 @@ async def test_a_diarized_session_names_the_speaker_of_each_segment(server: Serv
 
 
 async def test_sessions_of_other_names_have_no_segments(app: RunningApp) -> None:
-    async with open_session(f"http://{app.host}:{app.port}") as client:
+    async with open_session(app.url) as client:
         await client.update(transcription={"model": "whisper-1"}, **MANUAL)
         await client.append(pcm24(say("1").samples))
         await client.commit()

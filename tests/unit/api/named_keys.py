@@ -53,7 +53,7 @@ async def rewrite(app: RunningApp, path: Path, *entries: dict[str, Any]) -> None
 
 
 def official(app: RunningApp, key: str, max_retries: int = 0) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"http://{app.host}:{app.port}/v1", api_key=key, max_retries=max_retries)
+    return AsyncOpenAI(base_url=f"{app.url}/v1", api_key=key, max_retries=max_retries)
 
 
 def bearer(key: str) -> dict[str, str]:

@@ -58,6 +58,10 @@ class RunningApp:
         text: str = (await self.post(file)).json()["text"]
         return text == "zero"
 
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
     def cut_off(self) -> None:
         """What clients see of a server that is killed: it listens no more, and every connection is gone."""
         for listener in self.server.servers:

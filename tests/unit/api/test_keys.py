@@ -267,7 +267,7 @@ async def test_a_key_sees_and_uses_its_models_only(path: Path) -> None:
             assert statuses == ({200} if key == WEB else {404})
         assert "whisper-1" in listed[WEB]
         assert listed[SHOP] == []
-        refusal = await refused(f"http://{app.host}:{app.port}", additional_headers=bearer(SHOP))
+        refusal = await refused(app.url, additional_headers=bearer(SHOP))
         assert (refusal.status, refusal.error["code"]) == (404, "model_not_found")
 
 
@@ -304,7 +304,7 @@ async def secret_of(app: RunningApp, key: str) -> str:
 async def test_a_client_secret_counts_for_the_key_that_made_it_and_ends_with_it(path: Path) -> None:
     entries = (entry("web", WEB, concurrent_requests=1), entry("shop", SHOP))
     async with run_app(settings_with(path, *entries)) as app:
-        url = f"http://{app.host}:{app.port}"
+        url = app.url
         secrets = {key: bearer(await secret_of(app, key)) for key in (WEB, SHOP)}
         async with open_session(url, additional_headers=secrets[WEB]):
             refusal = await refused(url, additional_headers=secrets[WEB])

@@ -187,7 +187,7 @@ async def test_a_stream_and_the_routes_of_other_servers_count_too(tmp_path: Path
 async def test_a_session_counts_as_a_request_and_ends_when_the_audio_is_used_up(tmp_path: Path) -> None:
     web = entry("web", WEB, requests_per_minute=1, audio_seconds_per_minute=2)
     async with run_app(settings_with(tmp_path / "keys", web, entry("shop", SHOP))) as app:
-        url = f"http://{app.host}:{app.port}"
+        url = app.url
         async with open_session(url, additional_headers=bearer(WEB)) as client:
             await client.update(**MANUAL)
             await client.append(pcm24(noise(3)))

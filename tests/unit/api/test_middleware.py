@@ -104,7 +104,7 @@ def headers_in_the_code() -> set[str]:
 
 async def test_the_official_client_sees_the_413_of_an_upload_far_over_the_limit() -> None:
     async with run_app(SMALL) as app:
-        url = f"http://{app.host}:{app.port}/v1"
+        url = f"{app.url}/v1"
         async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
             with pytest.raises(openai.APIStatusError) as caught:
                 await transcribe(client, bytes(40 * MIB))
@@ -142,10 +142,6 @@ PATHS = ["/", "/metrics", "/health", "/v1/models", "/v1/realtime", "/nowhere"]
 FOREIGN = "https://evil.example"
 
 
-def url(app: RunningApp) -> str:
-    return f"http://{app.host}:{app.port}"
-
-
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_name_that_a_stranger_resolves_to_this_machine_is_refused(app: RunningApp, path: str) -> None:
     reply = await app.client.get(path, headers={"host": f"evil.example:{app.port}"})
@@ -159,7 +155,7 @@ async def test_a_long_name_is_repeated_in_part(app: RunningApp) -> None:
     reply = await app.client.get("/health", headers={"host": "x" * 201})
     assert f"it does not answer as '{'x' * 200}'. Allow" in reply.json()["error"]["message"]
     origin = f"https://{'x' * 200}"
-    refusal = await refused(url(app), additional_headers={"origin": origin})
+    refusal = await refused(app.url, additional_headers={"origin": origin})
     assert f"Pages of '{origin[:200]}' may open no session" in refusal.error["message"]
 
 
@@ -193,15 +189,15 @@ async def test_beyond_loopback_or_with_a_key_every_name_is_served(settings: dict
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 async def test_a_page_of_another_site_opens_no_session(origin: str, host: str) -> None:
     async with run_app(embedded(host=host)) as app:
-        refusal = await refused(url(app), additional_headers={"origin": origin})
+        refusal = await refused(app.url, additional_headers={"origin": origin})
         assert (refusal.status, refusal.error["code"]) == (403, "origin_not_allowed")
         assert "--cors-origins" in refusal.error["message"]
         assert not app.app.state.server.realtime.num_started
 
 
 async def test_the_servers_own_page_and_a_client_without_an_origin_open_a_session(app: RunningApp) -> None:
-    for headers in ({"origin": url(app)}, {"origin": url(app).replace("http", "https")}, {}):
-        async with open_session(url(app), additional_headers=headers):
+    for headers in ({"origin": app.url}, {"origin": app.url.replace("http", "https")}, {}):
+        async with open_session(app.url, additional_headers=headers):
             pass
 
 
@@ -211,7 +207,7 @@ async def test_the_servers_own_page_and_a_client_without_an_origin_open_a_sessio
 )
 async def test_a_page_that_is_allowed_or_has_the_key_opens_a_session(settings: dict[str, str]) -> None:
     headers = {"origin": FOREIGN, "authorization": "Bearer s3cret"}
-    async with run_app(embedded(**settings)) as app, open_session(url(app), additional_headers=headers):
+    async with run_app(embedded(**settings)) as app, open_session(app.url, additional_headers=headers):
         pass
 
 
@@ -307,6 +303,6 @@ async def test_a_slash_at_the_end_of_a_path_changes_nothing(keyed: RunningApp, p
 
 
 async def test_a_websocket_at_an_unknown_path_is_an_error_of_ours(app: RunningApp) -> None:
-    refusal = await refused(f"http://{app.host}:{app.port}", "/nowhere")
+    refusal = await refused(app.url, "/nowhere")
     assert (refusal.status, refusal.error["type"]) == (404, "invalid_request_error")
     assert refusal.headers["x-request-id"]

@@ -251,7 +251,7 @@ async def test_an_unload_gives_up_on_a_request_that_lasts_and_changes_nothing() 
 
 
 async def test_live_speech_brings_a_model_back(lazy: RunningApp) -> None:
-    async with open_session(f"http://{lazy.host}:{lazy.port}") as client:
+    async with open_session(lazy.url) as client:
         await until(lambda: model_of(lazy).state == "ready")
         await model_of(lazy).unload(1)
         await client.update(turn_detection=None)

@@ -66,7 +66,7 @@ async def test_a_session_may_send_what_clients_send() -> None:
     """Small messages in a row, pings beside them, and a large message in many pieces."""
     async with (
         run_app(embedded(realtime_interim_s=0)) as app,
-        open_session(f"http://{app.host}:{app.port}", ping_interval=0.01) as client,
+        open_session(app.url, ping_interval=0.01) as client,
     ):
         await client.update(**MANUAL)
         for _ in range(int(MAX_FRAMES_AHEAD)):

@@ -78,7 +78,7 @@ def test_delay_sets_how_often_a_growing_turn_is_read() -> None:
 
 async def test_a_live_model_named_in_the_address_has_no_detection(app: RunningApp) -> None:
     path = "/v1/realtime?intent=transcription&model=gpt-live-transcribe"
-    async with open_session(f"http://{app.host}:{app.port}", path) as client:
+    async with open_session(app.url, path) as client:
         assert (await client.update())["session"]["audio"]["input"]["turn_detection"] is None
 
 

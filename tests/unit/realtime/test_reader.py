@@ -28,10 +28,6 @@ def one(submit: Submit) -> ChunkResult:
     return say(*words("1"))
 
 
-def url(app: RunningApp) -> str:
-    return f"http://{app.host}:{app.port}"
-
-
 async def include(client: Client, fields: list[str]) -> list[dict[str, Any]]:
     """Update what the session includes; return the events up to the answer."""
     await client.send({"type": "session.update", "session": {"type": "transcription", "include": fields}})
@@ -39,7 +35,7 @@ async def include(client: Client, fields: list[str]) -> list[dict[str, Any]]:
 
 
 async def test_log_probabilities_asked_for_before_a_chunk_was_read_come_with_the_turn() -> None:
-    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(url(app)) as client:
+    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(app.url) as client:
         await client.update(**MANUAL)
         await client.append(SECOND)
         await include(client, LOGPROBS)

@@ -17,10 +17,6 @@ from tests.unit.realtime.realtime_client import MANUAL, open_session, pcm24, ref
 SECRETS = "/v1/realtime/client_secrets"
 
 
-def url(app: RunningApp) -> str:
-    return f"http://{app.host}:{app.port}"
-
-
 async def test_a_session_that_fails_says_so_closes_with_1011_and_leaves_its_place(
     app: RunningApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -30,7 +26,7 @@ async def test_a_session_that_fails_says_so_closes_with_1011_and_leaves_its_plac
     sessions = app.app.state.server.realtime
     with monkeypatch.context() as patched:
         patched.setattr(AudioInput, "push", fail)
-        async with open_session(url(app)) as client:
+        async with open_session(app.url) as client:
             await client.append(pcm24(noise(0.1)))
             event = await client.receive()
             assert (event["type"], event["error"]["type"]) == ("error", "server_error")
@@ -39,14 +35,14 @@ async def test_a_session_that_fails_says_so_closes_with_1011_and_leaves_its_plac
             assert client.socket.close_reason == "The server had an error."
         await until(lambda: sessions.num_active == 0)
     assert [record.exc_info is not None for record in caplog.records if record.levelname == "ERROR"] == [True]
-    async with open_session(url(app)) as client:
+    async with open_session(app.url) as client:
         await client.update()
 
 
 async def test_a_wrong_key_is_401_before_the_handshake_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     async with run_app(embedded(api_key="s3cret")) as app:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer ek_wrong"}):
-            refusal = await refused(url(app), additional_headers=headers | {"x-request-id": "mine"})
+            refusal = await refused(app.url, additional_headers=headers | {"x-request-id": "mine"})
             assert (refusal.status, refusal.error["code"]) == (401, "invalid_api_key")
             assert refusal.headers["x-request-id"] == "mine"
         await until(lambda: not app.server.server_state.tasks)
@@ -64,10 +60,10 @@ async def test_a_plain_get_gives_the_reason_that_a_page_cannot_see() -> None:
 
 async def test_the_key_may_come_in_the_header_or_as_a_subprotocol_or_as_a_client_secret() -> None:
     async with run_app(embedded(api_key="s3cret")) as app:
-        async with open_session(url(app), additional_headers={"Authorization": "Bearer s3cret"}):
+        async with open_session(app.url, additional_headers={"Authorization": "Bearer s3cret"}):
             pass
         protocols = ["realtime", "openai-insecure-api-key.s3cret"]
-        async with open_session(url(app), subprotocols=protocols) as client:
+        async with open_session(app.url, subprotocols=protocols) as client:
             assert client.socket.subprotocol == "realtime"
         app.client.headers["authorization"] = "Bearer s3cret"
         session = {"type": "transcription", "audio": {"input": MANUAL}}
@@ -75,7 +71,7 @@ async def test_the_key_may_come_in_the_header_or_as_a_subprotocol_or_as_a_client
         assert made["value"].startswith("ek_")
         assert made["session"]["audio"]["input"]["turn_detection"] is None
         headers = {"Authorization": f"Bearer {made['value']}"}
-        async with open_session(url(app), additional_headers=headers) as client:
+        async with open_session(app.url, additional_headers=headers) as client:
             assert (await client.update())["session"]["audio"]["input"]["turn_detection"] is None
 
 
@@ -87,18 +83,16 @@ async def test_a_client_secret_that_no_handshake_can_carry_is_refused_at_creatio
         statuses[length] = made.status_code
         if made.status_code == 200:
             protocols = ["realtime", f"openai-insecure-api-key.{made.json()['value']}"]
-            async with open_session(url(app), subprotocols=protocols):
+            async with open_session(app.url, subprotocols=protocols):
                 pass
     assert statuses == {5_000: 200, 6_000: 400}
 
 
 async def test_a_key_of_the_server_may_begin_as_client_secrets_do() -> None:
     async with run_app(embedded(api_key="ek_mine")) as app:
-        async with open_session(url(app), additional_headers={"Authorization": "Bearer ek_mine"}):
+        async with open_session(app.url, additional_headers={"Authorization": "Bearer ek_mine"}):
             pass
-        assert (
-            await refused(url(app), additional_headers={"Authorization": "Bearer ek_yours"})
-        ).status == 401
+        assert (await refused(app.url, additional_headers={"Authorization": "Bearer ek_yours"})).status == 401
 
 
 async def test_a_client_secret_is_asked_for_with_the_key_and_right_fields() -> None:
@@ -123,33 +117,33 @@ async def test_a_client_secret_is_asked_for_with_the_key_and_right_fields() -> N
 
 @pytest.mark.parametrize(("query", "status"), [("model=nobody", 404), ("intent=conversation", 400)])
 async def test_what_is_not_served_is_refused(app: RunningApp, query: str, status: int) -> None:
-    refusal = await refused(url(app), f"/v1/realtime?{query}")
+    refusal = await refused(app.url, f"/v1/realtime?{query}")
     assert (refusal.status, refusal.error["param"]) == (status, query.partition("=")[0])
 
 
 async def test_a_served_model_may_be_named_in_the_address(app: RunningApp) -> None:
     path = "/v1/realtime?intent=transcription&model=whisper-1"
-    async with open_session(url(app), path) as client:
+    async with open_session(app.url, path) as client:
         updated = await client.update()
         assert updated["session"]["audio"]["input"]["transcription"]["model"] == "whisper-1"
 
 
 async def test_more_sessions_than_allowed_are_503_and_a_place_is_free_again_after_one_has_left() -> None:
     async with run_app(embedded(max_realtime_sessions=1)) as app:
-        async with open_session(url(app)):
-            refusal = await refused(url(app))
+        async with open_session(app.url):
+            refusal = await refused(app.url)
             assert (refusal.status, refusal.error["code"]) == (503, "server_overloaded")
             assert int(refusal.headers["retry-after"]) >= 5
             reason = await app.client.get("/v1/realtime")  # by which a page finds out
             assert (reason.status_code, app.app.state.server.realtime.num_rejected) == (503, 1)
         await until(lambda: app.app.state.server.realtime.num_active == 0)
-        async with open_session(url(app)):
+        async with open_session(app.url):
             pass
 
 
 async def test_while_no_engine_is_ready_it_is_503(app: RunningApp) -> None:
     app.dispatcher.supervisor.replica_states[0].ready = False
-    assert (await refused(url(app))).error["code"] == "engine_unavailable"
+    assert (await refused(app.url)).error["code"] == "engine_unavailable"
 
 
 async def test_a_secret_ends_when_it_was_asked_to_and_describes_its_session(app: RunningApp) -> None:
@@ -190,7 +184,7 @@ async def test_a_fault_before_the_handshake_is_answered_is_a_500_with_a_tracebac
         raise RuntimeError("a secret of the server")
 
     monkeypatch.setattr("asr_server.annexes.realtime.route.check_origin", fail)
-    refusal = await refused(url(app))
+    refusal = await refused(app.url)
     assert (refusal.status, refusal.error["type"]) == (500, "server_error")
     (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert line.getMessage() == "a realtime handshake has failed"
@@ -198,5 +192,5 @@ async def test_a_fault_before_the_handshake_is_answered_is_a_500_with_a_tracebac
 
 
 async def test_a_lazy_model_is_loaded_by_its_first_session() -> None:
-    async with run_app(embedded(load="lazy")) as app, open_session(url(app)):
+    async with run_app(embedded(load="lazy")) as app, open_session(app.url):
         await until(lambda: app.dispatcher.ready)

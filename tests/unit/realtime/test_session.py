@@ -39,12 +39,8 @@ def one(submit: Submit) -> ChunkResult:
     return say(*words("1"))
 
 
-def url(app: RunningApp) -> str:
-    return f"http://{app.host}:{app.port}"
-
-
 async def test_a_committed_turn_is_transcribed_and_the_events_come_in_order(app: RunningApp) -> None:
-    async with open_session(url(app)) as client:
+    async with open_session(app.url) as client:
         assert client.socket.response is not None
         assert (
             client.socket.response.headers["x-model-limit"]
@@ -105,7 +101,7 @@ async def test_turns_are_chained_and_answers_out_of_order_find_their_turn() -> N
     def by_length(submit: Submit) -> ChunkResult:
         return say(*words(str(len(submit.samples) // 16_000)))
 
-    async with run_app(embedded(realtime_interim_s=0), by_length) as app, open_session(url(app)) as client:
+    async with run_app(embedded(realtime_interim_s=0), by_length) as app, open_session(app.url) as client:
         await client.update(**MANUAL)
         app.replica.holding = True
         for seconds in (1, 2, 3):
@@ -124,7 +120,7 @@ async def test_turns_are_chained_and_answers_out_of_order_find_their_turn() -> N
 
 
 async def test_a_turn_that_is_cleared_says_nothing_even_when_its_text_comes_late() -> None:
-    async with run_app(embedded(realtime_interim_s=0.5), one) as app, open_session(url(app)) as client:
+    async with run_app(embedded(realtime_interim_s=0.5), one) as app, open_session(app.url) as client:
         await client.update(**MANUAL)
         app.replica.holding = True
         await client.append(SECOND)
@@ -141,7 +137,7 @@ async def test_a_turn_that_is_cleared_says_nothing_even_when_its_text_comes_late
 
 
 async def test_what_two_readings_agree_on_is_sent_while_one_speaks() -> None:
-    async with run_app(embedded(realtime_interim_s=0.5), one) as app, open_session(url(app)) as client:
+    async with run_app(embedded(realtime_interim_s=0.5), one) as app, open_session(app.url) as client:
         await client.update(**MANUAL)
         receiving = asyncio.create_task(client.receive())  # nothing has been committed
         while not receiving.done():  # as somebody speaks on until two readings are done
@@ -155,7 +151,7 @@ async def test_a_turn_counts_once_however_often_it_is_read(caplog: pytest.LogCap
     caplog.set_level("INFO", logger="asr_server.api.middleware")
     async with run_app(embedded(realtime_interim_s=0.2), one) as app:
         before = await read(app)
-        async with open_session(url(app)) as client:
+        async with open_session(app.url) as client:
             await client.update(**MANUAL)
             await client.append(SECOND)
             await until(lambda: app.replica.submits)  # a reading while it grows; the last one follows
@@ -179,9 +175,9 @@ async def test_each_session_is_a_line_and_a_count_by_its_code(caplog: pytest.Log
     caplog.set_level("INFO", logger="asr_server.api.middleware")
     async with run_app(embedded(api_key="s3cret")) as app:
         before = await read(app)
-        await refused(url(app))
+        await refused(app.url)
         headers = {"Authorization": "Bearer s3cret"}
-        async with open_session(url(app), additional_headers=headers) as client:
+        async with open_session(app.url, additional_headers=headers) as client:
             await client.socket.close(4321)
         await until(lambda: len(sessions_in(caplog)) == 2)
         after = await read(app)
@@ -202,7 +198,7 @@ async def test_a_frame_that_may_not_come_is_counted_as_a_close_by_the_server(
     app: RunningApp, caplog: pytest.LogCaptureFixture, frame: bytes, code: int
 ) -> None:
     caplog.set_level("INFO", logger="asr_server.api.middleware")
-    async with open_session(url(app)) as client:
+    async with open_session(app.url) as client:
         client.socket.transport.write(frame)
         await until(lambda: len(sessions_in(caplog)) == 1)
     assert f"closed by the server with {code}" in sessions_in(caplog)[0]
@@ -216,7 +212,7 @@ async def test_a_turn_that_fails_is_failed_and_the_session_goes_on() -> None:
     answers: list[ChunkResult | Exception] = [ValueError("broken"), say(*words("7"))]
 
     async with run_app(embedded(realtime_interim_s=0), lambda _: answers.pop(0)) as app:  # noqa: SIM117
-        async with open_session(url(app)) as client:
+        async with open_session(app.url) as client:
             await client.update(**MANUAL)
             await client.append(SECOND)
             await client.commit()
@@ -239,7 +235,7 @@ async def test_a_long_append_is_converted_in_parts_so_that_the_event_loop_turns(
         return push(audio, data)
 
     monkeypatch.setattr(AudioInput, "push", noted)
-    async with open_session(url(app)) as client:
+    async with open_session(app.url) as client:
         await client.update(**MANUAL)
         await client.append(SECOND * 10, size=len(SECOND) * 10)
         await client.commit()
@@ -250,7 +246,7 @@ async def test_a_long_append_is_converted_in_parts_so_that_the_event_loop_turns(
 
 
 async def test_nothing_said_is_an_empty_transcript_with_a_usage(app: RunningApp) -> None:
-    async with open_session(url(app)) as client:
+    async with open_session(app.url) as client:
         await client.update(**MANUAL)
         await client.append(bytes(48_000))
         await client.commit()
@@ -260,7 +256,7 @@ async def test_nothing_said_is_an_empty_transcript_with_a_usage(app: RunningApp)
 
 
 async def test_a_commit_of_under_100_ms_is_an_error_that_names_its_event(app: RunningApp) -> None:
-    async with open_session(url(app)) as client:
+    async with open_session(app.url) as client:
         await client.update(**MANUAL)
         await client.append(SECOND[:4700])
         await client.send({"type": "input_audio_buffer.commit", "event_id": "mine"})
@@ -296,7 +292,7 @@ def malformed(rng: random.Random) -> str | bytes:
 
 async def test_a_thousand_malformed_events_are_as_many_errors_in_a_session(app: RunningApp) -> None:
     rng = random.Random(0)
-    async with open_session(url(app)) as client:
+    async with open_session(app.url) as client:
         await client.update(**MANUAL)
 
         async def send_all() -> None:
@@ -314,7 +310,7 @@ async def test_a_thousand_malformed_events_are_as_many_errors_in_a_session(app: 
 
 
 async def test_an_update_that_is_wrong_changes_nothing_and_names_its_field(app: RunningApp) -> None:
-    async with open_session(url(app)) as client:
+    async with open_session(app.url) as client:
         wrong = {"transcription": {"language": "klingon"}, "turn_detection": None}
         await client.send({"type": "session.update", "session": {"audio": {"input": wrong}}})
         error = (await client.receive())["error"]
@@ -329,13 +325,13 @@ async def test_an_update_that_is_wrong_changes_nothing_and_names_its_field(app: 
 
 async def test_an_idle_session_ends_normally(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "MAX_IDLE_S", 0.2)
-    async with run_app() as app, open_session(url(app)) as client:
+    async with run_app() as app, open_session(app.url) as client:
         assert await client.closed() == 1000
 
 
 @pytest.mark.slow
 async def test_a_session_that_reaches_its_longest_duration_still_gives_its_last_text() -> None:
-    async with run_app(embedded(max_realtime_session_s=1.0), one) as app, open_session(url(app)) as client:
+    async with run_app(embedded(max_realtime_session_s=1.0), one) as app, open_session(app.url) as client:
         await client.update(**MANUAL)
         await client.append(SECOND)
         events = await client.until(".completed")
@@ -344,7 +340,7 @@ async def test_a_session_that_reaches_its_longest_duration_still_gives_its_last_
 
 
 async def test_draining_gives_the_last_text_closes_with_1012_and_lets_nobody_in(app: RunningApp) -> None:
-    async with open_session(url(app)) as client:
+    async with open_session(app.url) as client:
         await client.update(**MANUAL)
         await client.append(SECOND * 2)
         await until(lambda: app.replica.submits)  # an interim reading: the audio has arrived
@@ -352,12 +348,12 @@ async def test_draining_gives_the_last_text_closes_with_1012_and_lets_nobody_in(
         assert (await client.until(".completed"))[-1]["transcript"] == "zero"
         assert await client.closed() == 1012
         await draining
-    assert (await refused(url(app))).error["message"] == "The server is shutting down."
+    assert (await refused(app.url)).error["message"] == "The server is shutting down."
 
 
 async def test_a_client_that_leaves_frees_its_place_and_cancels_its_work(app: RunningApp) -> None:
     app.replica.holding = True
-    async with open_session(url(app)) as client:
+    async with open_session(app.url) as client:
         await client.update(**MANUAL)
         await client.append(SECOND)
         await client.commit()
@@ -370,7 +366,7 @@ async def test_a_client_that_leaves_frees_its_place_and_cancels_its_work(app: Ru
 @pytest.mark.slow
 async def test_an_engine_that_does_not_keep_up_holds_the_client_back() -> None:
     """Not more than a few chunks and messages are held, however much is sent."""
-    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(url(app)) as client:
+    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(app.url) as client:
         await client.update(**MANUAL)
         app.replica.holding = True
         minute = pcm24(noise(60.0))
@@ -418,7 +414,7 @@ def pausing(**changed: Any) -> dict[str, Any]:
 
 async def test_speech_behind_a_pause_in_which_detection_was_turned_off_is_in_its_turn() -> None:
     first, second = say_digits("123", gap_s=[0.2, 0.2, 1.4]), say_digits("4567", gap_s=0.2)
-    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(url(app)) as client:
+    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(app.url) as client:
         await client.update(**pausing())
         await client.append(pcm24(first.samples))
         await until(lambda: app.replica.submits)  # it was read ahead
@@ -434,7 +430,7 @@ async def test_speech_behind_a_pause_in_which_detection_was_turned_off_is_in_its
 @pytest.mark.parametrize("kind", ["clear", "commit"])
 async def test_speech_that_goes_on_behind_a_clear_or_a_commit_starts_again(kind: str) -> None:
     digits = pcm24(say_digits("12", gap_s=0.1).samples)
-    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(url(app)) as client:
+    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(app.url) as client:
         await client.append(digits)
         await client.until(".speech_started")
         await client.send({"type": f"input_audio_buffer.{kind}"})
@@ -443,7 +439,7 @@ async def test_speech_that_goes_on_behind_a_clear_or_a_commit_starts_again(kind:
 
 
 async def test_a_message_over_4_mib_ends_the_session(app: RunningApp) -> None:
-    async with open_session(url(app)) as client:
+    async with open_session(app.url) as client:
         with contextlib.suppress(ConnectionClosed):
             await client.socket.send("x" * (4 * MIB + 4097))
         assert await client.closed() == 1009
@@ -462,7 +458,7 @@ async def test_a_client_that_leaves_while_its_session_is_closed_is_no_fault_of_t
 
     monkeypatch.setattr(BoundedWebSocketProtocol, "send", send_too_late)
     monkeypatch.setattr(session_module, "MAX_IDLE_S", 0.05)
-    async with run_app() as app, open_session(url(app)) as client:
+    async with run_app() as app, open_session(app.url) as client:
         assert await client.closed() == 1006
         await until(lambda: not app.app.state.server.realtime.num_active)
     assert "has failed" not in caplog.text

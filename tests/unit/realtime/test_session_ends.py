@@ -14,14 +14,10 @@ from tests.unit.realtime.realtime_client import MANUAL, Client, of_type, open_se
 SECOND = pcm24(noise(1.0))
 
 
-def url(app: RunningApp) -> str:
-    return f"http://{app.host}:{app.port}"
-
-
 async def test_events_and_items_are_numbered_under_the_sessions_own_letters() -> None:
     async with (
         run_app(embedded(max_realtime_session_s=1000)) as app,
-        connect(url(app).replace("http", "ws") + "/v1/realtime") as socket,
+        connect(app.url.replace("http", "ws") + "/v1/realtime") as socket,
     ):
         created = json.loads(await socket.recv())
         now = time.time()
@@ -43,7 +39,7 @@ async def test_events_and_items_are_numbered_under_the_sessions_own_letters() ->
 
 async def test_the_first_end_counts_and_the_committed_turn_is_still_read(app: RunningApp) -> None:
     app.replica.holding = True
-    async with open_session(url(app)) as client:
+    async with open_session(app.url) as client:
         await client.update(**MANUAL)
         await client.append(SECOND)
         await client.commit()
@@ -62,7 +58,7 @@ async def test_the_first_end_counts_and_the_committed_turn_is_still_read(app: Ru
 
 
 async def test_what_was_cleared_leaves_no_sample_to_the_next_turn(app: RunningApp) -> None:
-    async with open_session(url(app)) as client:
+    async with open_session(app.url) as client:
         await client.update(**MANUAL)
         await client.append(SECOND)
         await client.send({"type": "input_audio_buffer.clear"})
@@ -72,7 +68,7 @@ async def test_what_was_cleared_leaves_no_sample_to_the_next_turn(app: RunningAp
 
 
 async def test_a_new_format_loses_no_sample_of_the_one_before(app: RunningApp) -> None:
-    async with open_session(url(app)) as client:
+    async with open_session(app.url) as client:
         await client.update(**MANUAL)
         await client.append(SECOND)
         await client.update(format={"type": "audio/pcmu"})

@@ -40,7 +40,7 @@ async def test_the_newer_routes_take_the_model_as_a_field(server: Server) -> Non
 
 async def test_the_key_comes_in_a_header_of_its_own() -> None:
     async with run_app(embedded(api_key="the-right-key-of-azure")) as app:
-        url = f"http://{app.host}:{app.port}"
+        url = app.url
         file = ("a.wav", sound_file(noise(1.0)))
         async with azure_client(url, "the-right-key-of-azure") as client:
             assert await client.audio.transcriptions.create(file=file, model="whisper-1")

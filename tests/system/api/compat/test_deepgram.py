@@ -229,7 +229,7 @@ async def test_a_url_is_not_fetched(client: AsyncDeepgramClient) -> None:
 
 async def test_keys_come_in_the_header_or_in_a_browsers_subprotocols() -> None:
     async with run_app(embedded(api_key="the-right-key-of-deepgram")) as app:
-        url = f"http://{app.host}:{app.port}"
+        url = app.url
         recording = sound_file(say("3").samples)
         async with deepgram_client(url, "the-right-key-of-deepgram") as client:
             assert (await client.listen.v1.media.transcribe_file(request=recording)).results.channels
