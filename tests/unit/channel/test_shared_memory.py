@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr_server.channel import wire
-from asr_server.channel.messages import Command, Credit, Event, LanguageDetected, Submit
+from asr_server.channel.messages import Command, Submit
 from asr_server.channel.shared_memory import (
     KEPT_SLOTS,
     SLOT_BYTES,
@@ -171,11 +171,6 @@ def test_a_large_array_lies_in_shared_memory_where_there_is_room() -> None:
         assert len(frames) == num_frames
         np.testing.assert_array_equal(wire.decode(frames, Command, reader).samples, sent.samples)
     writer.close()
-
-
-def test_events_keep_plain_ints_and_floats() -> None:
-    for event in (Credit(7), LanguageDetected(ChunkId("r", 0), {"en": 0.75, "de": 0.25})):
-        assert wire.decode(wire.encode(event), Event) == event
 
 
 @pytest.mark.parametrize("value", [object(), np.array([object()] * 100), np.array(["text"] * 100)])

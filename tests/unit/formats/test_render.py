@@ -5,7 +5,7 @@ import msgspec
 from asr_server.core import DroppedSegment, Track, Transcript, Word
 from asr_server.formats.render import RenderOptions, json_body, render
 from asr_server.formats.subtitles import srt
-from tests.unit.formats.samples import ONE, SILENT, segment, transcript
+from tests.unit.formats.samples import ONE, segment, transcript
 
 TEN_FIELDS = {
     "id",
@@ -54,14 +54,6 @@ def test_text_srt_and_vtt_are_as_they_are_known() -> None:
     assert render(ONE, "vtt") == (
         "WEBVTT\n\n00:00:00.500 --> 00:00:02.000\none\n\n01:01:01.234 --> 01:01:02.000\ntwo\n\n"
     )
-
-
-def test_silence_is_valid_in_every_format() -> None:
-    assert json.loads(render(SILENT, "json"))["text"] == ""
-    assert json.loads(render(SILENT, "verbose_json"))["segments"] == []
-    assert render(SILENT, "text") == ""
-    assert render(SILENT, "srt") == ""
-    assert render(SILENT, "vtt") == "WEBVTT\n\n"
 
 
 def test_no_text_can_break_out_of_its_cue() -> None:

@@ -77,13 +77,6 @@ def test_srt_is_laid_out_as_by_whispers_command(layout: SubtitleLayout) -> None:
         assert srt(segments, layout) == by_whisper(segments, layout)
 
 
-def test_a_subtitle_across_segments_ends_where_words_begin_more_than_three_seconds_apart() -> None:
-    segments = [with_words(0, *(Word(" x", start_s, start_s + 0.5) for start_s in (1.0, 4.0, 7.125)))]
-    layout = SubtitleLayout(max_line_width=24, max_line_count=2)
-    assert srt(segments, layout) == by_whisper(segments, layout)
-    assert srt(segments, layout).count("-->") == 2
-
-
 SAID = with_words(0, Word(" a", 0.5, 1.0), Word(" <b>", 1.0, 1.5), Word(" -->", 2.0, 2.5))
 
 
