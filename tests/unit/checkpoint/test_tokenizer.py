@@ -150,6 +150,13 @@ def test_a_file_that_is_no_tokenizer_is_refused_in_a_line(tmp_path: Path, conten
         Tokenizer.from_directory(tmp_path)
 
 
+def test_a_tokenizer_of_a_larger_model_is_refused(tmp_path: Path) -> None:
+    directory = copy_of(["tokenizer.json"], tmp_path)
+    (directory / "config.json").write_text(json.dumps({"vocab_size": 1000}))
+    with pytest.raises(CheckpointError, match="belongs to another model"):
+        Tokenizer.from_directory(directory)
+
+
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"neither tokenizer\.json"):
         Tokenizer.from_directory(tmp_path)
