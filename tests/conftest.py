@@ -52,13 +52,8 @@ SLOW_HELPERS = {
     *("server", "real_server", "run_server"),  # processes of their own, as are these:
     *("COMMAND", "running", "FaultyExecutor"),
     *("sync_playwright", "Page", "ray_cluster", "take_few_programs"),  # a browser, Ray, Triton's interpreter
-    *(
-        "Reference",
-        "load_openai_whisper",
-        "loaded_base",
-        "real_checkpoint",
-        "write_ctranslate2",
-    ),  # the same by another implementation, real weights
+    # The same by another implementation, and real weights:
+    *("Reference", "load_openai_whisper", "loaded_base", "real_checkpoint", "write_ctranslate2"),
 }
 
 

@@ -16,16 +16,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "asr_server"
 EVERYBODY = {
-    "checkpoint",
-    "config",
-    "core",
-    "errors",
-    "language_codes",
-    "levels",
-    "machine",
-    "metrics",
-    "process",
-    "telemetry",
+    *("checkpoint", "config", "core", "errors", "language_codes"),
+    *("levels", "machine", "metrics", "process", "telemetry"),
 }
 CORE = {
     "protocols": {"api"},
@@ -51,13 +43,8 @@ ANNEXES = {
     "annexes.model_sources": {"model"},
     "annexes.monitoring": FRONT,
     "annexes.offline": {
-        "annexes.model_sources",
-        "annexes.ray",
-        "annexes.speakers",
-        "audio",
-        "dispatch",
-        "formats",
-        "transcription",
+        *("annexes.model_sources", "annexes.ray", "annexes.speakers"),
+        *("audio", "dispatch", "formats", "transcription"),
     },
     "annexes.page": set(),
     "annexes.ray": {"annexes.model_sources", "channel", "dispatch", "engine", "replica"},

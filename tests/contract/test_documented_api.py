@@ -28,6 +28,7 @@ from asr_server.errors import ModelNotFound
 from asr_server.server.settings import ServerSettings
 from tests.conftest import Server
 from tests.contract.test_documentation import ROOT, blocks_of
+from tests.contract.test_documented_names import rows_of
 from tests.support.embedded import embedded
 from tests.support.speech import say
 from tests.unit.api.running_app import RunningApp, error_of, run_app, served
@@ -36,16 +37,8 @@ from tests.unit.api.sample_files import sound_file
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def rows(page: str, head: str) -> Iterator[list[str]]:
-    """Yield the cells of the rows of the table whose head begins so."""
-    lines = iter((DOCS / page).read_text().splitlines())
-    while not next(lines).startswith(f"| {head}"):
-        pass
-    next(lines)
-    for line in lines:
-        if not line.startswith("|"):
-            return
-        yield [cell.strip() for cell in line.strip("|").split(" | ")]
+def rows(page: str, head: str) -> list[list[str]]:
+    return rows_of(DOCS / page, head)
 
 
 def quoted(cell: str) -> list[str]:

@@ -42,26 +42,9 @@ JFK = (
     "and so my fellow americans ask not what your country can do for you ask what you can do for your country"
 )
 TERMS = [
-    "AntiBERTa",
-    "ABlooper",
-    "Kubernetes",
-    "Grafana",
-    "PostgreSQL",
-    "IgFold",
-    "ESMFold",
-    "Nextflow",
-    "Snakemake",
-    "Terraform",
-    "Prometheus",
-    "RFdiffusion",
-    "ProteinMPNN",
-    "AlphaFold",
-    "OmegaFold",
-    "Rosetta",
-    "TensorRT",
-    "PyTorch",
-    "NumPy",
-    "CUDA",
+    *("AntiBERTa", "ABlooper", "Kubernetes", "Grafana", "PostgreSQL", "IgFold", "ESMFold", "Nextflow"),
+    *("Snakemake", "Terraform", "Prometheus", "RFdiffusion", "ProteinMPNN", "AlphaFold", "OmegaFold"),
+    *("Rosetta", "TensorRT", "PyTorch", "NumPy", "CUDA"),
 ]
 NOISES = ("silence", "hum", "white", "coughs", "barks", "keyboard")
 

@@ -71,12 +71,8 @@ def test_the_value_of_a_flag_disappears_from_the_command_line(arguments: list[st
 
 OF_EVERY_CHILD = ("LD_LIBRARY_PATH", "LC_ALL", "TMPDIR", "PYTHONUNBUFFERED", "MALLOC_ARENA_MAX")
 OF_ENGINES = (
-    "CUDA_HOME",
-    "NVIDIA_VISIBLE_DEVICES",
-    "OMP_NUM_THREADS",
-    "TORCHINDUCTOR_CACHE_DIR",
-    "HF_HOME",
-    "CC",
+    *("CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
+    *("TORCHINDUCTOR_CACHE_DIR", "HF_HOME", "CC"),
 )
 OF_NO_CHILD = ("AWS_SESSION", "UV_INDEX_URL", "HF_TOKEN", "NVIDIA_API_KEY", "VLLM_API_KEY", "NOTIFY_SOCKET")
 
@@ -136,13 +132,8 @@ hide_from_other_processes(); state()
 be_killed_with_the_parent(); state()
 leave_stopping_to_the_parent(); state()
 """
-    assert output_of(code).splitlines()[-5:] == [
-        "0 1 0 []",
-        "1 1 0 []",
-        "1 0 0 []",
-        "1 0 9 []",
-        "1 0 9 [2, 15]",
-    ]
+    told = output_of(code).splitlines()[-5:]
+    assert told == ["0 1 0 []", "1 1 0 []", "1 0 0 []", "1 0 9 []", "1 0 9 [2, 15]"]
 
 
 @pytest.mark.parametrize("last", [b"", b"x"])

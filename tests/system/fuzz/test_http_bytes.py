@@ -38,15 +38,8 @@ LINES = (
         b"x-request-id: \x80\r\n",
         b"cookie: =\r\n",
     ),
-    *(
-        b"\r\n",
-        b"\n",
-        b"0\r\n\r\n",
-        b"5\r\nabcde\r\n",
-        b"ffffffffffffffff\r\n",
-        b"1;x=y\r\nz\r\n",
-        b"--b--\r\n",
-    ),
+    *(b"\r\n", b"\n", b"0\r\n\r\n", b"5\r\nabcde\r\n"),
+    *(b"ffffffffffffffff\r\n", b"1;x=y\r\nz\r\n", b"--b--\r\n"),
 )
 
 

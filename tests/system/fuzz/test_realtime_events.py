@@ -19,16 +19,8 @@ NAMES = (
 VALUES = (
     *("session.update", "transcription_session.update", "input_audio_buffer.append", "whisper-1", "en", ""),
     *("input_audio_buffer.commit", "input_audio_buffer.clear", "transcription", "audio/pcm", "audio/pcmu"),
-    *(
-        "server_vad",
-        "semantic_vad",
-        "low",
-        "AAAA",
-        "\ud800",
-        "\x00",
-        "<",
-        "item.input_audio_transcription.logprobs",
-    ),
+    *("server_vad", "semantic_vad", "low", "item.input_audio_transcription.logprobs"),
+    *("AAAA", "\ud800", "\x00", "<"),
     *(0, 1, -1, 0.5, 24_000, 1 << 70, 1e308, True, None),
 )
 LAST = {"type": "session.update", "event_id": "the last", "session": {"x": 1}}

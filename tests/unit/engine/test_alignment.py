@@ -1,13 +1,9 @@
 """Token times in the engine: for whom they are computed, and that nobody waits for them."""
 
-import json
-import logging
 import math
-import shutil
 import threading
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,7 +18,6 @@ from asr_server.engine import Engine, alignment
 from asr_server.engine.alignment import Aligner, first_frames
 from harness.clips import make_clip
 from harness.engine_helpers import Checkpoint, results, run, submit, transcribe
-from tests.support.checkpoints import pocket_directory
 from tests.support.speech import say
 
 NEAR_S = 0.0201  # one position, and rounding
@@ -197,28 +192,6 @@ def test_a_cancelled_request_gets_no_times(pocket: Checkpoint) -> None:
     engine.step()
     engine.handle(Cancel("leaver"))
     assert not [event for event in run(engine) if isinstance(event, Result)]
-
-
-def test_a_checkpoint_without_alignment_heads_takes_the_upper_half_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert "alignment_heads" not in json.loads((pocket_directory() / "generation_config.json").read_text())
-    with caplog.at_level(logging.INFO):
-        checkpoint = Checkpoint.load(pocket_directory())
-    assert checkpoint.model.alignment_heads == {1: [0, 1]}
-    assert "upper half" in caplog.text
-
-
-def test_alignment_heads_that_the_model_has_not_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"alignment head \[2, 0\]"):
-        Checkpoint.load(with_heads(tmp_path / "wrong", [[0, 1], [2, 0]]))
-
-
-def with_heads(target: Path, heads: list[list[int]]) -> Path:
-    shutil.copytree(pocket_directory(), target)
-    config = json.loads((target / "generation_config.json").read_text())
-    (target / "generation_config.json").write_text(json.dumps(config | {"alignment_heads": heads}))
-    return target
 
 
 def test_attention_of_nan_fails_its_chunk_alone(pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:

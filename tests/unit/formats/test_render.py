@@ -8,16 +8,8 @@ from asr_server.formats.subtitles import srt
 from tests.unit.formats.samples import ONE, segment, transcript
 
 TEN_FIELDS = {
-    "id",
-    "seek",
-    "start",
-    "end",
-    "text",
-    "tokens",
-    "temperature",
-    "avg_logprob",
-    "compression_ratio",
-    "no_speech_prob",
+    *("id", "seek", "start", "end", "text", "tokens"),
+    *("temperature", "avg_logprob", "compression_ratio", "no_speech_prob"),
 }
 
 

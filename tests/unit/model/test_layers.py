@@ -1,4 +1,4 @@
-"""The parts of a layer on a CPU: products, attention head by head, and how their weights are loaded."""
+"""Attention on a CPU, head by head, and what a GPU and half a precision make of it."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asr_server.model import layers
-from asr_server.model.layers import Behind, Linear, attend_audio, attend_cached, attend_cached_audio
+from asr_server.model.layers import Behind, attend_audio, attend_cached, attend_cached_audio
 from tests.unit.model.test_whisper import LargestOf
 
 HEADS, DEPTH = 2, 4
@@ -19,33 +19,6 @@ WIDTH = HEADS * DEPTH
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def linear(num_inputs: int, num_outputs: int, gelu: bool = False) -> Linear:
-    made = Linear(num_inputs, num_outputs, gelu).requires_grad_(False)
-    made.weight.copy_(random(num_outputs, num_inputs))
-    made.bias.copy_(random(num_outputs, seed=1))
-    return made
-
-
-# -- Products -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("packs", [False, True])
-@pytest.mark.parametrize("gelu", [False, True])
-@pytest.mark.parametrize("shape", [(6,), (1, 1, 6), (3, 6), (2, 20, 6)])
-def test_a_product_has_a_bias_and_where_asked_a_gelu(shape: tuple[int, ...], gelu: bool, packs: bool) -> None:
-    product, x = linear(6, 5, gelu), random(*shape, seed=2)
-    expected = x @ product.weight.t() + product.bias
-    expected = expected * 0.5 * (1 + torch.erf(expected / 2**0.5)) if gelu else expected
-    assert not product.is_packed
-    if packs:
-        product.pack()
-        assert product.weight.numel() == (0 if product.is_packed else 30)
-    torch.testing.assert_close(product(x), expected, atol=1e-5, rtol=1e-5)
-
-
-# -- Attention ------------------------------------------------------------------------------------------
 
 
 def expected_attention(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | float = 0.0) -> Tensor:
@@ -101,9 +74,6 @@ def test_queries_attend_to_cached_text_as_far_as_the_mask_lets_them(by_rows: boo
     for row, seen in enumerate((6, 4)):
         own = (each[row, :, :seen].transpose(0, 1) for each in (keys, values))
         torch.testing.assert_close(found[row], expected_attention(query[row], *own))
-
-
-# -- Weights --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("over", ["text", "audio"])

@@ -21,11 +21,8 @@ from tests.support.until import until
 from tests.unit.api.running_app import RunningApp, error_of, number_of_the_chunk, run_app
 
 PATHS_OF_V1 = [
-    "/v1/activity",
-    "/v1/models",
-    "/v1/models/whisper-1",
-    "/v1/audio/transcriptions",
-    "/v1/audio/translations",
+    *("/v1/activity", "/v1/models", "/v1/models/whisper-1"),
+    *("/v1/audio/transcriptions", "/v1/audio/translations"),
 ]
 
 

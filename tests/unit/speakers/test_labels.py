@@ -67,10 +67,7 @@ LATE = [Turn(0, 2, "A"), Turn(0.5, 1, "B"), Turn(9, 10, "B")]
         # In a pause it is the nearest: who ended last, not who began last.
         (TURNS, [(6.5, 6.6, "A")]),
         ([Turn(0, 1, "A"), Turn(9, 10, "B")], [(8.0, 8.2, "B")]),
-        (
-            [Turn(0, 10, "A"), Turn(2, 3, "B"), Turn(20, 21, "B")],
-            [(2.1, 2.2, "A"), (20, 21, "B"), (10.5, 10.7, "A")],
-        ),
+        (WITHIN, [(2.1, 2.2, "A"), (20, 21, "B"), (10.5, 10.7, "A")]),
         (LATE[1:], [(3.0, 3.2, "B")]),
         (LATE, [(3.0, 3.2, "A")]),
         ([Turn(0, 1, "A"), Turn(5, 6, "B")], [(2.0, 2.2, "A")]),

@@ -49,14 +49,8 @@ async def post(app: RunningApp, audio: bytes = SECOND, /, path: str = "/asr", **
 
 def test_bazarrs_request_gives_subtitles_of_samples_without_a_header(server: Server) -> None:
     samples = (np.clip(SPOKEN.samples, -1, 1) * 32767).astype("<i2").tobytes()
-    query = {
-        "task": "transcribe",
-        "language": "eng",
-        "output": "srt",
-        "encode": "false",
-        "video_file": "a.mkv",
-    }
-    reply = httpx.post(server.url + "/asr", params=query, files={"audio_file": samples}, timeout=60)
+    query = "task=transcribe&language=eng&output=srt&encode=false&video_file=a.mkv"
+    reply = httpx.post(f"{server.url}/asr?{query}", files={"audio_file": samples}, timeout=60)
     assert reply.status_code == 200
     assert re.fullmatch(rf"1\n00:00:00,\d+ --> 00:00:0\d,\d+\n{SPOKEN.text}\n\n", reply.text)
     assert reply.headers["x-ignored-fields"] == "video_file"
