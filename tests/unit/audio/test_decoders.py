@@ -107,26 +107,13 @@ def test_rates_from_8_to_192_khz(tmp_path: Path, name: str, sample_rate: int) ->
     assert rms(frames - voice(sample_rate, 1, 0.5)) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("name", "subtype", "is_float"),
-    [
-        ("a.wav", "PCM_16", False),
-        ("a.wav", "FLOAT", True),
-        ("a.wav", "DOUBLE", True),
-        ("a.aiff", "PCM_16", False),
-        ("a.aiff", "FLOAT", True),
-        ("a.aiff", "DOUBLE", True),
-        ("a.flac", "PCM_24", False),
-        ("a.au", "PCM_16", False),
-        ("a.au", "FLOAT", True),
-        ("a.au", "DOUBLE", True),
-    ],
-)
+@pytest.mark.parametrize("subtype", ["PCM_16", "FLOAT", "DOUBLE"])
+@pytest.mark.parametrize("name", ["a.wav", "a.aiff", "a.au"])
 def test_floats_are_known_as_such_because_they_may_be_no_numbers(
-    tmp_path: Path, name: str, subtype: str, is_float: bool
+    tmp_path: Path, name: str, subtype: str
 ) -> None:
     path = write_sndfile(tmp_path / name, voice(16_000, 1, 0.5), 16_000, subtype=subtype)
-    assert decoded(path)[1].is_float == is_float
+    assert decoded(path)[1].is_float == (subtype != "PCM_16")
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,14 @@ def test_the_first_chunk_leaves_before_the_rest_is_read(tmp_path: Path) -> None:
     assert recording.held_bytes == 0
 
 
+def test_a_closed_recording_gives_no_more_slices(tmp_path: Path) -> None:
+    recording = Recording(make(tmp_path, "a.wav", voice(16_000, 1, 1.0), 16_000), AudioLimits())
+    recording.close()
+    recording.close()
+    with pytest.raises(Cancelled):
+        recording.next_slice()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.wav", "a.m4a"])
 def test_a_closed_recording_leaves_nothing_to_the_garbage_collector(tmp_path: Path, name: str) -> None:

@@ -47,13 +47,14 @@ async def test_a_truncated_file_is_in_the_log(app: RunningApp, caplog: pytest.Lo
 
 async def test_a_mixed_recording_is_read_chunk_by_chunk_in_the_language_of_each(app: RunningApp) -> None:
     spoken = ["de", "en", "en"]
-    app.replica.probabilities_of = lambda submit: {
-        code: 0.9 if code == spoken[submit.id.chunk] else 0.1 for code in ("de", "en")
-    }
+    app.replica.probabilities_of = lambda submit: (
+        {code: 0.9 if code == spoken[submit.id.chunk] else 0.1 for code in ("de", "en")} | {"fr": 1.0}
+    )  # which is no candidate
     app.answer = lambda submit: msgspec.structs.replace(
         number_of_the_chunk(submit), language=spoken[submit.id.chunk]
     )
-    deltas, transcript = await app.transcribe(THREE_CHUNKS, DecodingOptions(multilingual=True))
+    asked = DecodingOptions(multilingual=True, candidate_languages=("de", "en"))
+    deltas, transcript = await app.transcribe(THREE_CHUNKS, asked)
     assert [submit.options.language for submit in app.replica.submits] == [None] * 3
     assert app.replica.languages_set == spoken
     assert [delta.language for delta in deltas] == spoken
