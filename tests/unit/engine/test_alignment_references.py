@@ -1,5 +1,7 @@
 """Token times against those of openai/whisper and transformers, of the same tokens in the same audio."""
 
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,9 +16,14 @@ from asr_server.engine import alignment
 from asr_server.engine.alignment import first_frames
 from harness.engine_helpers import Checkpoint, Reference, transcribe
 from harness.openai_whisper import load_openai_whisper, token_times_s
-from tests.support.checkpoints import english_only_directory, large_directory, tiny_directory
+from tests.support.checkpoints import (
+    english_only_directory,
+    large_directory,
+    pocket_directory,
+    tiny_directory,
+)
 from tests.support.speech import say
-from tests.unit.engine.test_alignment import NEAR_S, WORDS, clips, with_heads
+from tests.unit.engine.test_alignment import NEAR_S, WORDS, clips
 
 
 @pytest.fixture
@@ -104,6 +111,13 @@ def _times_of_transformers(
     smoothed = generation_whisper._median_filter((weights - mean) / std, 7).mean(0)[len(prompt) : -1]
     rows, frames = generation_whisper._dynamic_time_warping(-smoothed.double().numpy())
     return [float(frames[np.argmax(rows == row)]) * 0.02 for row in range(len(text) + 1)]
+
+
+def with_heads(target: Path, heads: list[list[int]]) -> Path:
+    shutil.copytree(pocket_directory(), target)
+    config = json.loads((target / "generation_config.json").read_text())
+    (target / "generation_config.json").write_text(json.dumps(config | {"alignment_heads": heads}))
+    return target
 
 
 @pytest.mark.usefixtures("plain_method")
