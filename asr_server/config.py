@@ -109,20 +109,22 @@ class Settings:
         le=16,
     )
     check_voice: bool = setting(
-        True, "a doubtful text is dropped where a voice detector hears nobody speak in its chunk"
+        True, "listen for voices: leave out what nobody says, read again what the model passed over"
     )
 
     # The front end
     preprocess_workers: int = setting(
         default_preprocess_workers(),
-        "threads that decode and split audio",
+        "threads that decode and split audio, and listen for voices",
         env="VLLM_MAX_AUDIO_PREPROCESS_WORKERS",
         ge=1,
         le=MOST_PROCESSES,
     )
     max_upload_bytes: int = setting(1024 * MIB, "largest upload, in bytes", ge=1)
     max_audio_s: float = setting(12 * 3600.0, "longest recording once decoded, in seconds", gt=0)
-    max_concurrent_requests: int = setting(256, "requests in flight at once; more are refused with 429", ge=1)
+    max_concurrent_requests: int = setting(
+        256, "requests in flight at once; as many again wait, more are refused with 429", ge=1
+    )
 
     # HTTP
     host: str = setting("127.0.0.1", "address to listen on", min_length=1)

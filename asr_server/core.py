@@ -38,7 +38,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Silence(msgspec.Struct, frozen=True):
-    """A stretch without speech: reported, never decoded."""
+    """A stretch without sound, which is left out."""
 
     start_sample: int
     num_samples: int

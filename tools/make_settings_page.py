@@ -29,7 +29,7 @@ def page() -> str:
 def row(setting: str) -> str:
     names = "<br>".join(f"`{name}`" for name in (flag_name(setting), *environment_names(setting)))
     text = (FIELDS[setting].description or "").replace("|", "\\|")
-    text = re.sub(r"(?<!`)(--[a-z][a-z-]+( [a-z]\w*)?)", r"`\1`", text)
+    text = re.sub(r"(?<!`)(--[a-z][a-z-]+( (?!too\b)[a-z]\w*)?)", r"`\1`", text)
     if not re.match(r"\w+( \([^)]*\))?:", text):  # a value that is explained keeps its case
         text = text[:1].upper() + text[1:]
     return f"| {names} | {default(setting)} | {text}{choices(setting)} |"

@@ -249,7 +249,10 @@ def _route_of(scope: Scope) -> str:
 
 
 class PlainRoutes:
-    """Call the endpoints of recordings without FastAPI's routing, a tenth of a short request's time."""
+    """Call the endpoints of recordings without FastAPI's routing, a tenth of a short request's time.
+
+    These endpoints take the request alone: a parameter that FastAPI would fill is not.
+    """
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
         self._app = app

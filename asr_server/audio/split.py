@@ -1,4 +1,4 @@
-"""Cut samples into chunks, at the quietest point in reach.
+"""Cut samples into chunks, in the latest long pause in reach.
 
 Reads no file and knows no requests.
 
@@ -107,7 +107,7 @@ class Splitter:
         if end <= self._max_chunk:
             return 0, end
         latest_cut = min(self._max_chunk, end - self._min_rest)
-        return 0, _trimmed(loud, quietest_cut(levels[: latest_cut // HOP]))
+        return 0, _trimmed(loud, best_cut(levels[: latest_cut // HOP]))
 
     def _chunk(self, samples: Samples) -> Chunk:
         if len(samples) < self._size // 2:
@@ -128,7 +128,7 @@ def _trimmed(loud: npt.NDArray[np.intp], end: int) -> int:
     return speech_end + MARGIN if end - speech_end >= MIN_SILENCE else end
 
 
-def quietest_cut(powers: Powers) -> int:
+def best_cut(powers: Powers) -> int:
     """Return the best cut: in the latest long pause of the second half.
 
     A pause is where 200 ms are not much louder than the recording's quiet, relative to its range. It is

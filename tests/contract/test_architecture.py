@@ -21,8 +21,8 @@ EVERYBODY = {
 }
 CORE = {
     "protocols": {"api"},
-    "api": {"audio", "channel", "dispatch", "formats", "transcription"},
-    "transcription": {"audio", "channel", "dispatch"},
+    "api": {"audio", "dispatch", "formats", "transcription"},
+    "transcription": {"audio", "dispatch"},
     "audio": set(),
     "formats": set(),
     "dispatch": {"channel"},
@@ -56,7 +56,7 @@ MAY_IMPORT = {
     **CORE,
     **ANNEXES,
     "server": {*ANNEXES, *FRONT} - {"annexes.offline"},
-    "cli": {*ANNEXES, "api", "formats", "model", "server"},
+    "cli": {*ANNEXES, "formats", "server"},
 }
 API_PROCESS = ("server", "cli", *FRONT, *ANNEXES.keys() - {"annexes.model_sources", "annexes.ray"})
 EXTRAS = ("jobs", "ray", "traces", "wyoming")  # what features that are off by default need

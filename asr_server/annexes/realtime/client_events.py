@@ -103,7 +103,7 @@ class AudioUpdate(_Part, frozen=True, kw_only=True):
 class SessionFields(_Part, frozen=True, kw_only=True):
     type: Literal["transcription"] = "transcription"
     audio: AudioUpdate | UnsetType = UNSET
-    include: tuple[Include, ...] | UnsetType | None = UNSET  # what `completed` events have besides
+    include: tuple[Include, ...] | UnsetType | None = UNSET  # what events have besides, or one more event
 
 
 class OldSessionFields(_Part, frozen=True, kw_only=True):

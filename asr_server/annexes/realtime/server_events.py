@@ -145,7 +145,7 @@ class Delta(ServerEvent, frozen=True, kw_only=True, tag="conversation.item.input
 
 
 class LiveWord(msgspec.Struct, frozen=True):
-    """Times are seconds from the session's start; certainty is the probability that it was said."""
+    """Times are seconds from the session's start; `confidence` is the probability that it was said."""
 
     word: str
     start: float

@@ -88,7 +88,7 @@ class EndOfSpeech:
         self._activity: VoiceActivity | None = None
         self._rest = b""  # of a frame
 
-    def is_in(self, data: bytes) -> bool:
+    def hears(self, data: bytes) -> bool:
         """Listen on. Belongs in a thread: the first call loads the detector."""
         if self._activity is None:
             self._activity = VoiceActivity(
@@ -234,7 +234,7 @@ class WyomingConnection:
             else:
                 upload.add(event.payload or b"")
                 await upload.spill_to_disk()
-                if end is not None and await asyncio.to_thread(end.is_in, event.payload or b""):
+                if end is not None and await asyncio.to_thread(end.hears, event.payload or b""):
                     await self._write(VoiceStopped(), self._state.settings.client_grace_s)
                     break
             event = await self._next_event()

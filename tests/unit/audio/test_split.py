@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr_server.audio.split import MARGIN, MIN_REST, MIN_SILENCE, Splitter, quietest_cut
+from asr_server.audio.split import MARGIN, MIN_REST, MIN_SILENCE, Splitter, best_cut
 from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, Silence
 from asr_server.levels import powers
 from harness.speech import corpus
@@ -100,14 +100,14 @@ def test_the_later_of_two_pauses_unless_much_shorter(first_s: float, cut_s: tupl
     samples = noise(MAX_CHUNK, 0.1)
     for pause_s, duration_s in ((24.0, first_s), (28.0, 0.3)):
         samples[int(pause_s * SAMPLE_RATE) : int((pause_s + duration_s) * SAMPLE_RATE)] = 0
-    assert cut_s[0] <= quietest_cut(powers(samples)) / SAMPLE_RATE <= cut_s[1]
+    assert cut_s[0] <= best_cut(powers(samples)) / SAMPLE_RATE <= cut_s[1]
 
 
 def test_a_pause_between_words_is_preferred_to_a_stop_consonant() -> None:
     samples = noise(MAX_CHUNK, 0.1)
     samples[25 * SAMPLE_RATE : 25 * SAMPLE_RATE + SAMPLE_RATE // 5] *= 0.01  # 200 ms
     samples[29 * SAMPLE_RATE : 29 * SAMPLE_RATE + SAMPLE_RATE // 16] = 0  # 60 ms, and quieter
-    assert 25.0 <= quietest_cut(powers(samples)) / SAMPLE_RATE <= 25.2
+    assert 25.0 <= best_cut(powers(samples)) / SAMPLE_RATE <= 25.2
 
 
 def test_sound_without_any_pause_is_cut_all_the_same() -> None:

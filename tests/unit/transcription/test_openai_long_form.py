@@ -32,8 +32,8 @@ def test_a_long_recording_is_read_as_openai_whisper_reads_it(
     if not condition_on_previous_text:
         monkeypatch.setattr(PreviousText, "add", lambda *_: None)
     sound = make_clip(SEED, DURATION_S)
-    cut = split.quietest_cut
-    monkeypatch.setattr(split, "quietest_cut", lambda levels: cut(levels) // FRAME * FRAME)
+    cut = split.best_cut
+    monkeypatch.setattr(split, "best_cut", lambda levels: cut(levels) // FRAME * FRAME)
     checkpoint = brief_directory()
     options = DecodingOptions(language="de", condition_on_previous_text=condition_on_previous_text)
     found = asyncio.run(transcribe(checkpoint, sound, options)).segments
