@@ -3,7 +3,8 @@
 Audio is float32 mono at 16 kHz within [-1, 1]; times are seconds from the start of the file.
 """
 
-from typing import Final, Literal
+from dataclasses import dataclass, replace
+from typing import Final, Literal, Self
 
 import msgspec
 import numpy as np
@@ -45,6 +46,48 @@ class Silence(msgspec.Struct, frozen=True):
 
 
 Piece = Chunk | Silence
+
+
+# Lengths below a whole window in which chunks are encoded, in positions: every half second up to 6 s, then
+# every two, and beyond 20 s, where attention costs the most, every second. For each length that occurs oneDNN
+# compiles kernels and keeps them: 4 MB for whisper-base.
+SHORT_LENGTHS: Final = (*range(25, 300, 25), *range(300, 1000, 100), *range(1000, 1500, 50))
+# Of silence that are always encoded after a chunk, where its window has them: 1.5 s. Of half a second too
+# little hears that somebody has spoken: whisper-base then says the last sentence of several twice.
+MARGIN_POSITIONS: Final = 75
+
+
+@dataclass(frozen=True)
+class AudioWindow:
+    """The audio that the encoder takes at once, and how much a chunk should fill."""
+
+    num_positions: int = 1500  # of the encoder
+    max_chunk_s: float = 0.0  # what the checkpoint itself asks for; 0: nothing, its chunks fill the window
+    short_lengths: tuple[int, ...] = ()  # in which chunks are encoded, but for the whole window
+    padding: str = "silence"  # what follows a chunk in its window: silence, or zeros in the spectrogram
+
+    @property
+    def num_samples(self) -> int:
+        return self.num_positions * SAMPLE_RATE // POSITIONS_PER_S
+
+    @property
+    def duration_s(self) -> float:
+        return self.num_positions / POSITIONS_PER_S
+
+    @property
+    def chunk_s(self) -> float:
+        """Return the longest chunk to cut."""
+        return min(self.max_chunk_s or self.duration_s, self.duration_s)
+
+    def for_short_audio(self, mode: str, lengths: tuple[int, ...] = SHORT_LENGTHS) -> Self:
+        """Return the window that encodes chunks in the shortest of `lengths` (`tail`)."""
+        if mode == "exact":
+            return self
+        return replace(self, short_lengths=tuple(n for n in lengths if n < self.num_positions))
+
+    def positions_for(self, num_samples: int) -> int:
+        least = -(-num_samples * POSITIONS_PER_S // SAMPLE_RATE) + MARGIN_POSITIONS
+        return next((length for length in self.short_lengths if length >= least), self.num_positions)
 
 
 LEAST_TEMPERATURE: Final = 1e-3  # scores divided by less overflow

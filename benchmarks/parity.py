@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from asr_server.checkpoint.sizes import AudioWindow
+from asr_server.checkpoint.sizes import read_window
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import DecodingOptions, Samples
 from asr_server.model import Whisper, load_whisper
@@ -55,7 +55,7 @@ def odd_clips(count: int, first_seed: int = 0) -> list[Samples]:
 
 def _fitting(clips: list[Samples]) -> list[Samples]:
     """Clips no longer than the embedded model's window."""
-    num_samples = AudioWindow.from_directory(EMBEDDED_MODEL).num_samples
+    num_samples = read_window(EMBEDDED_MODEL).num_samples
     return [clip[:num_samples] for clip in clips]
 
 

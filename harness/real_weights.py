@@ -7,7 +7,7 @@ from pathlib import Path
 from asr_server.annexes.model_sources.convert import convert
 from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.annexes.model_sources.foreign import is_ctranslate2
-from asr_server.checkpoint.cache import own_cache, source_of
+from asr_server.checkpoint.files import own_cache, source_of
 
 
 def hugging_face_checkpoint(model: str) -> Path:

@@ -13,10 +13,12 @@ from typing import Final, Literal
 
 from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.recording import PreprocessPool
-from asr_server.checkpoint.sizes import AudioWindow
+from asr_server.checkpoint.sizes import read_window
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings, naming
-from asr_server.dispatch.dispatcher import CreateExecutor, Dispatcher, create_local_executor
+from asr_server.core import AudioWindow
+from asr_server.dispatch.dispatcher import CreateExecutor, Dispatcher
+from asr_server.dispatch.executors import create_local_executor
 from asr_server.errors import EngineUnavailable, ModelNotFound, ShuttingDown
 from asr_server.transcription.request import Transcriber
 
@@ -59,7 +61,7 @@ class ServedModel:
         cls, settings: Settings, pool: PreprocessPool, create_executor: CreateExecutor = create_local_executor
     ) -> ServedModel:
         directory = Path(settings.model)
-        window, tokenizer = AudioWindow.from_directory(directory), Tokenizer.from_directory(directory)
+        window, tokenizer = read_window(directory), Tokenizer.from_directory(directory)
         dispatcher = Dispatcher(settings, window=window, create_executor=create_executor)
         return cls(settings, dispatcher, pool, tokenizer, window)
 

@@ -8,9 +8,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from asr_server.checkpoint.sizes import AudioWindow
 from asr_server.config import Settings, naming
-from asr_server.core import SAMPLE_RATE, Track
+from asr_server.core import SAMPLE_RATE, AudioWindow, Track
 from asr_server.errors import (
     AudioTooLong,
     InvalidAudio,

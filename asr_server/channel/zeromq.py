@@ -1,6 +1,6 @@
 """Both ends of a connection on one host: ZeroMQ over Unix sockets in a private folder.
 
-Samples cross in shared memory (`shared_memory.py`), or in frames when it is full.
+Samples cross in shared memory (`wire.py`), or in frames when it is full.
 `annexes/ray/tcp.py` adds encryption.
 `ChildSpec` and `ReplicaSpec` are a new process's settings.
 """
@@ -19,7 +19,7 @@ import zmq.asyncio
 
 from asr_server.channel import wire
 from asr_server.channel.messages import Command, Event, Released
-from asr_server.channel.shared_memory import SharedMemoryReader, SharedMemoryWriter, create_shared_memory
+from asr_server.channel.wire import SharedMemoryReader, SharedMemoryWriter, create_shared_memory
 from asr_server.config import Settings
 
 PREFIX: Final = "asr-ipc-"

@@ -7,18 +7,11 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from asr_server.checkpoint.files import read_json, read_optional_json
-from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE
+from asr_server.core import SAMPLE_RATE, AudioWindow
 from asr_server.errors import CheckpointError
 
 # How preprocessor_config.json describes the log-mel frames of every Whisper model.
 FEATURES: Final = {"sampling_rate": SAMPLE_RATE, "n_fft": 400, "hop_length": 160}
-# Lengths below a whole window in which chunks are encoded, in positions: every half second up to 6 s, then
-# every two, and beyond 20 s, where attention costs the most, every second. For each length that occurs oneDNN
-# compiles kernels and keeps them: 4 MB for whisper-base.
-SHORT_LENGTHS: Final = (*range(25, 300, 25), *range(300, 1000, 100), *range(1000, 1500, 50))
-# Of silence that are always encoded after a chunk, where its window has them: 1.5 s. Of half a second too
-# little hears that somebody has spoken: whisper-base then says the last sentence of several twice.
-MARGIN_POSITIONS: Final = 75
 _MAX_CHUNK_S: Final = 3600.0  # the window bounds it further
 _DEFAULTS: Final = {"max_source_positions": 1500, "max_target_positions": 448}
 
@@ -32,64 +25,33 @@ def short_audio_mode(setting: str, dtype: str) -> str:
     return "exact" if dtype == "float32" else "tail"
 
 
-@dataclass(frozen=True)
-class AudioWindow:
-    """The audio that the encoder takes at once, and how much a chunk should fill."""
+def read_window(directory: Path) -> AudioWindow:
+    """Read `max_source_positions`, and two keys of ours in preprocessor_config.json.
 
-    num_positions: int = 1500  # of the encoder
-    max_chunk_s: float = 0.0  # what the checkpoint itself asks for; 0: nothing, its chunks fill the window
-    short_lengths: tuple[int, ...] = ()  # in which chunks are encoded, but for the whole window
-    padding: str = "silence"  # what follows a chunk in its window: silence, or zeros in the spectrogram
-
-    @property
-    def num_samples(self) -> int:
-        return self.num_positions * SAMPLE_RATE // POSITIONS_PER_S
-
-    @property
-    def duration_s(self) -> float:
-        return self.num_positions / POSITIONS_PER_S
-
-    @property
-    def chunk_s(self) -> float:
-        """Return the longest chunk to cut."""
-        return min(self.max_chunk_s or self.duration_s, self.duration_s)
-
-    def for_short_audio(self, mode: str, lengths: tuple[int, ...] = SHORT_LENGTHS) -> Self:
-        """Return the window that encodes chunks in the shortest of `lengths` (`tail`)."""
-        if mode == "exact":
-            return self
-        return replace(self, short_lengths=tuple(n for n in lengths if n < self.num_positions))
-
-    def positions_for(self, num_samples: int) -> int:
-        least = -(-num_samples * POSITIONS_PER_S // SAMPLE_RATE) + MARGIN_POSITIONS
-        return next((length for length in self.short_lengths if length >= least), self.num_positions)
-
-    @classmethod
-    def from_directory(cls, directory: Path) -> Self:
-        """Read `max_source_positions`, and two keys of ours in preprocessor_config.json.
-
-        `max_chunk_s` is for checkpoints that err less in shorter chunks; `padding` ("zeros") pads as
-        openai-whisper. Raises CheckpointError for contradictions, and features that Whisper lacks.
-        """
-        config = read_json(directory / "config.json")
-        path = directory / "preprocessor_config.json"
-        preprocessor = read_optional_json(path)
-        num_positions = _size(config, "max_source_positions", directory)
-        max_chunk_s = preprocessor.get("max_chunk_s", cls.max_chunk_s)
-        if type(max_chunk_s) not in (int, float) or not 0 <= max_chunk_s <= _MAX_CHUNK_S:
+    `max_chunk_s` is for checkpoints that err less in shorter chunks; `padding` ("zeros") pads as
+    openai-whisper. Raises CheckpointError for contradictions, and features that Whisper lacks.
+    """
+    config = read_json(directory / "config.json")
+    path = directory / "preprocessor_config.json"
+    preprocessor = read_optional_json(path)
+    num_positions = _size(config, "max_source_positions", directory)
+    max_chunk_s = preprocessor.get("max_chunk_s", AudioWindow.max_chunk_s)
+    if type(max_chunk_s) not in (int, float) or not 0 <= max_chunk_s <= _MAX_CHUNK_S:
+        raise CheckpointError(
+            f"max_chunk_s in {path} is {_short(max_chunk_s)}: must be from 0 to {_MAX_CHUNK_S:g}"
+        )
+    window = AudioWindow(
+        num_positions, float(max_chunk_s), padding=str(preprocessor.get("padding", AudioWindow.padding))
+    )
+    if window.padding not in ("silence", "zeros"):
+        raise CheckpointError(f"padding in {path} is {_short(window.padding)}: silence or zeros")
+    expected = {**FEATURES, "chunk_length": window.duration_s}
+    for key, value in expected.items():
+        if preprocessor.get(key, value) != value:
             raise CheckpointError(
-                f"max_chunk_s in {path} is {_short(max_chunk_s)}: must be from 0 to {_MAX_CHUNK_S:g}"
+                f"{key} in {path} is {_short(preprocessor[key])}; its encoder needs {value:g}"
             )
-        window = cls(num_positions, float(max_chunk_s), padding=str(preprocessor.get("padding", cls.padding)))
-        if window.padding not in ("silence", "zeros"):
-            raise CheckpointError(f"padding in {path} is {_short(window.padding)}: silence or zeros")
-        expected = {**FEATURES, "chunk_length": window.duration_s}
-        for key, value in expected.items():
-            if preprocessor.get(key, value) != value:
-                raise CheckpointError(
-                    f"{key} in {path} is {_short(preprocessor[key])}; its encoder needs {value:g}"
-                )
-        return window
+    return window
 
 
 @dataclass(frozen=True)
@@ -126,7 +88,7 @@ class WhisperSizes:
                 f"activation {config['activation_function']!r} is not known; Whisper uses gelu"
             )
         sizes = cls.from_config(config, directory)
-        window, scales = AudioWindow.from_directory(directory), config.get("scale_embedding", False)
+        window, scales = read_window(directory), config.get("scale_embedding", False)
         return replace(sizes, window=window, scale_embedding=scales)
 
     @classmethod

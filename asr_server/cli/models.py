@@ -33,7 +33,7 @@ def fetch(names: tuple[str, ...]) -> None:
     What has arrived is kept when it breaks off: call it again. Each file is checked by its sha256.
     """
     from asr_server.annexes.model_sources.find import checkpoint_on_disk, resolve_checkpoint
-    from asr_server.checkpoint.cache import source_of, why_not_kept
+    from asr_server.checkpoint.files import source_of, why_not_kept
 
     configure_logging("info")
     failed = False
@@ -52,7 +52,7 @@ def fetch(names: tuple[str, ...]) -> None:
 def _list() -> None:
     from asr_server.annexes.model_sources.find import cached
     from asr_server.annexes.model_sources.names import SHORT_NAMES, Published
-    from asr_server.checkpoint.cache import own_cache, source_of
+    from asr_server.checkpoint.files import own_cache, source_of
     from asr_server.config import EMBEDDED_MODEL
 
     names: dict[Published, list[str]] = {}

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from pydantic import ValidationError
 
 from asr_server.annexes.model_sources.find import checkpoint_on_disk, resolve_checkpoint
-from asr_server.checkpoint.cache import why_not_kept
+from asr_server.checkpoint.files import why_not_kept
 from asr_server.cli.checks import Check, model_fits, problem
 from asr_server.config import EMBEDDED_MODEL, flag_name
 from asr_server.core import Clip

@@ -26,10 +26,11 @@ from asr_server.channel.messages import (
     Result,
     SetLanguage,
 )
-from asr_server.checkpoint.cache import revision_of
-from asr_server.checkpoint.sizes import AudioWindow, short_audio_mode
+from asr_server.checkpoint.files import revision_of
+from asr_server.checkpoint.sizes import short_audio_mode
 from asr_server.config import Settings, flag_name
-from asr_server.core import ChunkId, ChunkResult
+from asr_server.core import AudioWindow, ChunkId, ChunkResult
+from asr_server.dispatch.executors import create_local_executor
 from asr_server.dispatch.queue import BACKGROUND_COST, ChunkQueue, Isolation, PendingChunk, RequestHandle
 from asr_server.dispatch.supervisor import (
     USUAL_LIMITS,
@@ -75,17 +76,6 @@ logger = logging.getLogger(__name__)
 
 
 CreateExecutor = Callable[[Settings], Executor]
-
-
-def create_local_executor(settings: Settings) -> Executor:
-    """Make the executor of this host: in this process where `--executor inline` asks for it."""
-    if settings.executor == "inline":
-        from asr_server.dispatch.inline import InlineExecutor  # brings torch into this process
-
-        return InlineExecutor(settings)
-    from asr_server.dispatch.processes import MultiprocessExecutor
-
-    return MultiprocessExecutor(settings)
 
 
 class Dispatcher:

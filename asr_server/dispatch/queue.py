@@ -22,8 +22,7 @@ from typing import Final, Protocol
 
 from asr_server import metrics
 from asr_server.channel.messages import ChunkTimes, Submit
-from asr_server.checkpoint.sizes import AudioWindow
-from asr_server.core import Chunk, ChunkId, ChunkResult, DecodingOptions
+from asr_server.core import AudioWindow, Chunk, ChunkId, ChunkResult, DecodingOptions
 from asr_server.dispatch.supervisor import ReplicaState
 from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded, ShuttingDown
 
@@ -82,7 +81,6 @@ class RequestHandle:
         return await self.dispatcher.enqueue(PendingChunk(submit, self, on_language, on_early_result))
 
     def steps_in_flight(self) -> int:
-        """Return the most steps that a replica took with one chunk of this request."""
         return self.dispatcher.steps_in_flight(self)
 
     def cancel(self) -> None:

@@ -201,7 +201,8 @@ class Aligner:
         text = [token for token in result.tokens[:num_read] if self._tokenizer.is_text(token)]
         tokens = [*prompt, *text, specials.end_of_text][: self._model.sizes.text_positions]
         num_samples = len(chunk.samples) if tail_s is None else round(tail_s * SAMPLE_RATE)
-        num_positions = min(max(1, num_samples // SAMPLES_PER_POSITION), self._model.sizes.audio_positions)
+        window = self._model.sizes.window
+        num_positions = min(max(1, num_samples // SAMPLES_PER_POSITION), window.num_positions)
         rows = len(prompt) - 1, len(text), num_positions
         is_given = bool(chunk.options.given_tokens)
         return AlignedText(chunk.slot, chunk.audio_slot, tokens, *rows, is_given)

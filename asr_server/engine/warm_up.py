@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr_server.checkpoint.cache import writable
+from asr_server.checkpoint.files import writable
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import naming
 from asr_server.core import SAMPLE_RATE, ChunkId, ChunkResult, DecodingOptions

@@ -23,9 +23,9 @@ from asr_server.annexes.wyoming import WyomingSettings
 from asr_server.api.models import Models, ServedModel
 from asr_server.api.state import AppState
 from asr_server.audio.recording import PreprocessPool
-from asr_server.checkpoint.cache import name_elsewhere
+from asr_server.checkpoint.files import name_elsewhere
 from asr_server.config import NO_PORT, Settings, in_mebibytes, naming
-from asr_server.dispatch.dispatcher import create_local_executor
+from asr_server.dispatch.executors import create_local_executor
 from asr_server.dispatch.supervisor import Executor
 from asr_server.errors import ShuttingDown
 from asr_server.protocols.tls import CLOSE_LIMIT_S, server_config

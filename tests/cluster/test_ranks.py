@@ -12,7 +12,7 @@ import pytest
 
 from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.dispatch.processes import ProcessReplica
+from asr_server.dispatch.executors import ProcessReplica
 from tests.cluster.ray_cluster import ray_cluster
 from tests.conftest import run_server
 from tests.support.checkpoints import large_directory, narrow_large_directory

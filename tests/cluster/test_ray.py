@@ -11,7 +11,7 @@ import pytest
 
 from asr_server.annexes.ray.cluster import LocalCluster
 from asr_server.annexes.ray.executor import RayExecutor
-from asr_server.checkpoint.cache import name_elsewhere
+from asr_server.checkpoint.files import name_elsewhere
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.dispatch.dispatcher import Dispatcher
 from tests.support.embedded import embedded

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from asr_server import machine
-from asr_server.dispatch.processes import MultiprocessExecutor
+from asr_server.dispatch.executors import MultiprocessExecutor
 from asr_server.machine import GIB, available_cores, free_memory_bytes, memory_limit_bytes
 from tests.support.embedded import embedded
 

@@ -33,7 +33,7 @@ from asr_server.api.request import (
 )
 from asr_server.api.state import AppState
 from asr_server.audio.decoder import TOO_MANY_FILES
-from asr_server.checkpoint.cache import revision_of
+from asr_server.checkpoint.files import revision_of
 from asr_server.errors import (
     RecordingLost,
     ReportedError,

@@ -18,7 +18,6 @@ from typing import Any, Final
 from asr_server.annexes.model_sources.foreign import GGML, ForeignModel
 from asr_server.annexes.model_sources.names import published_heads, published_name
 from asr_server.annexes.model_sources.readers import read_ctranslate2, read_ggml, read_openai
-from asr_server.checkpoint.cache import writable
 from asr_server.checkpoint.files import (
     CANTONESE_VOCABULARY,
     CTRANSLATE2,
@@ -31,6 +30,7 @@ from asr_server.checkpoint.files import (
     read_optional_json,
     read_small,
     reading,
+    writable,
 )
 from asr_server.checkpoint.sizes import FEATURES
 from asr_server.checkpoint.tensors import check_layout, read_stored, write_stored

@@ -22,8 +22,7 @@ from filelock import FileLock, Timeout
 
 from asr_server.annexes.model_sources.hub import LIBRARY_FOLDER, download_from_hub, has_sum
 from asr_server.annexes.model_sources.names import Published
-from asr_server.checkpoint.cache import MODELS, TEXTS_ONLY, own_cache, writable
-from asr_server.checkpoint.files import CTRANSLATE2
+from asr_server.checkpoint.files import CTRANSLATE2, MODELS, TEXTS_ONLY, own_cache, writable
 from asr_server.errors import CheckpointError, NotFetched
 
 logger = logging.getLogger(__name__)

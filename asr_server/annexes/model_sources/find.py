@@ -18,9 +18,8 @@ from asr_server.annexes.model_sources.names import (
     check_hub_name,
     published,
 )
-from asr_server.checkpoint.cache import hub_cache, revision_of
-from asr_server.checkpoint.files import INDEX, read_json, read_optional_json, reading
-from asr_server.checkpoint.sizes import AudioWindow
+from asr_server.checkpoint.files import INDEX, hub_cache, read_json, read_optional_json, reading, revision_of
+from asr_server.checkpoint.sizes import read_window
 from asr_server.checkpoint.tensors import check_weights
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
@@ -115,7 +114,7 @@ def _usable(path: Path) -> Path:
     if path.is_file() or is_ctranslate2(_files(path)):
         path = adopt(path, tokenizer_of, revision_of(path))
     check_directory(path)
-    AudioWindow.from_directory(path)
+    read_window(path)
     return path
 
 

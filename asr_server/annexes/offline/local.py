@@ -12,7 +12,7 @@ import msgspec
 from asr_server.annexes.speakers.track import SpeakerTrack
 from asr_server.audio.decoder import AudioLimits, parse_choice
 from asr_server.audio.recording import PreprocessPool, Recording, Source
-from asr_server.checkpoint.sizes import AudioWindow
+from asr_server.checkpoint.sizes import read_window
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, Settings
 from asr_server.core import Clip, DecodingOptions, SpeakerCount, Task, Transcript
@@ -91,7 +91,7 @@ class FileTranscriber(Protocol):
 class LocalTranscriber:
     def __init__(self, settings: Settings, job: TranscribeJob) -> None:
         directory = Path(settings.model)
-        window, tokenizer = AudioWindow.from_directory(directory), Tokenizer.from_directory(directory)
+        window, tokenizer = read_window(directory), Tokenizer.from_directory(directory)
         self._limits = AudioLimits.from_settings(settings, window)
         self._dispatcher = Dispatcher(settings, window=window)
         self._pool = PreprocessPool(settings.preprocess_workers)

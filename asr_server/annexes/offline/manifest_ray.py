@@ -29,7 +29,7 @@ from asr_server.annexes.offline.manifest import (
     read_entries,
 )
 from asr_server.annexes.offline.outputs import OutputError
-from asr_server.checkpoint.cache import name_elsewhere
+from asr_server.checkpoint.files import name_elsewhere
 from asr_server.config import Settings
 from asr_server.errors import EngineUnavailable
 from asr_server.telemetry import configure_logging

@@ -29,12 +29,12 @@ from asr_server.annexes.ray.cluster import check_answers, cluster_address
 from asr_server.annexes.ray.tcp import TcpEngineClient, TcpEngineServer
 from asr_server.channel.messages import Event, LogLine
 from asr_server.channel.zeromq import ReplicaSpec
-from asr_server.checkpoint.cache import name_elsewhere
-from asr_server.dispatch.processes import RemoteReplica
+from asr_server.checkpoint.files import name_elsewhere
+from asr_server.dispatch.executors import RemoteReplica
 from asr_server.dispatch.supervisor import StartImpossible
 from asr_server.errors import CheckpointError
 from asr_server.machine import in_daemon_thread
-from asr_server.replica.main import CannotStart, create_engine, run
+from asr_server.replica import CannotStart, create_engine, run
 from asr_server.telemetry import configure_logging
 
 if TYPE_CHECKING:

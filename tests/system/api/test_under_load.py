@@ -16,7 +16,7 @@ from openai.types.audio import TranscriptionVerbose
 
 from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.recording import Recording
-from asr_server.checkpoint.sizes import AudioWindow
+from asr_server.checkpoint.sizes import read_window
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import SAMPLE_RATE
 from asr_server.machine import lower_priority
@@ -33,7 +33,7 @@ from tests.support.until import until
 from tests.unit.api.sample_files import mp3, sound_file
 from tests.unit.speakers.people import TALK, join
 
-LIMITS = AudioLimits.from_settings(embedded(), AudioWindow.from_directory(EMBEDDED_MODEL))
+LIMITS = AudioLimits.from_settings(embedded(), read_window(EMBEDDED_MODEL))
 
 SENDERS_NICENESS = 10
 TALK_S = 200.0

@@ -115,7 +115,7 @@ def test_a_killed_server_leaves_no_actor_and_nothing_of_its_own_cluster() -> Non
         titles = [" ".join(child.cmdline()) for child in children]
         assert any("asr-server replica 0" in title for title in titles)
         (session,) = {found for title in titles for found in re.findall(r"/tmp/ray/session_[\w.-]+", title)}
-        assert "[replica 0] asr_server.replica.main: starts on" in server.written()
+        assert "[replica 0] asr_server.replica: starts on" in server.written()
         server.process.kill()
         _, alive = psutil.wait_procs(children, 30)
         assert not alive

@@ -26,8 +26,8 @@ import uvicorn
 import tests.unit.wyoming.wyoming_client  # noqa: F401  before a test imports the package, which warns
 from asr_server.api.models import Models, ServedModel
 from asr_server.audio.recording import PreprocessPool
-from asr_server.checkpoint.sizes import AudioWindow
 from asr_server.config import EMBEDDED_MODEL
+from asr_server.core import AudioWindow
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import MAX_FAILED_STARTS, ReplicaLimits, StartImpossible
 from asr_server.server import app as app_module
@@ -349,7 +349,7 @@ def test_without_a_collector_nothing_is_traced(environment: dict[str, str]) -> N
 
 def test_nothing_is_imported_for_traces_and_ray_that_nobody_asked_for() -> None:
     code = (
-        "import asr_server.dispatch.processes, asr_server.server.run as run, sys; run.start_traces({});"
+        "import asr_server.dispatch.executors, asr_server.server.run as run, sys; run.start_traces({});"
         "unwanted = {'asr_server.annexes.monitoring.traces', 'opentelemetry.sdk', 'ray'};"
         "sys.exit(bool(unwanted & sys.modules.keys()))"
     )

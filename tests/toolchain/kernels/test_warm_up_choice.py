@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_server.checkpoint.sizes import AudioWindow
-from asr_server.core import SAMPLE_RATE
+from asr_server.core import SAMPLE_RATE, AudioWindow
 from asr_server.engine import warm_up
 from asr_server.engine.tokens import TokenRules
 from asr_server.model import Whisper

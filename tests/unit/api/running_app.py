@@ -15,8 +15,7 @@ from asr_server.annexes.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.api.models import Models, ServedModel
 from asr_server.audio.recording import PreprocessPool
 from asr_server.channel.messages import Submit
-from asr_server.checkpoint.sizes import AudioWindow
-from asr_server.core import ChunkResult
+from asr_server.core import AudioWindow, ChunkResult
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import ReplicaLimits
 from asr_server.protocols.tls import http_protocol

@@ -10,7 +10,7 @@ from asr_server.annexes import model_loading as models_module
 from asr_server.api import models as served_model_module
 from asr_server.api.models import Models, ServedModel
 from asr_server.audio.recording import PreprocessPool
-from asr_server.checkpoint.sizes import AudioWindow
+from asr_server.core import AudioWindow
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import ReplicaLimits, StartImpossible
 from asr_server.errors import EngineUnavailable, ModelNotFound, ShuttingDown

@@ -19,8 +19,7 @@ from asr_server.audio.decoder import RECORDING_FORMATS as SUPPORTED
 from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.recording import Cancelled, Recording, memory_file
 from asr_server.audio.split import Splitter
-from asr_server.checkpoint.sizes import AudioWindow
-from asr_server.core import Chunk, Piece, Samples
+from asr_server.core import AudioWindow, Chunk, Piece, Samples
 from asr_server.errors import AudioTooLong, AudioTooShort, InvalidAudio, NotStereo
 from tests.support.speech import RECORDINGS
 from tests.unit.audio.audio_files import (

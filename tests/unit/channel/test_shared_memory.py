@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from asr_server.channel import wire
 from asr_server.channel.messages import Command, Submit
-from asr_server.channel.shared_memory import (
+from asr_server.channel.wire import (
     KEPT_SLOTS,
     SLOT_BYTES,
     SharedMemoryReader,
@@ -118,7 +118,7 @@ def test_a_system_without_shared_memory_is_warned_of(
 
 def test_nothing_is_left_when_the_writing_process_is_killed() -> None:
     code = (
-        "import numpy as np; from asr_server.channel.shared_memory import *\n"
+        "import numpy as np; from asr_server.channel.wire import *\n"
         "writer = SharedMemoryWriter(64)\n"
         "[writer.write(np.ones(SLOT_BYTES, np.uint8)) for _ in range(64)]; print(1, flush=True); input()"
     )

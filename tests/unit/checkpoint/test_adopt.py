@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from asr_server.annexes.model_sources.adopt import adopt
 from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.annexes.model_sources.foreign import explain_listing
-from asr_server.checkpoint.cache import name_elsewhere, own_cache, source_of
-from asr_server.checkpoint.files import read_json
+from asr_server.checkpoint.files import name_elsewhere, own_cache, read_json, source_of
 from asr_server.checkpoint.sizes import read_alignment_heads
 from asr_server.checkpoint.tensors import find_weights
 from asr_server.checkpoint.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ import pytest
 from asr_server.annexes.model_sources import fetch as fetch_module
 from asr_server.annexes.model_sources.fetch import fetch, fetched
 from asr_server.annexes.model_sources.names import Published
-from asr_server.checkpoint.cache import hub_cache, own_cache, writable
+from asr_server.checkpoint.files import hub_cache, own_cache, writable
 from asr_server.errors import CheckpointError
 
 MODEL = Published("small", "someone/small", 1000, revision="abc")

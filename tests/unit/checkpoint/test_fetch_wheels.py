@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from asr_server.annexes.model_sources import fetch as fetching
 from asr_server.annexes.model_sources.fetch import fetch
 from asr_server.annexes.model_sources.names import Published, Wheels
-from asr_server.checkpoint.cache import own_cache
+from asr_server.checkpoint.files import own_cache
 from asr_server.errors import CheckpointError, NotFetched
 
 

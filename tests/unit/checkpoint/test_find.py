@@ -10,7 +10,7 @@ import pytest
 
 from asr_server.annexes.model_sources.find import cached, checkpoint_on_disk, resolve_checkpoint, tokenizer_of
 from asr_server.annexes.model_sources.names import SHORT_NAMES, Published, published, published_name
-from asr_server.checkpoint.cache import name_elsewhere, revision_of
+from asr_server.checkpoint.files import name_elsewhere, revision_of
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
 

@@ -16,7 +16,7 @@ from huggingface_hub import constants
 
 from asr_server.annexes.model_sources import find
 from asr_server.annexes.model_sources.find import resolve_checkpoint, tokenizer_of
-from asr_server.checkpoint.cache import name_elsewhere, own_cache, revision_of, source_of
+from asr_server.checkpoint.files import name_elsewhere, own_cache, revision_of, source_of
 from asr_server.checkpoint.tensors import find_weights
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.checkpoint.sizes import AudioWindow
+from asr_server.checkpoint.sizes import read_window
+from asr_server.core import AudioWindow
 from asr_server.errors import CheckpointError
 from tests.support.checkpoints import pocket_directory, short_window_directory
 
@@ -17,29 +18,29 @@ def write_checkpoint(directory: Path, config: dict[str, object], preprocessor: d
 
 
 def test_the_window_is_as_long_as_the_encoder_has_positions() -> None:
-    assert AudioWindow.from_directory(pocket_directory()) == AudioWindow(1500)
-    window = AudioWindow.from_directory(short_window_directory())
+    assert read_window(pocket_directory()) == AudioWindow(1500)
+    window = read_window(short_window_directory())
     assert (window.num_positions, window.duration_s, window.num_samples) == (400, 8.0, 128_000)
 
 
 def test_a_checkpoint_that_says_nothing_has_whispers_window(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert AudioWindow.from_directory(tmp_path) == AudioWindow(1500)
+    assert read_window(tmp_path) == AudioWindow(1500)
 
 
 def test_a_checkpoint_may_ask_for_chunks_shorter_than_its_window(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, {"max_source_positions": 1500}, {"chunk_length": 30, "max_chunk_s": 6.5})
-    window = AudioWindow.from_directory(tmp_path)
+    window = read_window(tmp_path)
     assert (window.duration_s, window.chunk_s) == (30.0, 6.5)
 
 
 def test_padding_is_silence_or_zeros(tmp_path: Path) -> None:
-    assert AudioWindow.from_directory(pocket_directory()).padding == "silence"
+    assert read_window(pocket_directory()).padding == "silence"
     write_checkpoint(tmp_path, {}, {"padding": "zeros"})
-    assert AudioWindow.from_directory(tmp_path).padding == "zeros"
+    assert read_window(tmp_path).padding == "zeros"
     write_checkpoint(tmp_path, {}, {"padding": "noise"})
     with pytest.raises(CheckpointError, match=r"padding in .* is 'noise': silence or zeros"):
-        AudioWindow.from_directory(tmp_path)
+        read_window(tmp_path)
 
 
 def test_short_audio_has_silence_of_1_5_s_behind_it_and_is_rounded_up_to_few_lengths() -> None:
@@ -60,7 +61,7 @@ def test_features_of_another_encoder_are_an_error(tmp_path: Path, preprocessor: 
     with pytest.raises(
         CheckpointError, match=rf"{key} in .*preprocessor_config.json is {value}; its encoder needs"
     ):
-        AudioWindow.from_directory(tmp_path)
+        read_window(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,6 @@ def test_features_of_another_encoder_are_an_error(tmp_path: Path, preprocessor: 
 def test_other_values_are_refused_by_name(tmp_path: Path, name: str, value: object, told: str) -> None:
     write_checkpoint(tmp_path, {name: value}, {name: value})
     with pytest.raises(CheckpointError) as caught:
-        AudioWindow.from_directory(tmp_path)
+        read_window(tmp_path)
     assert str(caught.value).startswith(f"{name} in {tmp_path}")
     assert str(caught.value).endswith(f" is {told}")

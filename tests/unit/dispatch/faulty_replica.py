@@ -1,4 +1,4 @@
-"""A replica that fails on purpose, run in place of `asr_server.replica.main`.
+"""A replica that fails on purpose, run in place of `asr_server.replica`.
 
 Each of the next layers takes longer behind a chunk that begins with the mark `IS_SLOW`.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+from asr_server import replica
 from asr_server.channel.messages import Command, Submit
 from asr_server.channel.zeromq import ReplicaSpec
 from asr_server.core import Samples
-from asr_server.dispatch.processes import MultiprocessExecutor
-from asr_server.replica import main as replica
+from asr_server.dispatch.executors import MultiprocessExecutor
 
 if TYPE_CHECKING:
     from asr_server.engine import Engine

@@ -15,7 +15,7 @@ import uvloop
 
 from asr_server.core import Chunk
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.dispatch.processes import MultiprocessExecutor, ProcessReplica
+from asr_server.dispatch.executors import MultiprocessExecutor, ProcessReplica
 from asr_server.dispatch.supervisor import ReplicaGone, ReplicaLimits
 from tests.support.dispatchers import OPTIONS, chunk, heard, until_ready
 from tests.support.embedded import embedded

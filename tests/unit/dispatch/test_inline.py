@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from asr_server.channel.messages import Cancel, Command, Credit, Drain, Event
-from asr_server.dispatch import inline
-from asr_server.dispatch.inline import InlineExecutor, InlineReplica
+from asr_server.dispatch import executors
+from asr_server.dispatch.executors import InlineExecutor, InlineReplica
 from asr_server.dispatch.supervisor import ReplicaGone
 from tests.support.embedded import embedded
 
@@ -44,8 +44,8 @@ class Served:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     served = Served()
-    monkeypatch.setattr(inline, "run", served.run)
-    monkeypatch.setattr(inline, "load_engine", served.load)
+    monkeypatch.setattr(executors, "run", served.run)
+    monkeypatch.setattr(executors, "load_engine", served.load)
     return served
 
 

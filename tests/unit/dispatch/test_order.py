@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from asr_server.annexes.keys.accounts import Account, Key
 from asr_server.channel.messages import Cancel, Credit, Submit
-from asr_server.checkpoint.sizes import AudioWindow
-from asr_server.core import ChunkId, ChunkResult
+from asr_server.core import AudioWindow, ChunkId, ChunkResult
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.queue import ChunkQueue, PendingChunk, RequestHandle
 from tests.support.embedded import embedded

@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.dispatch.processes import MultiprocessExecutor, ProcessReplica
-from asr_server.replica.main import NICENESS
+from asr_server.dispatch.executors import MultiprocessExecutor, ProcessReplica
+from asr_server.replica import NICENESS
 from tests.support.dispatchers import IN_MODULE, OPTIONS, chunk, heard, running, until_ready
 from tests.support.embedded import embedded
 from tests.support.speech import say

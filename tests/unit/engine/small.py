@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr_server.checkpoint.sizes import AudioWindow
-from asr_server.core import SAMPLE_RATE, Samples
+from asr_server.core import SAMPLE_RATE, AudioWindow, Samples
 from asr_server.engine.tokens import GenerationRules
 from asr_server.model import Whisper, WhisperSizes
 from harness.engine_helpers import Checkpoint

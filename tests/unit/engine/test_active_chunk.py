@@ -7,9 +7,9 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from asr_server.checkpoint.sizes import AudioWindow, WhisperSizes
+from asr_server.checkpoint.sizes import WhisperSizes
 from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.core import TEMPERATURE_LADDER, ChunkId, ChunkResult, DecodingOptions
+from asr_server.core import TEMPERATURE_LADDER, AudioWindow, ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine.active_chunk import ActiveChunk, compression_ratio, is_broken, repeats_a_little
 from asr_server.engine.config import check_timestamps
 from tests.support.checkpoints import short_window_directory

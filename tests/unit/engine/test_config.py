@@ -15,7 +15,7 @@ from asr_server.engine import EngineConfig, config, runner
 from asr_server.engine.config import choose_device, choose_dtype, choose_num_slots, engine_info
 from asr_server.model import WhisperSizes
 from asr_server.model.whisper import Decoder, padded_vocabulary
-from asr_server.replica.main import CannotStart, load_engine
+from asr_server.replica import CannotStart, load_engine
 from tests.support.checkpoints import pocket_directory
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from asr_server.checkpoint.sizes import AudioWindow
+from asr_server.checkpoint.sizes import read_window
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import TEMPERATURE_LADDER, DecodingOptions, Samples
 from harness.clips import make_clip
@@ -98,7 +98,7 @@ def test_an_english_only_checkpoint_gives_transformers_tokens() -> None:
 
 def test_the_embedded_model_gives_transformers_tokens(embedded: Checkpoint) -> None:
     spoken = [say(digits, voice) for digits in ("1", "427", "90817263", "55") for voice in ("f3", "rms")]
-    window = AudioWindow.from_directory(EMBEDDED_MODEL).num_samples
+    window = read_window(EMBEDDED_MODEL).num_samples
     some = [each.samples for each in spoken] + [clip[:window] for clip in clips(8)]
     expected = Reference(EMBEDDED_MODEL).transcribe(some, "en", 100)
     asked = options("en", max_tokens=100)

@@ -17,14 +17,11 @@ import msgspec
 import pytest
 import zmq
 
-from asr_server import __version__
+from asr_server import __version__, replica
 from asr_server.annexes.ray import executor as actor
 from asr_server.annexes.ray.tcp import TcpEngineServer, make_curve_keys
 from asr_server.channel.zeromq import Address, ReplicaSpec
-from asr_server.replica import main as module
-from asr_server.replica import ranks
-from asr_server.replica.main import CannotStart
-from asr_server.replica.ranks import Ranks, RankSpec
+from asr_server.replica import CannotStart, Ranks, RankSpec
 from tests.support.checkpoints import pocket_directory
 from tests.support.embedded import embedded
 from tests.support.forked import Ended, Fork, parent_death_signal
@@ -36,8 +33,8 @@ def started(spec: ReplicaSpec | None) -> Fork:
     """Run `main` in a copy of this process, with an engine that never has anything to say."""
 
     def work(tell: Callable[[Any], None]) -> None:
-        vars(module)["run"] = lambda *_: time.sleep(3600)
-        module.main()
+        vars(replica)["run"] = lambda *_: time.sleep(3600)
+        replica.main()
 
     process = Fork(work)
     if spec is not None:
@@ -61,7 +58,7 @@ def test_a_replica_whose_server_ends_before_it_sends_settings_ends_without_a_tra
 def test_the_engine_is_loaded_from_the_checkpoint_of_the_settings() -> None:
     spec = ReplicaSpec(0, ADDRESS, embedded(model=str(pocket_directory()), device="cpu", max_slots=2))
     gc.unfreeze()
-    engine = module.create_engine(spec)
+    engine = replica.create_engine(spec)
     assert gc.isenabled()
     assert gc.get_freeze_count() > 10_000, "no collection looks at what was loaded"
     assert engine.initial_credit().num_slots == 2
@@ -70,7 +67,7 @@ def test_the_engine_is_loaded_from_the_checkpoint_of_the_settings() -> None:
 
 def test_torch_is_loaded_once_the_heartbeat_beats() -> None:
     """To import it takes seconds, in which nobody could tell the process from one that hangs."""
-    code = "import asr_server.replica.main, sys; sys.exit('torch' in sys.modules)"
+    code = "import asr_server.replica, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -147,9 +144,9 @@ def with_ranks(rank: str, work: Callable[[Ranks, Callable[[Any], None]], None], 
 
     def run(tell: Callable[[Any], None]) -> None:
         os.environ["PYTHON_SHORT_RANK"] = rank  # inherited
-        ranks.MODULE = "tests.unit.replica.short_rank"  # type: ignore[misc]
+        replica.MODULE = "tests.unit.replica.short_rank"  # type: ignore[misc]
         for name, value in limits.items():
-            setattr(ranks, name, value)
+            setattr(replica, name, value)
         logging.basicConfig(level="INFO", force=True)
         atexit._clear()  # what the process of the tests leaves for its own end
         started = Ranks(5, SETTINGS, 2)
@@ -219,7 +216,7 @@ def test_a_rank_that_is_silent_ends_all(rank: str, limits: dict[str, float], is_
 )
 def test_each_rank_sees_its_gpu(given: str, own: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-    assert ranks._device_of(2) == own
+    assert replica._device_of(2) == own
 
 
 # -- The process of a rank --
@@ -229,7 +226,7 @@ def test_a_rank_settles_itself_and_beats_before_it_loads_anything() -> None:
     spec = RankSpec(4, 2, embedded(log_level="debug"), 1, 3, 4, 5)
 
     def work(tell: Callable[[Any], None]) -> None:
-        has_beaten, tell_parent = threading.Event(), ranks._tell
+        has_beaten, tell_parent = threading.Event(), replica._tell
 
         def tell_and_note(sign: bytes) -> None:
             tell_parent(sign)
@@ -244,8 +241,8 @@ def test_a_rank_settles_itself_and_beats_before_it_loads_anything() -> None:
             tell([ignored, title, logging.root.level, spec.rank, parent_death_signal(), keeps_alive])
             time.sleep(3600)
 
-        ranks.run, ranks._tell = run, tell_and_note
-        ranks.main()
+        replica.run_rank, replica._tell = run, tell_and_note
+        replica.rank_main()
 
     process = Fork(work)
     process.give(spec.to_line())
@@ -253,5 +250,5 @@ def test_a_rank_settles_itself_and_beats_before_it_loads_anything() -> None:
     process.give_no_more()  # rank 0 has ended
     ended = process.end()
     assert ended.status == 1
-    assert ended.output == ranks.BEAT
+    assert ended.output == replica.BEAT
     assert "replica 4 rank 2" in ended.errors

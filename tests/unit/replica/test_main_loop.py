@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from asr_server import replica
 from asr_server.channel.messages import (
     Cancel,
     Cancelled,
@@ -21,8 +22,7 @@ from asr_server.channel.messages import (
 from asr_server.config import Settings
 from asr_server.core import ChunkId, DecodingOptions
 from asr_server.engine import Engine
-from asr_server.replica import main
-from asr_server.replica.main import CannotStart, HeartbeatThread, load_engine, serve
+from asr_server.replica import CannotStart, HeartbeatThread, load_engine, serve
 from harness.clips import make_clip
 from harness.engine_helpers import Checkpoint
 from tests.support.checkpoints import pocket_directory
@@ -98,7 +98,7 @@ def test_a_replica_offers_its_slots_waits_only_without_work_and_ends_when_draine
 def test_heartbeats_come_before_the_engine_is_there_and_then_tell_of_its_steps(
     pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(main, "HEARTBEAT_S", 0.001)
+    monkeypatch.setattr(replica, "HEARTBEAT_S", 0.001)
     submit = Submit(ChunkId("a", 0), make_clip(0, 1.0), DecodingOptions(language="en", max_new_tokens=4))
     server, engine = Server([submit], [Drain()]), pocket.engine()
     beating = HeartbeatThread(server)
@@ -121,7 +121,7 @@ def test_a_replica_closes_its_engine_and_its_end_when_it_is_drained(
 ) -> None:
     engine, closed, server = pocket.engine(), [], Server([Drain()])
     monkeypatch.setattr(engine, "close", lambda: closed.append(True))
-    main.run(server, lambda: engine)
+    replica.run(server, lambda: engine)
     assert closed == [True]
     assert server.sent == [engine.initial_credit()], "it has offered its slots until then"
     assert server.is_closed
@@ -133,7 +133,7 @@ def test_an_engine_that_cannot_start_is_told_and_the_replica_waits_for_its_end()
         raise CannotStart("no such device")
 
     server = Server()
-    main.run(server, fail)
+    replica.run(server, fail)
     assert server.sent == [StartFailed("no such device")]
     assert server.waited == [30.0]
     assert server.is_closed
@@ -145,7 +145,7 @@ def test_another_error_of_the_start_is_not_hidden_and_leaves_no_thread() -> None
 
     server = Server()
     with pytest.raises(ZeroDivisionError):
-        main.run(server, fail)
+        replica.run(server, fail)
     assert (server.sent, server.is_closed) == ([], True)
 
 
@@ -156,7 +156,7 @@ def test_other_ranks_are_started_only_where_the_model_is_split(monkeypatch: pyte
         started.append(about)
         raise OSError("no more processes,\n  it seems")
 
-    monkeypatch.setattr(main, "Ranks", start_ranks)
+    monkeypatch.setattr(replica, "Ranks", start_ranks)
     directory = str(pocket_directory())
     load_engine(settings_of(directory), 1, 4).close()
     load_engine(settings_of(directory, tensor_parallel_size=2), 1).close()  # a replica that has no others

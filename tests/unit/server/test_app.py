@@ -6,8 +6,8 @@ import pytest
 
 from asr_server.api.models import Models, ServedModel
 from asr_server.audio.recording import PreprocessPool
-from asr_server.checkpoint.sizes import AudioWindow
 from asr_server.config import MIB
+from asr_server.core import AudioWindow
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import StartImpossible
 from asr_server.server import app as module

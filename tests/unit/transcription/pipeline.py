@@ -11,7 +11,7 @@ import soundfile
 
 from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.recording import PreprocessPool, Recording
-from asr_server.checkpoint.sizes import AudioWindow
+from asr_server.checkpoint.sizes import read_window
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Samples, Transcript
@@ -27,7 +27,7 @@ class Pipeline:
     def __init__(self, checkpoint: Path, check_voice: bool, **other: Any) -> None:
         common: dict[str, Any] = {"executor": "inline", "dtype": "float32", "beam_size": 1}
         settings = Settings(model=str(checkpoint), **common | other)
-        window = AudioWindow.from_directory(checkpoint)
+        window = read_window(checkpoint)
         self.limits = AudioLimits.from_settings(settings, window)
         self.dispatcher, self.pool = Dispatcher(settings, window=window), PreprocessPool(1)
         tokenizer = Tokenizer.from_directory(checkpoint)
@@ -74,7 +74,7 @@ def wav(sound: Samples) -> bytes:
 
 
 def chunks_of(checkpoint: Path, sound: Samples) -> list[Chunk]:
-    limits = AudioLimits.from_settings(embedded(), AudioWindow.from_directory(checkpoint))
+    limits = AudioLimits.from_settings(embedded(), read_window(checkpoint))
     with Recording(MemoryFile(wav(sound)), limits) as recording:
         finished, chunks = False, list[Chunk]()
         while not finished:

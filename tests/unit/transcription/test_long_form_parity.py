@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.checkpoint.sizes import AudioWindow
+from asr_server.checkpoint.sizes import read_window
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import DecodingOptions, Samples
 from asr_server.transcription.progress import PreviousText
@@ -22,7 +22,7 @@ def test_a_long_recording_gives_transformers_segments_chunk_by_chunk(
 ) -> None:
     monkeypatch.setattr(PreviousText, "add", lambda *_: None)  # there the tail of a chunk has no prompt
     checkpoint = terse_directory(window_s)
-    window = AudioWindow.from_directory(checkpoint)
+    window = read_window(checkpoint)
     sound = make_clip(3, 2.6 * window.duration_s)
     options = DecodingOptions(language="de")
     segments = asyncio.run(transcribe(checkpoint, sound, options)).segments

@@ -14,7 +14,7 @@ import pytest
 from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.recording import PreprocessPool, Recording
 from asr_server.channel.messages import EarlyResult, Submit
-from asr_server.checkpoint.sizes import AudioWindow
+from asr_server.checkpoint.sizes import read_window
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples, Segment
@@ -104,7 +104,7 @@ class RealTranscriber:
         checkpoint = fragmentary_directory()
         # Its text is so unlikely that a beam search would read all of it again.
         settings = Settings(model=str(checkpoint), executor="inline", dtype="float32", beam_size=1)
-        window = AudioWindow.from_directory(checkpoint)
+        window = read_window(checkpoint)
         self._limits = AudioLimits.from_settings(settings, window)
         self._dispatcher, self._pool = Dispatcher(settings, window=window), PreprocessPool(1)
         self._transcriber = Transcriber(

@@ -1,0 +1,321 @@
+"""The processes of a replica: commands in, steps of its engine, events and heartbeats out.
+
+`python -m asr_server.replica` starts one on this host; its settings come by standard input, as everybody can
+read a process's arguments. Other executors call `run`. Imports torch only to load the engine. Speaks to the
+API process through `channel` alone. Knows no text: only tokens leave it.
+
+With tensor parallelism the process is rank 0, which starts and ends the others (`Ranks`). When one ends or
+freezes, rank 0 ends all, and the replica is replaced. Operations go through a pipe for each rank, results
+through a socket or NCCL.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from setproctitle import setproctitle
+
+from asr_server.channel.messages import (
+    FROZEN_AFTER_S,
+    HEARTBEAT_S,
+    SILENT_STARTUP_LIMIT_S,
+    Cancel,
+    Cancelled,
+    EngineServer,
+    Event,
+    Failed,
+    Heartbeat,
+    Result,
+    StartFailed,
+)
+from asr_server.channel.zeromq import ChildSpec, ReplicaSpec, ZmqEngineServer
+from asr_server.config import Settings
+from asr_server.errors import CheckpointError
+from asr_server.machine import exit_reason, freeze_gc, gc_paused, lower_priority, never_interrupt_others
+from asr_server.process import (
+    be_killed_with_the_parent,
+    child_environment,
+    end_with_the_parent,
+    leave_stopping_to_the_parent,
+)
+from asr_server.telemetry import configure_logging, working_for
+
+if TYPE_CHECKING:
+    from asr_server.engine import Engine
+
+IDLE_WAIT_S = 0.5
+END_LIMIT_S = 30.0
+NICENESS = 5  # above the server's: beside a busy machine a quarter of what others get; 10 is a tenth
+MAX_REASON_CHARS = 400  # torch lists every weight that does not fit
+
+logger = logging.getLogger("asr_server.replica")  # `__main__` in a process of its own
+
+
+class CannotStart(Exception):
+    """The engine cannot be loaded; the message gives the reason in one line."""
+
+
+def load_engine(settings: Settings, num_on_device: int, replica: int | None = None) -> Engine:
+    """Load the engine of one of `num_on_device` replicas; one with a number may start other ranks.
+
+    Raises CannotStart where another try would fail too.
+    """
+    from asr_server.engine import Engine, EngineConfig  # torch: seconds, while the heartbeat already beats
+    from asr_server.engine.ranks import check_ranks, join
+
+    config = EngineConfig.from_settings(settings, num_on_device)
+    try:
+        if config.num_ranks == 1 or replica is None:
+            return Engine.load(config)
+        check_ranks(config)
+        ranks = Ranks(replica, settings, num_on_device)
+        shard = join(config, 0, ranks.store, ranks.links)
+        return Engine.load(config, ranks.broadcast, shard)
+    except (CheckpointError, ValueError, OSError) as error:
+        logger.debug("the engine cannot be started", exc_info=error)
+        raise CannotStart(" ".join(str(error).split())[:MAX_REASON_CHARS]) from error
+
+
+def run(server: EngineServer, create_engine: Callable[[], Engine]) -> None:
+    heartbeat = HeartbeatThread(server)
+    heartbeat.start()
+    try:
+        heartbeat.engine = create_engine()
+        serve(heartbeat.engine, server)
+    except CannotStart as error:
+        server.send(StartFailed(str(error)))
+        server.receive(wait_s=END_LIMIT_S)  # whoever gets this ends the replica
+    finally:
+        if heartbeat.engine is not None:
+            heartbeat.engine.close()
+        heartbeat.stop()
+        server.close()
+
+
+def serve(engine: Engine, server: EngineServer) -> None:
+    """Take commands, step the engine, send events; return when drained."""
+    server.send(engine.initial_credit())
+    while engine.has_work or engine.slots_in_use or not engine.draining:
+        commands = server.receive(wait_s=0.0 if engine.has_work else IDLE_WAIT_S)
+        for command in commands:
+            engine.handle(command)
+        for event in engine.step():
+            server.send(event)
+            _log(event)
+        for command in commands:
+            if isinstance(command, Cancel):
+                server.send(Cancelled(command.request_id, command.id))
+
+
+def _log(event: Event) -> None:
+    match event:
+        case Result(id, result):
+            with working_for(id):
+                logger.debug(
+                    "chunk %d, part %d: %d tokens at temperature %g",
+                    *(id.chunk, id.part, len(result.tokens), result.temperature),
+                )
+        case Failed(id, message):
+            with working_for(id):
+                logger.warning("chunk %d, part %d failed: %s", id.chunk, id.part, message)
+
+
+class HeartbeatThread(threading.Thread):
+    """Send heartbeats in any case, to distinguish a frozen engine from a busy one."""
+
+    def __init__(self, server: EngineServer) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self.engine: Engine | None = None
+        self._server = server
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        self._server.send(self._state())
+        while not self._stopped.wait(HEARTBEAT_S):
+            self._server.send(self._state())
+
+    def _state(self) -> Heartbeat:
+        return Heartbeat(num_steps=0) if self.engine is None else self.engine.heartbeat()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join()
+
+
+def main() -> None:
+    leave_stopping_to_the_parent()
+    be_killed_with_the_parent()
+    spec = ReplicaSpec.from_parent()
+    if spec.computes_on_cpu:  # it uses every core, and the API process must get one at once
+        lower_priority(NICENESS)
+        never_interrupt_others()
+    setproctitle(f"asr-server replica {spec.index}")
+    configure_logging(spec.settings.log_level, spec.settings.log_format, f"replica {spec.index}")
+    end_with_the_parent()
+    run(ZmqEngineServer(spec.address), lambda: create_engine(spec))
+
+
+def create_engine(spec: ReplicaSpec) -> Engine:
+    with gc_paused():
+        engine = load_engine(spec.settings, spec.num_on_device, spec.index)
+        freeze_gc()
+    return engine
+
+
+# -- Other ranks ---------------------------------------------------------------------------------------------
+
+MODULE: Final = "asr_server.replica"
+RANK: Final = "rank"  # the argument of another rank's process
+BEAT: Final = b"."
+READY: Final = b"+"  # loaded: from now on no call holds the interpreter, and with it the beat, for long
+LENGTH_BYTES: Final = 8
+TICK_S: Final = 0.5
+
+
+class RankSpec(ChildSpec, frozen=True):
+    replica: int
+    rank: int
+    settings: Settings
+    num_on_device: int
+    store_fd: int  # where the ranks find each other, in memory
+    operations_fd: int
+    link_fd: int  # a socket to rank 0
+
+
+class Ranks:
+    """Ranks 1 and up. Create it in the main thread: they end with it."""
+
+    def __init__(self, replica: int, settings: Settings, num_on_device: int) -> None:
+        self._store_fd = os.memfd_create("ranks")
+        self._ranks = [
+            _Rank(replica, rank, settings, num_on_device, self._store_fd)
+            for rank in range(1, settings.tensor_parallel_size)
+        ]
+        for rank in self._ranks:
+            watch = threading.Thread(target=self._watch, args=(rank,), name=f"watch {rank.name}", daemon=True)
+            watch.start()
+        # Where a rank's end is an error here first, its watch still has the time to name it in the log and to
+        # end this process. To wait for one watch gives all of them that time.
+        atexit.register(watch.join, TICK_S)
+
+    @property
+    def links(self) -> list[socket.socket]:
+        return [rank.link for rank in self._ranks]
+
+    @property
+    def store(self) -> str:
+        return store_path(self._store_fd)
+
+    def broadcast(self, message: bytes) -> None:
+        """Send to every rank; wait for a slow one. Raises OSError when one has ended."""
+        for rank in self._ranks:
+            rank.operations.write(len(message).to_bytes(LENGTH_BYTES, "little") + message)
+            rank.operations.flush()
+
+    def _watch(self, rank: _Rank) -> None:
+        """Never return: end this process, which the supervisor replaces."""
+        reason = rank.wait_for_the_end()
+        logger.error("%s (pid %d) %s: the replica ends", rank.name, rank.process.pid, reason)
+        for each in self._ranks:
+            each.process.kill()
+        os._exit(1)
+
+
+class _Rank:
+    def __init__(
+        self, replica: int, rank: int, settings: Settings, num_on_device: int, store_fd: int
+    ) -> None:
+        self.name = f"replica {replica} rank {rank}"
+        read_fd, write_fd = os.pipe()
+        self.link, theirs = socket.socketpair()
+        self.process = subprocess.Popen(  # nosec B603 # our own module, without a shell
+            [sys.executable, "-m", MODULE, RANK],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=child_environment() | _device_of(rank),
+            pass_fds=(store_fd, read_fd, theirs.fileno()),
+            start_new_session=True,  # Ctrl-C is the server's business
+        )
+        os.close(read_fd)
+        self.operations: BinaryIO = os.fdopen(write_fd, "wb")
+        spec = RankSpec(replica, rank, settings, num_on_device, store_fd, read_fd, theirs.fileno())
+        theirs.close()
+        assert self.process.stdin is not None
+        self.process.stdin.write(spec.to_line())
+        self.process.stdin.flush()
+
+    def wait_for_the_end(self) -> str:
+        """Return why the rank has ended or been given up as silent.
+
+        Silence is counted in ticks, which stop while this process stands still.
+        """
+        assert self.process.stdout is not None
+        pipe = self.process.stdout.fileno()
+        silent_s, limit_s = 0.0, SILENT_STARTUP_LIMIT_S
+        while silent_s < limit_s:
+            silent_s += TICK_S
+            if select.select([pipe], [], [], TICK_S)[0]:
+                beats = os.read(pipe, 4096)
+                if not beats:
+                    return exit_reason(self.process.wait())
+                silent_s, limit_s = 0.0, FROZEN_AFTER_S if READY in beats else limit_s
+        return f"has been silent for {silent_s:.0f} s"
+
+
+def store_path(store_fd: int) -> str:
+    return f"/proc/self/fd/{store_fd}"
+
+
+def _device_of(rank: int) -> dict[str, str]:
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return {"CUDA_VISIBLE_DEVICES": given.split(",")[rank]} if given else {}
+
+
+def rank_main() -> None:
+    leave_stopping_to_the_parent()
+    be_killed_with_the_parent()
+    spec = RankSpec.from_parent()
+    name = f"replica {spec.replica} rank {spec.rank}"
+    setproctitle(f"asr-server {name}")
+    configure_logging(spec.settings.log_level, spec.settings.log_format, name)
+    end_with_the_parent()
+    threading.Thread(target=_beat, name="heartbeat", daemon=True).start()
+    run_rank(spec)
+
+
+def run_rank(spec: RankSpec) -> None:
+    with gc_paused():
+        from asr_server.engine.config import EngineConfig, load  # torch: seconds, while the heartbeat beats
+        from asr_server.engine.ranks import follow, join
+
+        config = EngineConfig.from_settings(spec.settings, spec.num_on_device)
+        shard = join(config, spec.rank, store_path(spec.store_fd), [socket.socket(fileno=spec.link_fd)])
+        loaded = load(config, shard)
+        freeze_gc()
+    _tell(READY)
+    with os.fdopen(spec.operations_fd, "rb") as pipe:
+        follow(loaded, lambda: pipe.read(int.from_bytes(pipe.read(LENGTH_BYTES), "little")) or None)
+
+
+def _beat() -> None:
+    while True:
+        _tell(BEAT)
+        time.sleep(HEARTBEAT_S)
+
+
+def _tell(sign: bytes) -> None:
+    os.write(sys.stdout.fileno(), sign)
+
+
+if __name__ == "__main__":
+    rank_main() if sys.argv[1:] == [RANK] else main()
