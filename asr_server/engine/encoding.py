@@ -13,7 +13,7 @@ from asr_server.core import Samples
 from asr_server.engine.config import EngineConfig
 from asr_server.engine.cuda import Pending, Transfers, new_stream, record_graphs, size_for, sizes_up_to
 from asr_server.model import DecoderCache, Whisper
-from asr_server.model.silence import Silence
+from asr_server.model.layers import Silence
 
 FRAMES_PER_POSITION = 2  # the encoder's second convolution halves their number
 _CUDA_LENGTHS = (500, 1000)  # positions: few, because the encoder is recorded anew for each

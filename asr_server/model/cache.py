@@ -15,9 +15,8 @@ from torch import Tensor
 
 from asr_server.checkpoint.sizes import WhisperSizes
 from asr_server.model.kernels import TORCH, Kernels
-from asr_server.model.layers import WEIGHTED_ROWS, split_heads
+from asr_server.model.layers import split_heads
 from asr_server.model.products import pack_rows, packed_row_bytes, unpack_rows
-from asr_server.model.silence import OwnBlocks
 
 # Which slots a call is about: a slice where they lie side by side, else their indices [B].
 Slots = slice | Tensor
@@ -37,11 +36,6 @@ def key_block(num_positions: int) -> int:
     return next(size for size in range(_MAX_KEY_BLOCK, 0, -1) if num_positions % size == 0)
 
 
-# So many rows read shared silence like audio of their own, in half the bytes, and so does any number of rows
-# with more audio than silence. Others share one product.
-_FEW_ROWS = 8
-# Beyond that many queries a sequence, the kernel or the lookup would read the same keys too often.
-MAX_QUERIES = 8
 # Positions at whose multiples key rows start: for the kernel, and on a GPU for torch's products as well,
 # which are slow where rows do not begin at multiples of 16 bytes.
 _ROW_ALIGNMENT = 16
@@ -87,10 +81,10 @@ class DecoderCache:
         self._texts = _zeros((2, *text), device, dtype)
         self.keys, self.values = self._texts.unbind()
         self.text_ends = TextEnds(num_texts, sizes.text_positions)
-        self._packed = int8_audio
-        self._block = key_block(sizes.audio_positions)
-        if self._packed:
-            in_blocks = (*audio_keys[:3], sizes.audio_positions // self._block, depth, self._block)
+        self.is_packed = int8_audio
+        self.block = key_block(sizes.audio_positions)
+        if self.is_packed:
+            in_blocks = (*audio_keys[:3], sizes.audio_positions // self.block, depth, self.block)
             self.cross_keys, self.cross_values = (
                 _zeros((layers, slots + 1, *shape, packed_row_bytes(length)), device, torch.uint8)
                 for layers, slots, *shape, length in (in_blocks, audio_values)
@@ -105,7 +99,6 @@ class DecoderCache:
         self.audio_lengths = torch.full((num_slots,), sizes.audio_positions, dtype=torch.int32)
         self.shares_silence = False
         self.silent_keys = self.silent_values = torch.empty(0)  # [layers, H, d, F], [layers, H, F, d]
-        self._own_blocks: tuple[object, OwnBlocks] | None = None  # of the last step, and of which slots
         num_rows = num_slots * heads * sizes.audio_positions if device.type == "cpu" else 0
         self.cross_rows = torch.arange(num_rows, dtype=torch.int32)
 
@@ -132,8 +125,8 @@ class DecoderCache:
         heads = self.cross_keys.shape[2]
         self.silent_keys = torch.stack([each.view(heads, -1, each.shape[-1]) for each in keys])
         self.silent_values = split_heads(torch.cat(values), heads).transpose(1, 2).contiguous()
-        if self.shares_silence and self._packed:
-            silent_slot = slice(self._silent_slot, None)
+        if self.shares_silence and self.is_packed:
+            silent_slot = slice(self.silent_slot, None)
             for layer, each in enumerate(zip(self.silent_keys, self.silent_values, strict=True)):
                 self._write_packed(layer, silent_slot, *(matrix[None] for matrix in each))
                 rounded_keys, rounded_values = self._read_packed(layer, silent_slot)
@@ -145,19 +138,18 @@ class DecoderCache:
         for layer, (keys, values) in enumerate(keys_values):
             length = keys.shape[-1]
             keys, values = keys.view(1, heads, -1, length), split_heads(values, heads).transpose(1, 2)
-            unit = self._block if self.shares_silence else self._num_positions
+            unit = self.block if self.shares_silence else self._num_positions
             end = -(-length // unit) * unit
             if length < end:
                 keys = torch.cat([keys, self.silent_keys[layer, None, ..., length:end]], -1)
                 values = torch.cat([values, self.silent_values[layer, None, :, length:end]], -2)
                 length = end
-            if self._packed:
+            if self.is_packed:
                 self._write_packed(layer, block, keys, values)
             else:
                 self.cross_keys[layer, block, ..., :length] = keys
                 self.cross_values[layer, block, :, :length] = values
         self.audio_lengths.numpy()[slot] = length
-        self._own_blocks = None
 
     def store_audio(self, slots: Tensor, keys_values: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Do as `write_audio` for slots [B], whole windows; one that comes again gets the same audio.
@@ -178,7 +170,7 @@ class DecoderCache:
                 store(silent_values, slots, all_values[:, :, length:])
 
     def _write_packed(self, layer: int, slots: Slots, keys: Tensor, values: Tensor) -> None:
-        in_blocks = keys.reshape(*keys.shape[:-1], -1, self._block).transpose(2, 3)
+        in_blocks = keys.reshape(*keys.shape[:-1], -1, self.block).transpose(2, 3)
         self.cross_keys[layer, slots, :, : in_blocks.shape[2]] = pack_rows(in_blocks)
         self.cross_values[layer, slots, :, : values.shape[2]] = pack_rows(values)
 
@@ -223,7 +215,7 @@ class DecoderCache:
 
     def audio(self, layer: int, slots: Slots | list[int]) -> tuple[Tensor, Tensor]:
         """Return keys [B, H, d, F] and values [B, H, F, d]."""
-        if self._packed:
+        if self.is_packed:
             keys, values = self._read_packed(layer, slots)
         else:
             keys, values = self.cross_keys[layer, slots], self.cross_values[layer, slots]
@@ -236,27 +228,8 @@ class DecoderCache:
     def has_short_audio(self, slots: Slots | list[int]) -> bool:
         return self.shares_silence and bool((self.audio_lengths[slots] < self._num_positions).any())
 
-    def own_blocks(self, slots: Slots | list[int], num_queries: int) -> OwnBlocks | None:
-        """Return the blocks for `num_queries` of each audio slot; None where torch's products read them."""
-        is_read = self._packed or (WEIGHTED_ROWS and self.has_short_audio(slots))
-        if not is_read or num_queries > MAX_QUERIES:
-            return None
-        ids = slot_ids(slots, self.audio_lengths.device)
-        asked = (num_queries, *ids.tolist())
-        if self._own_blocks is None or self._own_blocks[0] != asked:
-            rows = ids.repeat_interleave(num_queries)
-            heads, depth = self.keys.shape[2], self.keys.shape[-1]
-            shape = heads, depth, self._num_positions, self._block
-            lengths = self.audio_lengths[rows]
-            silent_slot = None
-            if self.shares_silence and self._packed:
-                is_mostly_audio = int(lengths.sum()) >= len(rows) * self._num_positions // 2
-                silent_slot = self._silent_slot if len(rows) <= _FEW_ROWS or is_mostly_audio else None
-            self._own_blocks = asked, OwnBlocks.of(rows, lengths, *shape, self._packed, silent_slot)
-        return self._own_blocks[1]
-
     @property
-    def _silent_slot(self) -> int:
+    def silent_slot(self) -> int:
         return len(self.audio_lengths)
 
     @property
@@ -265,7 +238,7 @@ class DecoderCache:
 
     def audio_keys(self, layer: int, slot: int, num_positions: int) -> Tensor:
         """Return one audio slot's first keys, [H, d, num_positions]."""
-        if self._packed:
+        if self.is_packed:
             keys = unpack_rows(self.cross_keys[layer, slot], self.keys.dtype)
             return keys.transpose(-3, -2).flatten(-2)[..., :num_positions]
         return self.cross_keys[layer, slot, ..., :num_positions]

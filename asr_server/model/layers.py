@@ -1,6 +1,9 @@
-"""The parts of encoder and decoder layers: products, attention, feed-forward.
+"""The parts of encoder and decoder layers: attention and feed-forward.
 
 Queries, keys and values are one product, with 1/sqrt(d) in the weights.
+
+The silence after a short chunk is encoded once for all chunks; a chunk's effect on it is ignored. On the
+CPU, the encoder reads silence beyond half a second in means (`SilentLayer`).
 
 Tensor parallelism follows Megatron-LM (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053): attention
 is split by heads, the feed-forward by inner columns. Norms, convolutions, positions and vocabulary are
@@ -11,7 +14,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -20,79 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from asr_server.machine import cpu_flags
 from asr_server.model.kernels import TORCH, Kernels
-from asr_server.model.products import Int8Weight, PackedWeight, can_pack, multiply, pack
-
-
-class Linear(nn.Module):
-    """`y = x W^T + b`, with the exact GELU on request."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, num_inputs: int, num_outputs: int, gelu: bool = False) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_outputs, num_inputs))
-        self.bias = nn.Parameter(torch.zeros(num_outputs))
-        self.gelu = gelu
-        self._packed: PackedWeight | None = None
-
-    @property
-    def is_packed(self) -> bool:
-        return self._packed is not None
-
-    def pack(self) -> None:
-        """Pack the loaded weights, which can then be neither read nor changed."""
-        self._packed = pack(self.weight)
-        if self._packed is not None:
-            self.weight = nn.Parameter(torch.empty(0))
-
-    def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
-        if self._packed is not None:
-            return self._packed.product(x, self.bias, self.gelu)
-        if self.gelu and x.is_cuda and x.element_size() == 2:
-            return linear_gelu(x, self.weight, self.bias)
-        if kernels.row_product is not None and is_one_row(x):
-            row: Tensor = kernels.row_product(x, self.weight, self.bias, self.gelu)
-            return row
-        y = F.linear(x, self.weight, self.bias)
-        return F.gelu(y) if self.gelu else y
-
-
-class Int8Linear(Linear):
-    def pack(self) -> None:
-        self._int8_weight = Int8Weight(self.weight)
-        self.weight = nn.Parameter(torch.empty(0))
-
-    def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
-        y = self._int8_weight.product(x.flatten(0, -2), self.bias).view(*x.shape[:-1], -1)
-        return F.gelu(y) if self.gelu else y
-
-
-class Int8EncoderLinear(Int8Linear):
-    """Use one input scale where GELU follows: the input must be one chunk."""
-
-    def pack(self) -> None:
-        super().pack()
-        if self.gelu:
-            self.bias = nn.Parameter(self.bias.float())
-
-    def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
-        if not self.gelu:
-            return super().forward(x, kernels)
-        return self._int8_weight.product_with_gelu(x.flatten(0, -2), self.bias).view(*x.shape[:-1], -1)
-
-
-def is_one_row(x: Tensor) -> bool:
-    return x.numel() == x.shape[-1]
-
-
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return GELU(x W^T + b) in 16 bits; on a GPU, cuBLAS fuses it.
-
-    Its tanh approximation is off by 5e-4, too much for float32.
-    """
-    rows = torch._addmm_activation(bias, x.flatten(0, -2), weight.t(), use_gelu=True)
-    return rows.view(*x.shape[:-1], -1)
+from asr_server.model.products import Linear, can_pack, multiply
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -102,6 +33,55 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 class Behind(NamedTuple):
     keys_values: Tensor  # [M, 2 D]
     biases: Tensor | None  # [H, M], to be added to the scores; None: nothing
+
+
+_MEAN_POSITIONS = 25  # half a second, which divides all lengths in which chunks are encoded
+_EACH_QUERY = 5  # of so many, for the weights: neighbours hardly differ
+
+
+class SilentLayer(NamedTuple):
+    """One encoder layer's keys and values for a silent window."""
+
+    keys_values: Tensor  # [F, 2 D / ranks]
+    means: Tensor  # [G, 2 D / ranks], of 25 positions each; empty: all positions are read
+    biases: Tensor  # [H, G]
+
+    @classmethod
+    def of(cls, qkv: Tensor, num_heads: int) -> Self:
+        """Split queries (scaled), keys and values, [F, 3 D / ranks].
+
+        25 positions act like one: mean key and value, weighted by the silence's own attention, with a
+        score raised by what the 25 have together. Plain means plus log 25 are twice as far off.
+        """
+        keys_values = qkv[:, qkv.shape[-1] // 3 :].clone()
+        if qkv.is_cuda:  # where biases would keep attention from its fastest kernel
+            return cls(keys_values, keys_values[:0], keys_values.new_empty(num_heads, 0))
+        heads = qkv.float().view(len(qkv), 3 * num_heads, -1).transpose(0, 1)  # [3 H, F, d]
+        query = heads[:num_heads, ::_EACH_QUERY]
+        means, biases = [], []
+        groups = heads[num_heads:].split(_MEAN_POSITIONS, 1)  # type: ignore[no-untyped-call]
+        for keys, values in (group.chunk(2) for group in groups):
+            scores = query @ keys.transpose(1, 2)  # [H, queries, 25]
+            weights = scores.softmax(-1).mean(1, keepdim=True)  # [H, 1, 25]
+            mean_key = weights @ keys
+            means.append(torch.cat([mean_key, weights @ values]).flatten())
+            biases.append((scores.logsumexp(-1) - (query @ mean_key.transpose(1, 2))[..., 0]).mean(1))
+        return cls(keys_values, torch.stack(means).to(qkv.dtype), torch.stack(biases, 1).to(qkv.dtype))
+
+    def behind(self, length: int) -> Behind:
+        """Return what follows `length` positions: 25 as they are, then means."""
+        first_mean = -(-length // _MEAN_POSITIONS) + 1
+        near = self.keys_values[length : first_mean * _MEAN_POSITIONS]
+        means = self.means[first_mean:]
+        if not len(means):
+            return Behind(self.keys_values[length:], None)
+        biases = F.pad(self.biases[:, first_mean:], (len(near), 0))
+        return Behind(torch.cat([near, means]), biases)
+
+
+class Silence(NamedTuple):
+    layers: tuple[SilentLayer, ...]
+    audio: Tensor  # [1, F, D]
 
 
 def attend_audio(qkv: Tensor, num_heads: int, behind: Behind | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Products on the CPU, by weights that are reordered once for the library that multiplies by them.
+"""Linear layers; on the CPU, their weights are reordered once for the library that multiplies by them.
 
 oneDNN takes float32 and bfloat16, in half to two thirds of torch's time. On AVX2, FBGEMM keeps float32
 weights in float16 where nothing is lost, in half of oneDNN's time. A row's result does not depend on the
@@ -16,9 +16,10 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from asr_server.machine import LARGEST_WITHOUT_VNNI, VNNI_FLAGS, cpu_flags
+from asr_server.model.kernels import TORCH, Kernels
 
 _ROWS_HINT: Final = 8  # a layout that is good for few rows, and no worse for many
 _FEW_ROWS, _MANY_ROWS = 8, 64
@@ -241,3 +242,78 @@ def sum_weighted_packed_rows(weights: Tensor, packed: Tensor, rows: Tensor, star
         packed, rows, starts, per_sample_weights=weights.float()
     )
     return sums
+
+
+# -- The layers ----------------------------------------------------------------------------------------------
+
+
+class Linear(nn.Module):
+    """`y = x W^T + b`, with the exact GELU on request."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, num_inputs: int, num_outputs: int, gelu: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_outputs, num_inputs))
+        self.bias = nn.Parameter(torch.zeros(num_outputs))
+        self.gelu = gelu
+        self._packed: PackedWeight | None = None
+
+    @property
+    def is_packed(self) -> bool:
+        return self._packed is not None
+
+    def pack(self) -> None:
+        """Pack the loaded weights, which can then be neither read nor changed."""
+        self._packed = pack(self.weight)
+        if self._packed is not None:
+            self.weight = nn.Parameter(torch.empty(0))
+
+    def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
+        if self._packed is not None:
+            return self._packed.product(x, self.bias, self.gelu)
+        if self.gelu and x.is_cuda and x.element_size() == 2:
+            return linear_gelu(x, self.weight, self.bias)
+        if kernels.row_product is not None and is_one_row(x):
+            row: Tensor = kernels.row_product(x, self.weight, self.bias, self.gelu)
+            return row
+        y = F.linear(x, self.weight, self.bias)
+        return F.gelu(y) if self.gelu else y
+
+
+class Int8Linear(Linear):
+    def pack(self) -> None:
+        self._int8_weight = Int8Weight(self.weight)
+        self.weight = nn.Parameter(torch.empty(0))
+
+    def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
+        y = self._int8_weight.product(x.flatten(0, -2), self.bias).view(*x.shape[:-1], -1)
+        return F.gelu(y) if self.gelu else y
+
+
+class Int8EncoderLinear(Int8Linear):
+    """Use one input scale where GELU follows: the input must be one chunk."""
+
+    def pack(self) -> None:
+        super().pack()
+        if self.gelu:
+            self.bias = nn.Parameter(self.bias.float())
+
+    def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
+        if not self.gelu:
+            return super().forward(x, kernels)
+        return self._int8_weight.product_with_gelu(x.flatten(0, -2), self.bias).view(*x.shape[:-1], -1)
+
+
+def is_one_row(x: Tensor) -> bool:
+    return x.numel() == x.shape[-1]
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return GELU(x W^T + b) in 16 bits; on a GPU, cuBLAS fuses it.
+
+    Its tanh approximation is off by 5e-4, too much for float32.
+    """
+    rows = torch._addmm_activation(bias, x.flatten(0, -2), weight.t(), use_gelu=True)
+    return rows.view(*x.shape[:-1], -1)

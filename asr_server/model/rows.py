@@ -1,15 +1,26 @@
 """The slots of one call of the decoder, and how its layers attend to them.
 
-Torch's products gather slots that are not adjacent; the flash-decode kernel reads them in place.
+Torch's products gather slots that are not adjacent; the flash-decode kernel reads them in place. `OwnBlocks`
+attends to a short chunk's audio and the silence after it, which slots share.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from asr_server.model.cache import MAX_QUERIES, DecoderCache, Slots, slot_ids
-from asr_server.model.layers import attend_cached, attend_cached_audio, sums_text_rows
+from asr_server.model.cache import DecoderCache, Slots, slot_ids
+from asr_server.model.layers import WEIGHTED_ROWS, attend_cached, attend_cached_audio, sums_text_rows
+from asr_server.model.products import sum_weighted_packed_rows
+
+# So many rows read shared silence like audio of their own, in half the bytes, and so does any number of rows
+# with more audio than silence. Others share one product.
+_FEW_ROWS = 8
+# Beyond that many queries a sequence, the kernel or the lookup would read the same keys too often.
+MAX_QUERIES = 8
 
 
 class TorchRows:
@@ -25,7 +36,7 @@ class TorchRows:
         self._context = context
         self._value_rows = self._rows_of_values() if positions.shape[1] == 1 else None
         self._audio_slots = cache.audio_slots(slots)
-        self._own_blocks = cache.own_blocks(self._audio_slots, positions.shape[1])
+        self._own_blocks = own_blocks(cache, self._audio_slots, positions.shape[1])
 
     def _rows_of_values(self) -> Tensor | None:
         _, _, num_heads, num_positions, _ = self._cache.values.shape
@@ -123,3 +134,121 @@ def rows_of(
     if kernels.flash_decode is None or positions.shape[1] > MAX_QUERIES:
         return TorchRows(cache, slots, positions, context)
     return FlashRows(cache, slots, positions, context, active, kernels.flash_decode)
+
+
+class OwnBlocks(NamedTuple):
+    """Block indices of each slot's own audio, for one step's queries.
+
+    Values are read in place as H R sums of weighted rows: for each head, R queries.
+    """
+
+    owners: Tensor  # [N], each block's sum
+    places: Tensor  # [N], each block's index, if every sum had a whole window's blocks
+    num_blocks: int  # of a whole window
+    keys: Tensor  # int32 [N d], rows of the keys, each a block long
+    key_starts: Tensor  # int32 [N]
+    values: Tensor  # int32 [N block], rows of the values
+    value_starts: Tensor  # int32 [H R], where the values of each sum begin in `values`
+
+    def attend(
+        self,
+        query: Tensor,  # [B, T, H, d], scaled; R = B T
+        keys: Tensor,  # [slots, H, d, F], or packed [slots, H, blocks, d, bytes]
+        values: Tensor,  # [slots, H, F, d], or [slots, H, F, bytes]
+        silence: tuple[Tensor, Tensor] | None,  # keys [H, d, F] and values [H, F, d]; None: whole windows
+    ) -> Tensor:
+        """Attend to each slot's audio and the silence after it, to [B, T, D]."""
+        queries = query.flatten(0, 1).transpose(0, 1)  # [H, R, d]
+        num_heads, num_rows, _ = queries.shape
+        block = len(self.values) // len(self.owners)
+        is_packed = keys.dtype == torch.uint8
+        of_keys = keys.flatten(0, 3) if is_packed else keys.view(-1, block)
+        each_query = queries.flatten(0, 1)  # [H R, d]
+        if is_packed:  # their sums take float32, and each query has many blocks: here it is converted once
+            each_query = each_query.float()
+        own = _sums(each_query[self.owners].flatten(), of_keys, self.keys, self.key_starts)
+        if silence is None or len(own) == num_heads * num_rows * self.num_blocks:
+            weights = own.view(num_heads, num_rows, -1).softmax(-1)
+            context = _sums(weights.flatten(), values.flatten(0, 2), self.values, self.value_starts)
+        else:
+            silent_keys, silent_values = silence
+            scores = torch.bmm(queries, silent_keys).to(own.dtype)  # [H, R, F]
+            scores.view(-1, block).index_copy_(0, self.places, own)
+            weights = scores.softmax(-1)
+            by_block = weights.view(-1, block)
+            own_weights = by_block[self.places].flatten()
+            context = _sums(own_weights, values.flatten(0, 2), self.values, self.value_starts)
+            by_block.index_fill_(0, self.places, 0)
+            context = context + torch.bmm(weights.to(query.dtype), silent_values).view_as(context)
+        return (
+            context.view(num_heads, num_rows, -1)
+            .transpose(0, 1)
+            .reshape(*query.shape[:2], -1)
+            .to(query.dtype)
+        )
+
+
+def own_blocks(cache: DecoderCache, slots: Slots | list[int], num_queries: int) -> OwnBlocks | None:
+    """Return the blocks for `num_queries` of each audio slot; None where torch's products read them."""
+    is_read = cache.is_packed or (WEIGHTED_ROWS and cache.has_short_audio(slots))
+    if not is_read or num_queries > MAX_QUERIES:
+        return None
+    rows = slot_ids(slots, cache.audio_lengths.device).repeat_interleave(num_queries)
+    lengths = cache.audio_lengths[rows]
+    num_heads, num_positions, depth = (
+        cache.values.shape[2],
+        cache.cross_values.shape[3],
+        cache.values.shape[4],
+    )
+    silent_slot = None
+    if cache.shares_silence and cache.is_packed:
+        is_mostly_audio = int(lengths.sum()) >= len(rows) * num_positions // 2
+        silent_slot = cache.silent_slot if len(rows) <= _FEW_ROWS or is_mostly_audio else None
+    shape = num_heads, depth, num_positions, cache.block
+    return find_blocks(tuple(rows.tolist()), tuple(lengths.tolist()), *shape, cache.is_packed, silent_slot)
+
+
+@lru_cache(maxsize=1)  # the next step has mostly the same slots
+def find_blocks(
+    slots: tuple[int, ...],  # [R], of each query
+    lengths: tuple[int, ...],  # [R], audio positions, multiples of `block`
+    num_heads: int,
+    depth: int,
+    num_positions: int,  # of the window
+    block: int,
+    is_packed: bool,  # a block's keys are contiguous
+    silent_slot: int | None,  # with the blocks that follow each slot's own
+) -> OwnBlocks:
+    num_blocks = num_positions // block
+    heads = torch.arange(num_heads)[:, None]
+    slot_heads = (torch.tensor(slots) * num_heads + heads).flatten()  # [H R]
+    own_counts = (torch.tensor(lengths) // block).repeat(num_heads)
+    counts = own_counts if silent_slot is None else torch.full_like(own_counts, num_blocks)
+    starts = counts.cumsum(0) - counts
+    owners = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    numbers = torch.arange(len(owners)) - starts[owners]  # of each block in its slot
+    sources = slot_heads[owners]
+    if silent_slot is not None:
+        of_silence = (silent_slot * num_heads + heads).expand(-1, len(slots)).flatten()[owners]
+        sources = torch.where(numbers < own_counts[owners], sources, of_silence)
+    if is_packed:
+        of_keys = (sources * num_blocks + numbers)[:, None] * depth + torch.arange(depth)
+    else:
+        of_keys = (sources[:, None] * depth + torch.arange(depth)) * num_blocks + numbers[:, None]
+    of_values = (sources * num_blocks + numbers)[:, None] * block + torch.arange(block)
+    return OwnBlocks(
+        owners,
+        owners * num_blocks + numbers,
+        num_blocks,
+        of_keys.flatten().int(),
+        torch.arange(len(owners), dtype=torch.int32) * depth,
+        of_values.flatten().int(),
+        (starts * block).int(),
+    )
+
+
+def _sums(weights: Tensor, matrix: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
+    """Sum weighted rows: weights [N], matrix [any, m], rows [N], starts [G] to [G, m]."""
+    if matrix.dtype == torch.uint8:
+        return sum_weighted_packed_rows(weights, matrix, rows, starts)
+    return F.embedding_bag(rows, matrix, starts, mode="sum", per_sample_weights=weights)

@@ -21,7 +21,8 @@ from asr_server.checkpoint.tensors import (
     find_weights,
 )
 from asr_server.errors import CheckpointError
-from asr_server.model.layers import HAS_AMX, WHOLE, Int8EncoderLinear, Int8Linear, Linear, Shard
+from asr_server.model.layers import HAS_AMX, WHOLE, Shard
+from asr_server.model.products import Int8EncoderLinear, Int8Linear, Linear
 from asr_server.model.whisper import Whisper
 
 _DTYPES: Final = {

@@ -23,21 +23,19 @@ from asr_server.model.layers import (
     WHOLE,
     Behind,
     FeedForward,
-    Int8Linear,
-    Linear,
     Shard,
+    Silence,
+    SilentLayer,
     Weights,
     attend_audio,
-    is_one_row,
     load_packed,
     load_summed,
     load_weights,
     query_scale,
     split_heads,
 )
-from asr_server.model.products import PackedWeight, multiply, pack
+from asr_server.model.products import Int8Linear, Linear, PackedWeight, is_one_row, multiply, pack
 from asr_server.model.rows import CacheRows
-from asr_server.model.silence import Silence, SilentLayer
 
 _FLOAT16_LIMIT = torch.finfo(torch.float16).max - 1000
 

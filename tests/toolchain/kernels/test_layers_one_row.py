@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from asr_server.model.kernels import TORCH, Kernels, layers
-from asr_server.model.layers import Linear
+from asr_server.model.products import Linear
 from asr_server.model.whisper import norm_product
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_server.checkpoint.sizes import AudioWindow, WhisperSizes
+from asr_server.checkpoint.sizes import WhisperSizes
+from asr_server.core import AudioWindow
 from asr_server.model.cache import DecoderCache
 from asr_server.model.kernels import Kernels
+from asr_server.model.rows import own_blocks
 
 LAYERS, HEADS, DEPTH, WINDOW = 2, 3, 4, 1500
 SIZES = WhisperSizes(100, 80, HEADS * DEPTH, 1, HEADS, 48, LAYERS, HEADS, 48)
@@ -152,7 +154,7 @@ def test_without_shared_silence_no_blocks_are_looked_up() -> None:
     assert not cache.shares_silence
     cache.write_silence(keys_values(1, WINDOW, seed=1))
     cache.write_audio(0, keys_values(1, 600, seed=2))
-    assert cache.own_blocks([0], 1) is None
+    assert own_blocks(cache, [0], 1) is None
 
 
 def test_a_kernel_has_rows_that_begin_at_multiples_of_16_and_no_shared_silence() -> None:

@@ -10,9 +10,11 @@ from torch import nn
 
 from asr_server.machine import VNNI_FLAGS, cpu_flags
 from asr_server.model import products as int8
-from asr_server.model.layers import Int8EncoderLinear, Int8Linear, Linear
 from asr_server.model.products import (
+    Int8EncoderLinear,
+    Int8Linear,
     Int8Weight,
+    Linear,
     can_multiply_in_int8,
     pack_rows,
     packed_row_bytes,

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_server.model.cache import MAX_QUERIES, DecoderCache, Slots
+from asr_server.model.cache import DecoderCache, Slots
 from asr_server.model.kernels import TORCH, Kernels
-from asr_server.model.rows import FlashRows, TorchRows, row_lengths, rows_of
+from asr_server.model.rows import MAX_QUERIES, FlashRows, TorchRows, row_lengths, rows_of
 from tests.unit.model.test_cache import CPU, DEPTH, HEADS, LAYERS, SIZES, WINDOW, keys_values
 
 PLACES = [slice(1, 3), torch.tensor([2, 0])]

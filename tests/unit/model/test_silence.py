@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from asr_server.model.layers import SilentLayer
 from asr_server.model.products import pack_rows, unpack_rows
-from asr_server.model.silence import OwnBlocks, SilentLayer
+from asr_server.model.rows import OwnBlocks, find_blocks
 
 HEADS, DEPTH, WINDOW, BLOCK = 2, 4, 200, 50
 SLOTS = 3
@@ -83,9 +84,7 @@ class Stored:
 
 def blocks(slots: list[int], lengths: list[int], is_packed: bool, silent_slot: int | None) -> OwnBlocks:
     sizes = HEADS, DEPTH, WINDOW, BLOCK
-    return OwnBlocks.of(
-        torch.tensor(slots), torch.tensor(lengths, dtype=torch.int32), *sizes, is_packed, silent_slot
-    )
+    return find_blocks(tuple(slots), tuple(lengths), *sizes, is_packed, silent_slot)
 
 
 @pytest.mark.parametrize("is_packed", [False, True])

@@ -14,7 +14,7 @@ from asr_server.checkpoint.tensors import StoredTensor, WeightsFile
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
 from asr_server.model import load_whisper
-from asr_server.model.layers import Linear
+from asr_server.model.products import Linear
 from asr_server.model.weights import StoredWeights, read_weights
 
 KINDS = {

@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr_server.model import Whisper, WhisperSizes, load_whisper
-from asr_server.model.layers import WHOLE, Linear, Shard, linear_gelu
+from asr_server.model.layers import WHOLE, Shard
+from asr_server.model.products import Linear, linear_gelu
 from asr_server.model.rows import rows_of
 from asr_server.model.whisper import Decoder, DecoderLayer, padded_vocabulary
 from harness.clips import make_clip
