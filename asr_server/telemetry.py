@@ -31,9 +31,7 @@ def configure_logging(
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the 400 says it: one line a bad body
-    logging.getLogger("httpx2").setLevel(
-        logging.WARNING
-    )  # a line a request, with the URL's user and password
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line a request, with the URL's password
 
 
 def announce(line: str) -> None:

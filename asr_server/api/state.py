@@ -222,9 +222,8 @@ class Keys(Protocol):
 FollowSpeakers = Callable[[SpeakerCount, Sequence[str], Sequence[str], PreprocessPool], Awaitable[Labeller]]
 
 
-class TakeInBackground(Protocol):
-    async def __call__(self, connection: Request, form: Form, request: TranscriptionRequest) -> Response:
-        """Keep a request that is done without its client; return the answer."""
+# Keep a request that is done without its client; return the answer.
+TakeInBackground = Callable[[Request, Form, TranscriptionRequest], Awaitable[Response]]
 
 
 @dataclass

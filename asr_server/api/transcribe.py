@@ -119,8 +119,7 @@ class TranscriptionResponse(Response):
         return await take(connection, form, request)
 
     async def _read(self, connection: Request, form: Form) -> None:
-        state = self._state
-        await read_form(connection, form, state.settings.max_upload_bytes, state.reading_turns)
+        await read_form(connection, form, self._state.reading_turns)
 
     async def _whole(self, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
         async with transcribing(self._state, form, request, receive) as session:

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
@@ -59,7 +59,7 @@ class Upload:
 
     def __init__(self, max_bytes: int, store: UploadStore) -> None:
         self.num_bytes = 0
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._store = store
         self._num_in_memory = 0
         self._num_on_disk = 0
@@ -70,8 +70,8 @@ class Upload:
 
     def require_room(self, num_bytes: int) -> None:
         """Raises UploadTooLarge for a size that the server can never take."""
-        if num_bytes > self._max_bytes:
-            raise too_large(self._max_bytes)
+        if num_bytes > self.max_bytes:
+            raise too_large(self.max_bytes)
         if num_bytes > MEMORY_BYTES:
             with _storing():
                 largest_bytes = self._store.largest_bytes
@@ -81,8 +81,8 @@ class Upload:
     def add(self, data: bytes | memoryview) -> None:
         """Raises UploadTooLarge."""
         self.num_bytes += len(data)
-        if self.num_bytes > self._max_bytes:
-            raise too_large(self._max_bytes)
+        if self.num_bytes > self.max_bytes:
+            raise too_large(self.max_bytes)
         self._count_memory(len(data))
         if self._is_on_disk:
             self._unwritten += data
@@ -189,7 +189,7 @@ MAX_VALUE_BYTES: Final = 64 * 1024
 VOICE_FIELD: Final = "known_speaker_references"
 TEXT_FIELD: Final = "text"  # that is aligned
 MAX_LONG_BYTES: Final = MIB  # of one such value: 10 s of 16 bits at 37 kHz in base64, 16 hours of speech
-MAX_HEADER_BYTES: Final = 4096  # of one part
+MAX_HEADER_BYTES: Final = 4096  # one header of a part
 MAX_PATH_BYTES: Final = 256  # a longer file is not looked at as a path
 MAX_DELIMITERS: Final = MAX_FIELDS + 16  # also of those that stand within a part
 SLICE_BYTES: Final = 8 * 1024  # parsed in one go
@@ -234,15 +234,9 @@ class Form:
 
     def on_header_field(self, data: bytes, start: int, end: int) -> None:
         self._header_name += data[start:end]
-        self._check_header()
 
     def on_header_value(self, data: bytes, start: int, end: int) -> None:
         self._header_value += data[start:end]
-        self._check_header()
-
-    def _check_header(self) -> None:
-        if len(self._header_name) + len(self._header_value) > MAX_HEADER_BYTES:
-            raise _malformed()
 
     def on_header_end(self) -> None:
         if self._header_name.lower() == b"content-disposition":
@@ -318,20 +312,17 @@ class ReadingTurns:
             await asyncio.sleep(0)
 
 
-async def read_form(request: Request, form: Form, max_upload_bytes: int, turns: ReadingTurns) -> None:
+async def read_form(request: Request, form: Form, turns: ReadingTurns) -> None:
     """Fill `form`. Raises InvalidValue, InvalidAudio, UploadTooLarge, ClientDisconnect."""
     _check_not_compressed(request)
-    max_body_bytes = max_upload_bytes + MAX_OVERHEAD_BYTES
-    if _announced_bytes(request) > max_body_bytes:
-        raise too_large(max_upload_bytes)
     form.upload.require_room(_announced_bytes(request) - MAX_OVERHEAD_BYTES)
     parser = _Parser(_boundary(request), form, turns)
     num_bytes = 0
     await turns.next()
     async for data in request.stream():
         num_bytes += len(data)
-        if num_bytes > max_body_bytes:
-            raise too_large(max_upload_bytes)
+        if num_bytes > form.upload.max_bytes + MAX_OVERHEAD_BYTES:
+            raise too_large(form.upload.max_bytes)
         await parser.write(data)
         await form.upload.spill_to_disk()
         await turns.next()
@@ -380,7 +371,8 @@ class _Parser:
         self._delimiter = b"\r\n--" + boundary
         self._num_delimiters = 0
         try:
-            self._parser = MultipartParser(boundary, form.callbacks())  # type: ignore[arg-type]
+            callbacks: Any = form.callbacks()
+            self._parser = MultipartParser(boundary, callbacks, max_header_size=MAX_HEADER_BYTES)
         except FormParserError as error:  # longer than any client's
             raise InvalidValue("The multipart boundary is too long.") from error
 

@@ -23,7 +23,7 @@ _AT_WORD, _IN_WORD = 0, 1  # outside of a keyword, where a word may begin withou
 class Row:
     """A state's additions to the next token's scores, shifted to be at least 0.
 
-    The deltas are these less the state's potential.
+    The score changes by these less the state's potential.
     """
 
     tokens: tuple[int, ...]
@@ -117,12 +117,7 @@ class KeywordBoost:
     def follow(self, match: Match, token: int) -> Match:
         state = self.step(match.state, token)
         pending = self.potential(state)
-        gained = match.pending + self.delta(match.state, token)
-        return Match(state, match.earned + gained - pending, pending)
-
-    def delta(self, state: int, token: int) -> float:
-        """Return the change of a text's score by one more token."""
-        return self.bonus(state, token) - self.potential(state)
+        return Match(state, match.earned + self.bonus(match.state, token) - pending, pending)
 
     def bonus(self, state: int, token: int) -> float:
         before = self._states[state]

@@ -52,9 +52,7 @@ class SlotState:
             self.top_k,
         ) = integers[:_NUM_INTEGERS].unbind()
         self.generated = integers[_NUM_INTEGERS:]  # [positions, slots]: the tokens after the prompt
-        self.no_speech, self.temperature, *options = (
-            fractions.unbind()
-        )  # no_speech: how likely the chunk is silence
+        self.no_speech, self.temperature, *options = fractions.unbind()  # no_speech: chance of silence
         self.top_p, self.min_p, *penalties = options
         self.repetition_penalty, self.frequency_penalty, self.presence_penalty = penalties
 

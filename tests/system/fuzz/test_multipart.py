@@ -44,7 +44,7 @@ def test_bodies_that_are_nearly_multipart_are_read_or_refused(caplog: pytest.Log
                 request = Client(data, piece, content_type).request()
                 with contextlib.suppress(RequestError):
                     async with asyncio.timeout(20):
-                        await read_form(request, form, 1 << 20, ReadingTurns())
+                        await read_form(request, form, ReadingTurns())
                     assert form.has_file
 
         bodies = one_of(damaged(WHOLE), pieces_of(*PIECES, most=40))

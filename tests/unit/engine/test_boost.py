@@ -26,7 +26,8 @@ def states(boost: KeywordBoost, tokens: Sequence[int]) -> list[int]:
 def total(boost: KeywordBoost, tokens: Sequence[int]) -> float:
     """The bonus of a text that ends behind these tokens."""
     at = states(boost, tokens)
-    gained = sum(boost.delta(state, token) for state, token in zip(at[:-1], tokens, strict=True))
+    steps = zip(at[:-1], tokens, strict=True)
+    gained = sum(boost.bonus(state, token) - boost.potential(state) for state, token in steps)
     return gained - boost.potential(at[-1])
 
 
