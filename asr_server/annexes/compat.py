@@ -11,10 +11,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive
 
+from asr_server.api import transcribe
 from asr_server.api.models import Models
 from asr_server.api.request import (
     TranscriptionRequest,
@@ -23,13 +24,6 @@ from asr_server.api.request import (
     read_fields,
 )
 from asr_server.api.state import get_state, require_key, require_key_in
-from asr_server.api.transcribe import (
-    RequestParser,
-    TranscriptionResponse,
-    answer_headers,
-    body_response,
-    transcribing,
-)
 from asr_server.api.upload import Form
 from asr_server.audio.native import unsized_header
 from asr_server.core import SAMPLE_RATE, Clip, Segment, Transcript
@@ -50,9 +44,7 @@ _FORMATS: Final = {"txt": "text", "vtt": "vtt", "srt": "srt", "tsv": "verbose_js
 PCM_HEAD: Final = unsized_header(SAMPLE_RATE, num_channels=1, sample_bytes=2)
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class _File(BaseModel, extra="forbid"):
     encode: bool = True
     video_file: str = ""
 
@@ -81,7 +73,7 @@ ASR_WITHOUT_EFFECT: Final = ("video_file", "vad_filter")
 async def asr(request: Request) -> Response:
     own = _Asr(request.query_params.multi_items())
     head = _head(own.query, AsrFields)
-    return TranscriptionResponse(get_state(request), own.parse, own.reply, FILE_NAME, head)
+    return transcribe.TranscriptionResponse(get_state(request), own.parse, own.reply, FILE_NAME, head)
 
 
 @whisper.post("/detect-language", response_model=None)
@@ -95,9 +87,9 @@ def _head(query: list[tuple[str, str]], fields_type: type[_File]) -> bytes:
     return b"" if read_fields(query, fields_type).encode else PCM_HEAD
 
 
-class _Detection(TranscriptionResponse):
+class _Detection(transcribe.TranscriptionResponse):
     async def _whole(self, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
-        async with transcribing(self._state, form, request, receive) as session:
+        async with transcribe.transcribing(self._state, form, request, receive) as session:
             async for delta in session:
                 if delta.text and delta.language:
                     probability = session.language_probability
@@ -108,7 +100,7 @@ class _Detection(TranscriptionResponse):
 def _detected(request: TranscriptionRequest, code: str, confidence: float) -> JSONResponse:
     name = name_of(code) if code else "unknown"
     body = {"detected_language": name, "language_code": code, "confidence": confidence}
-    return JSONResponse(body, headers=answer_headers(request.model, request.ignored_fields))
+    return JSONResponse(body, headers=transcribe.answer_headers(request.model, request.ignored_fields))
 
 
 def _parse_detection(
@@ -157,7 +149,7 @@ class _Asr:
         elif output == "tsv":
             response = Response(tsv(transcript.segments), media_type="text/plain")
         else:
-            response = body_response(transcript, request)
+            response = transcribe.body_response(transcript, request)
         response.headers["content-disposition"] = f'attachment; filename="transcript.{output}"'
         response.headers["asr-engine"] = "asr-server"
         return response
@@ -211,7 +203,7 @@ class InferenceFields(BaseModel):
 @whisper.post("/inference", response_model=None)
 async def inference(request: Request) -> Response:
     own = _Inference()
-    return TranscriptionResponse(get_state(request), own.parse, own.reply)
+    return transcribe.TranscriptionResponse(get_state(request), own.parse, own.reply)
 
 
 class _Inference:
@@ -219,11 +211,8 @@ class _Inference:
         own = [(name, value.strip()) for name, value in pairs if name in InferenceFields.model_fields]
         self._fields = fields = read_fields(own, InferenceFields)
         ignored = tuple(dict.fromkeys(name for name, _ in pairs if name in INFERENCE_WITHOUT_EFFECT))
-        others = [
-            pair
-            for pair in pairs
-            if pair[0] not in {*InferenceFields.model_fields, *INFERENCE_WITHOUT_EFFECT}
-        ]
+        known = {*InferenceFields.model_fields, *INFERENCE_WITHOUT_EFFECT}
+        others = [pair for pair in pairs if pair[0] not in known]
         response_format = dict(others).get("response_format", "json")
         if fields.diarize and response_format in ("json", "text"):
             raise InvalidValue("'diarize' needs response_format srt, vtt or verbose_json.", "diarize")
@@ -241,7 +230,7 @@ class _Inference:
 
     def reply(self, transcript: Transcript, request: TranscriptionRequest) -> Response:
         if request.fields.response_format != "verbose_json":
-            return body_response(transcript, request)
+            return transcribe.body_response(transcript, request)
         body = verbose_body(transcript).model_dump(exclude_none=True)
         for own, segment in zip(body["segments"], transcript.segments, strict=True):
             own["words"] = _words(segment)
@@ -263,24 +252,24 @@ class _Inference:
 
 @azure.post("/deployments/{deployment}/audio/transcriptions", response_model=None)
 @azure.post("/v1/audio/transcriptions", response_model=None)
-async def transcribe(request: Request) -> Response:
+async def transcribe_for_azure(request: Request) -> Response:
     return _response(request, parse_transcription_request)
 
 
 @azure.post("/deployments/{deployment}/audio/translations", response_model=None)
 @azure.post("/v1/audio/translations", response_model=None)
-async def translate(request: Request) -> Response:
+async def translate_for_azure(request: Request) -> Response:
     return _response(request, parse_translation_request)
 
 
-def _response(request: Request, parse: RequestParser) -> Response:
+def _response(request: Request, parse: transcribe.RequestParser) -> Response:
     if deployment := request.path_params.get("deployment"):
         parse = partial(_parse_for, deployment, parse)
-    return TranscriptionResponse(get_state(request), parse)
+    return transcribe.TranscriptionResponse(get_state(request), parse)
 
 
 def _parse_for(
-    deployment: str, parse: RequestParser, pairs: list[tuple[str, str]], models: Models
+    deployment: str, parse: transcribe.RequestParser, pairs: list[tuple[str, str]], models: Models
 ) -> TranscriptionRequest:
     others = [(name, value) for name, value in pairs if name != "model"]
     return parse([("model", deployment), *others], models)

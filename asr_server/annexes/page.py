@@ -19,6 +19,12 @@ HEADERS: Final = {
     "referrer-policy": "no-referrer",
 }
 
+FILES: Final = "/static-offline-docs"  # where FastAPIOffline has put them
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
 page_routes = APIRouter(include_in_schema=False)
 
 
@@ -32,6 +38,21 @@ async def icon() -> Response:
     return FileResponse(WEB / "icon.svg", headers=HEADERS, media_type="image/svg+xml")
 
 
+@page_routes.get("/docs")
+async def docs(request: Request) -> HTMLResponse:
+    app, root = request.app, request.scope.get("root_path", "")
+    page = get_swagger_ui_html(
+        openapi_url=f"{root}{app.openapi_url}",
+        title=f"{app.title} - Swagger UI",
+        swagger_js_url=f"{root}{FILES}/swagger-ui-bundle.js",
+        swagger_css_url=f"{root}{FILES}/swagger-ui.css",
+        swagger_favicon_url=f"{root}{FILES}/favicon.png",
+        swagger_ui_parameters=app.swagger_ui_parameters,
+    )
+    page.headers["content-security-policy"] = _POLICY
+    return page
+
+
 class _WebFiles(StaticFiles):
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
@@ -42,27 +63,3 @@ class _WebFiles(StaticFiles):
 def install(app: FastAPI) -> None:
     app.include_router(page_routes)
     app.mount("/web", _WebFiles(directory=WEB))
-    _install_docs(app)
-
-
-FILES: Final = "/static-offline-docs"  # where FastAPIOffline has put them
-_POLICY: Final = (
-    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-
-
-def _install_docs(app: FastAPI) -> None:
-    @app.get("/docs", include_in_schema=False)
-    async def docs(request: Request) -> HTMLResponse:
-        root = request.scope.get("root_path", "")
-        page = get_swagger_ui_html(
-            openapi_url=f"{root}{app.openapi_url}",
-            title=f"{app.title} - Swagger UI",
-            swagger_js_url=f"{root}{FILES}/swagger-ui-bundle.js",
-            swagger_css_url=f"{root}{FILES}/swagger-ui.css",
-            swagger_favicon_url=f"{root}{FILES}/favicon.png",
-            swagger_ui_parameters=app.swagger_ui_parameters,
-        )
-        page.headers["content-security-policy"] = _POLICY
-        return page

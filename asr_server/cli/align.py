@@ -10,19 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from asr_server.cli import options as shared
 from asr_server.cli.checks import FOR_A_MODEL
-from asr_server.cli.options import (
-    WRONG_USAGE,
-    SectionedCommand,
-    language_option,
-    log_errors_alone,
-    print_error,
-    settings_from,
-    settings_options,
-)
 from asr_server.cli.transcribe import SETTINGS
 from asr_server.errors import ChunkFailed, EngineUnavailable, RequestError
-from asr_server.server.settings import FIELDS, SECTIONS
+from asr_server.server.settings import SECTIONS
 
 if TYPE_CHECKING:
     from asr_server.annexes.alignment.align import Alignment
@@ -35,7 +27,7 @@ _FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 @click.command(
-    cls=SectionedCommand,
+    cls=shared.SectionedCommand,
     sections=SECTIONS,
     short_help="Says when each word of a text is said in a recording.",
 )
@@ -45,7 +37,7 @@ _FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="[default: standard output]"
 )
-@language_option()
+@shared.language_option()
 @click.option(
     "--granularity",
     type=click.Choice(("word", "character")),
@@ -53,7 +45,7 @@ _FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
     show_default=True,
     help="what gets times in json",
 )
-@settings_options(leave_out=FIELDS.keys() - SETTINGS)
+@shared.settings_options(SETTINGS)
 def align(
     recording: Path,
     text: Path,
@@ -75,12 +67,12 @@ def align(
     from asr_server.annexes.alignment.bodies import rendered
     from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
 
-    log_errors_alone(options)
+    shared.log_errors_alone(options)
     try:
         given = text.read_text("utf-8")
         require_words(given)
         job = TranscribeJob((str(recording),), word_timestamps=True, language=language)
-        transcriber = LocalTranscriber(settings_from(options, FOR_A_MODEL), job)
+        transcriber = LocalTranscriber(shared.settings_from(options, FOR_A_MODEL), job)
         alignment = asyncio.run(_align(transcriber, recording, given))
         content = rendered(alignment, output_format, granularity)
         if output is None:
@@ -88,10 +80,10 @@ def align(
         else:
             output.write_text(content, "utf-8")
     except UnicodeDecodeError:
-        print_error(f"{text} is not UTF-8 text.")
-        sys.exit(WRONG_USAGE)
+        shared.print_error(f"{text} is not UTF-8 text.")
+        sys.exit(shared.WRONG_USAGE)
     except (RequestError, ChunkFailed, EngineUnavailable, OSError) as error:
-        print_error(error)
+        shared.print_error(error)
         sys.exit(FAILED)
     _report(alignment)
 

@@ -5,6 +5,7 @@ import errno
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -90,11 +91,6 @@ def keys_file(settings: ServerSettings) -> Iterator[str]:
             yield problem("keys_file", path, str(error))
 
 
-def address(settings: ServerSettings) -> Iterator[str]:
-    """Bind the port and free it again, to report errors before the model loads."""
-    yield from _why_not_on(settings, "host", "port")
-
-
 def wyoming(settings: ServerSettings) -> Iterator[str]:
     if settings.wyoming_port == NO_PORT:
         return
@@ -134,6 +130,7 @@ def jobs(settings: ServerSettings) -> Iterator[str]:
 def _why_not_on(
     settings: ServerSettings, host_setting: str, port_setting: str, others: tuple[str, ...] = ()
 ) -> Iterator[str]:
+    """Bind the port and free it again, to report errors before the model loads."""
     host, port = getattr(settings, host_setting), getattr(settings, port_setting)
     if taken_by := [other for other in others if port == getattr(settings, other) != 0]:
         yield problem(port_setting, port, f"must differ from {naming(taken_by[0])}")
@@ -150,6 +147,7 @@ def _why_not_on(
         yield problem(setting, getattr(settings, setting), reason)
 
 
+address: Final = partial(_why_not_on, host_setting="host", port_setting="port")
 FOR_A_MODEL: Final[tuple[Check, ...]] = (gpu, ray_package, tensor_parallel)
 FOR_A_SERVER: Final[tuple[Check, ...]] = (
     *(*FOR_A_MODEL, tls_files, keys_file),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from asr_server.cli.options import WRONG_USAGE, print_error
+from asr_server.cli import options as shared
 from asr_server.errors import CheckpointError
 from asr_server.telemetry import configure_logging
 
@@ -43,10 +43,10 @@ def fetch(names: tuple[str, ...]) -> None:
                 raise CheckpointError(f"{name} is not fetched: {reason}")
             click.echo(source_of(resolve_checkpoint(name)))
         except CheckpointError as error:
-            print_error(error)
+            shared.print_error(error)
             failed = True
     if failed:
-        sys.exit(WRONG_USAGE)
+        sys.exit(shared.WRONG_USAGE)
 
 
 def _list() -> None:
@@ -96,6 +96,6 @@ def convert(source: Path, target: Path, tokenizer: str | None) -> None:
 
         convert_file(source, target, tokenizer)
     except (CheckpointError, OSError) as error:
-        print_error(error)
-        sys.exit(WRONG_USAGE)
+        shared.print_error(error)
+        sys.exit(shared.WRONG_USAGE)
     click.echo(f"{target} is a checkpoint in Hugging Face's layout")

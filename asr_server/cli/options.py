@@ -115,10 +115,10 @@ def language_option() -> Callable[[Any], Any]:
     return click.option("-l", "--language", help=words)
 
 
-def settings_options(leave_out: Collection[str] = ()) -> Callable[[Any], Any]:
+def settings_options(names: Collection[str] = FIELDS) -> Callable[[Any], Any]:
     def decorate(command: Any) -> Any:
         for setting in reversed(FIELDS):
-            if setting not in leave_out:
+            if setting in names:
                 command = _option(setting)(command)
         return command
 

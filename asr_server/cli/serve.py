@@ -12,19 +12,8 @@ from typing import Any, Final
 
 import click
 
+from asr_server.cli import options as shared
 from asr_server.cli.checks import FOR_A_SERVER, Check, problem
-from asr_server.cli.options import (
-    WRONG_USAGE,
-    SectionedCommand,
-    SettingsError,
-    checked_settings,
-    configure_log,
-    exit_with,
-    is_flag_given,
-    print_error,
-    settings_from,
-    settings_options,
-)
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT
 from asr_server.errors import CheckpointError
 from asr_server.machine import in_url
@@ -45,18 +34,19 @@ def settings_of_models(
 ) -> list[ServerSettings]:
     """Return each model's settings, the default first. Wrong ones end the command."""
     if not options["models"]:
-        return [settings_from(options, checks, model_name)]
+        return [shared.settings_from(options, checks, model_name)]
     try:
         entries = list(read_models(options["models"]))
-        if model_name or is_flag_given("model") or is_flag_given("served_model_name"):
+        if model_name or shared.is_flag_given("model") or shared.is_flag_given("served_model_name"):
             raise ValueError("names the models: leave out MODEL, --model and --served-model-name")
     except (OSError, ValueError) as error:
-        exit_with([problem("models", options["models"], str(error))])
+        shared.exit_with([problem("models", options["models"], str(error))])
     models, problems = [], []
     for number, entry in enumerate(entries):
         try:
-            models.append(checked_settings(options | entry, checks, None if number else configure_log))
-        except SettingsError as error:
+            before_fetch = None if number else shared.configure_log
+            models.append(shared.checked_settings(options | entry, checks, before_fetch))
+        except shared.SettingsError as error:
             name = entry["served_model_name"] or entry["model"]
             problems += [f"model {name}: {line}" for line in error.problems]
     uses = Counter(name for model in models for name in model.model_names)
@@ -66,7 +56,7 @@ def settings_of_models(
         if count > 1
     ]
     if problems:
-        exit_with(problems)
+        shared.exit_with(problems)
     return models
 
 
@@ -120,9 +110,9 @@ def _settings(entry: Mapping[str, Any], is_first: bool) -> dict[str, Any]:
 logger = logging.getLogger(__name__)
 
 
-@click.command(cls=SectionedCommand, sections=SECTIONS)
+@click.command(cls=shared.SectionedCommand, sections=SECTIONS)
 @click.argument("model_name", metavar="[MODEL]", required=False)
-@settings_options()
+@shared.settings_options()
 def serve(model_name: str | None, **options: Any) -> None:
     """Serves MODEL: a short name (`asr-server models` lists them), a Hugging Face hub name, a directory or a
     file (the same as --model).
@@ -143,8 +133,8 @@ def serve(model_name: str | None, **options: Any) -> None:
     try:
         status = run(models)
     except CheckpointError as error:
-        print_error(error)
-        status = WRONG_USAGE
+        shared.print_error(error)
+        status = shared.WRONG_USAGE
     sys.exit(status)
 
 
@@ -183,7 +173,7 @@ def health(pid: int) -> None:
     try:
         opener.open(url, timeout=ANSWER_LIMIT_S).close()
     except OSError as error:
-        print_error(f"{url}: {error}")
+        shared.print_error(f"{url}: {error}")
         sys.exit(1)
 
 

@@ -12,22 +12,12 @@ from typing import Any, Final
 
 import click
 
+from asr_server.cli import options as shared
 from asr_server.cli.checks import FOR_A_MODEL
-from asr_server.cli.options import (
-    WRONG_USAGE,
-    WhisperSpelledCommand,
-    is_flag_given,
-    language_option,
-    log_errors_alone,
-    parse_clips,
-    print_error,
-    settings_from,
-    settings_options,
-)
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, flag_name
 from asr_server.core import SpeakerCount
 from asr_server.formats.subtitles import SubtitleLayout
-from asr_server.server.settings import FIELDS, SECTIONS, environment_names
+from asr_server.server.settings import SECTIONS, environment_names
 from asr_server.telemetry import configure_logging, printable
 
 INTERRUPTED: Final = 130
@@ -58,7 +48,7 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
 
 
 @click.command(
-    cls=WhisperSpelledCommand,
+    cls=shared.WhisperSpelledCommand,
     sections={"Server": ("url", "api_key", "background"), **SECTIONS},
     short_help="Transcribes recordings, without a server or on one elsewhere.",
 )
@@ -92,11 +82,11 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
     "--clip",
     "clips",
     multiple=True,
-    callback=parse_clips,
+    callback=shared.parse_clips,
     metavar="START-END",
     help="read this part alone, as 90-120 or 1:30-2:00; repeat for several; on this machine, not with --url",
 )
-@language_option()
+@shared.language_option()
 @click.option(
     "--task",
     type=click.Choice(("transcribe", "translate")),
@@ -171,7 +161,7 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
     is_flag=True,
     help="with --url: as jobs of that server, which go on without this command; the same command goes on",
 )
-@settings_options(leave_out=FIELDS.keys() - SETTINGS)
+@shared.settings_options(SETTINGS)
 def transcribe(
     inputs: tuple[str, ...], skip_existing: bool, overwrite: bool, prompt: str, **options: Any
 ) -> None:
@@ -276,13 +266,13 @@ def _run(options: dict[str, Any], job: dict[str, Any]) -> int:
     try:
         return _transcribe_on(url, api_key, options, job) if url else _transcribe_here(options, job)
     except (CheckpointError, InvalidValue, OutputError) as error:
-        print_error(error)
-        return WRONG_USAGE
+        shared.print_error(error)
+        return shared.WRONG_USAGE
 
 
 def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
-    log_errors_alone(options)
-    settings = settings_from(options, FOR_A_MODEL)
+    shared.log_errors_alone(options)
+    settings = shared.settings_from(options, FOR_A_MODEL)
     if settings.why_embedded:
         click.echo(
             f"Warning: {EMBEDDED_HINT}, because {DEFAULT_MODEL} could not be had: "
@@ -301,7 +291,7 @@ def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
 
 def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[str, Any]) -> int:
     # Variables may be meant for a local server.
-    given = [name for name in sorted(LOCAL_SETTINGS) if is_flag_given(name)]
+    given = [name for name in sorted(LOCAL_SETTINGS) if shared.is_flag_given(name)]
     flags = [*map(flag_name, given), *(flag for flag, name in NOT_REMOTE.items() if job[name])]
     for flag in flags:
         raise click.UsageError(f"{flag} is for this machine: it does not go with --url.")
@@ -310,5 +300,5 @@ def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[st
     from asr_server.annexes.offline.remote import RemoteServer, RemoteTranscriber
     from asr_server.annexes.offline.run import transcribe_files
 
-    server = RemoteServer(url, api_key, options["model"] if is_flag_given("model") else "")
+    server = RemoteServer(url, api_key, options["model"] if shared.is_flag_given("model") else "")
     return transcribe_files(partial(RemoteTranscriber, server), TranscribeJob(**job))

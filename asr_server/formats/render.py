@@ -352,17 +352,12 @@ class Format(NamedTuple):
 
 # Every format, as docs/formats.md lists them.
 FORMATS: Final[dict[FileFormat, Format]] = {
-    "text": Format(lambda transcript, _: transcript.text, "text/plain", ".txt", shows_segments=False),
-    "json": Format(
-        lambda transcript, o: _dump(json_body(transcript, o.with_logprobs)),
-        JSON,
-        ".json",
-        shows_segments=False,
-    ),
-    "verbose_json": Format(lambda transcript, o: _dump(verbose_body(transcript, o)), JSON, ".verbose.json"),
-    "diarized_json": Format(lambda transcript, _: _dump(diarized_body(transcript)), JSON, ".diarized.json"),
+    "text": Format(lambda t, _: t.text, "text/plain", ".txt", shows_segments=False),
+    "json": Format(lambda t, o: _dump(json_body(t, o.with_logprobs)), JSON, ".json", shows_segments=False),
+    "verbose_json": Format(lambda t, o: _dump(verbose_body(t, o)), JSON, ".verbose.json"),
+    "diarized_json": Format(lambda t, _: _dump(diarized_body(t)), JSON, ".diarized.json"),
     # OpenAI sends srt as plain text.
     "srt": Format(lambda t, o: srt(t.segments, o.layout, t.duration_s), "text/plain", ".srt", has_cues=True),
     "vtt": Format(lambda t, o: vtt(t.segments, o.layout, t.duration_s), "text/vtt", ".vtt", has_cues=True),
-    "tsv": Format(lambda transcript, _: tsv(transcript.segments), "text/tab-separated-values", ".tsv"),
+    "tsv": Format(lambda t, _: tsv(t.segments), "text/tab-separated-values", ".tsv"),
 }

@@ -8,7 +8,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from asr_server.core import Segment, Word
-from asr_server.formats.cue_breaks import readable_cues
+from asr_server.formats.cue_breaks import TimedLines, readable_cues
 
 # Between the starts of two words: a subtitle that is filled up whatever the segments ends there.
 LONG_PAUSE_S: Final = 3.0
@@ -72,29 +72,23 @@ def _cues(segments: Sequence[Segment], layout: SubtitleLayout, label_width: floa
         if not layout.needs_words or not has_words:
             for segment in group:
                 yield Cue(segment.start_s, segment.end_s, (Piece(_one_line(segment.text)),))
-        elif layout.raw or layout.max_line_width or layout.max_line_count or layout.max_words_per_line:
-            yield from _whisper_cues(list(group), layout)
-        else:
-            yield from _readable_cues(
-                [word for segment in group for word in segment.words], layout, label_width
-            )
-
-
-def _readable_cues(words: Sequence[Word], layout: SubtitleLayout, label_width: float) -> Iterator[Cue]:
-    for cue in readable_cues(words, label_width):
-        if layout.highlight_words:
-            yield from _highlighted(cue.lines)
-        else:
-            yield Cue(cue.start_s, cue.end_s, _pieces(cue.lines))
-
-
-def _whisper_cues(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[Cue]:
-    for words in _runs(segments, layout):
-        for lines in _subtitles(words, layout):
+            continue
+        for start_s, end_s, lines in _timed_lines(list(group), layout, label_width):
             if layout.highlight_words:
                 yield from _highlighted(lines)
             else:
-                yield Cue(lines[0][0].start_s, lines[-1][-1].end_s, _pieces(lines))
+                yield Cue(start_s, end_s, _pieces(lines))
+
+
+def _timed_lines(
+    segments: Sequence[Segment], layout: SubtitleLayout, label_width: float
+) -> Iterator[TimedLines]:
+    if not (layout.raw or layout.max_line_width or layout.max_line_count or layout.max_words_per_line):
+        yield from readable_cues([word for segment in segments for word in segment.words], label_width)
+        return
+    for words in _runs(segments, layout):
+        for lines in _subtitles(words, layout):
+            yield TimedLines(lines[0][0].start_s, lines[-1][-1].end_s, lines)
 
 
 def _runs(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[Sequence[Word]]:

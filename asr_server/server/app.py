@@ -1,7 +1,5 @@
 """Create the FastAPI application: state, routes, error handlers and middleware."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes
@@ -10,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI
@@ -18,20 +16,17 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi_offline import FastAPIOffline
 
 from asr_server import __version__
-from asr_server.annexes import compat, page
+from asr_server.annexes import compat, model_loading, page
 from asr_server.annexes.alignment import routes as alignment
 from asr_server.annexes.deepgram import routes as deepgram
 from asr_server.annexes.jobs import JobsSettings
 from asr_server.annexes.keys.api_keys import ApiKeys
-from asr_server.annexes.model_loading import router as model_loading_router
-from asr_server.annexes.model_loading import unload_idle_models
 from asr_server.annexes.monitoring import MonitoringSettings, activity, metrics
-from asr_server.annexes.monitoring.activity import MAX_SAMPLES, Sample
 from asr_server.annexes.monitoring.metrics import STATM, metrics_port, resident_bytes
 from asr_server.annexes.realtime import route as realtime
 from asr_server.annexes.speakers.track import follow_speakers
 from asr_server.api import errors, middleware, openapi, routes, transcribe
-from asr_server.api.middleware import History
+from asr_server.api.middleware import History, Tracer
 from asr_server.api.models import Models
 from asr_server.api.schemas import HEADERS
 from asr_server.api.state import AdmissionLimiter, AppState, RealtimeSessions
@@ -39,9 +34,6 @@ from asr_server.api.upload import ReadingTurns, UploadStore
 from asr_server.audio.recording import PreprocessPool
 from asr_server.config import MIB, Settings
 from asr_server.server.settings import ServerSettings
-
-if TYPE_CHECKING:
-    from asr_server.annexes.monitoring.traces import Traces
 
 LOOK_EVERY_S: Final = 2.0  # at the memory
 WORTH_BYTES: Final = 4 * MIB  # less growth of the memory is left alone
@@ -66,7 +58,7 @@ FILE_THREADS: Final = 4
 
 
 def create_app(
-    settings: ServerSettings, models: Models, pool: PreprocessPool, traces: Traces | None = None
+    settings: ServerSettings, models: Models, pool: PreprocessPool, tracer: Tracer | None = None
 ) -> FastAPI:
     """Make the application, which starts and stops models and pool."""
     app = FastAPIOffline(  # has Swagger's files
@@ -78,7 +70,7 @@ def create_app(
         redirect_slashes=False,  # the Host of a redirect may be a proxy's
         swagger_ui_parameters={"validatorUrl": None},
     )
-    app.state.samples = deque[Sample](maxlen=MAX_SAMPLES)
+    app.state.samples = deque[activity.Sample](maxlen=activity.MAX_SAMPLES)
     keys = app.state.keys = ApiKeys(settings, models.names)
     is_shared = bool(settings.keys_file)
     app.state.server = AppState(
@@ -90,22 +82,15 @@ def create_app(
         ReadingTurns(),
         RealtimeSessions(settings.max_realtime_sessions, is_shared),
         keys,
-        History(traces),
+        History(tracer),
         follow_speakers,
         started_at=int(time.time()),
     )
     errors.install(app)
-    own_routers = (
-        transcribe.router,
-        alignment.router,
-        routes.probes,
-        model_loading_router,
-        routes.models,
-        activity.router,
-    )
-    others_routers = (realtime.router, deepgram.router, compat.azure, compat.whisper)
-    metrics_routers = () if settings.has_metrics_port else (metrics.router,)
-    for router in (*own_routers, *metrics_routers, *others_routers):  # routes are tried in this order
+    routers = [transcribe.router, alignment.router, routes.probes, model_loading.router, routes.models]
+    routers += [activity.router, *([] if settings.has_metrics_port else [metrics.router])]
+    routers += [realtime.router, deepgram.router, compat.azure, compat.whisper]
+    for router in routers:  # routes are tried in this order
         app.include_router(router)
     _add_jobs(app, settings)
     page.install(app)
@@ -165,7 +150,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         await state.models.start()
         if any(model.settings.idle_unload_s for model in state.models):
-            helpers.append(asyncio.create_task(unload_idle_models(state.models), name="unload idle models"))
+            helpers.append(asyncio.create_task(model_loading.unload_idle_models(state.models)))
         jobs = app.state.jobs.running() if app.state.jobs else contextlib.nullcontext()
         create_port_app = partial(create_metrics_app, state)
         async with metrics_port(state.settings.part(MonitoringSettings), create_port_app), jobs:

@@ -57,7 +57,9 @@ def run(models_settings: Sequence[ServerSettings]) -> int:
     settings = models_settings[0]  # what is not of a model is the same in all
     _warn_of_few_files(machine.raise_open_files_limit(), settings)
     pool = PreprocessPool(settings.preprocess_workers)
-    models = Models([serve_model(settings, pool) for settings in models_settings])
+    models = Models([ServedModel.from_checkpoint(own, pool, _create_executor) for own in models_settings])
+    for model in models:
+        model.repositories = repositories(name_elsewhere(Path(model.settings.model)))
     pool.warm_up()  # its libraries load while the engine's do
     traces = start_traces(os.environ)
     app = create_app(settings, models, pool, traces)
@@ -76,16 +78,10 @@ def run(models_settings: Sequence[ServerSettings]) -> int:
     server.run(machine.sockets_for(settings.host, settings.port, settings.reuse_port))
     if traces is not None:
         traces.close()
-    if model := models.failed_to_start:
-        logger.critical("the engine could not be started: %s", model.dispatcher.supervisor.last_failure)
+    if failed := models.failed_to_start:
+        logger.critical("the engine could not be started: %s", failed.dispatcher.supervisor.last_failure)
         return ENGINE_FAILED
     return server.exit_status
-
-
-def serve_model(settings: ServerSettings, pool: PreprocessPool) -> ServedModel:
-    model = ServedModel.from_checkpoint(settings, pool, _create_executor)
-    model.repositories = repositories(name_elsewhere(Path(settings.model)))
-    return model
 
 
 def _create_executor(settings: Settings) -> Executor:
@@ -106,7 +102,7 @@ def start_traces(environment: Mapping[str, str]) -> Traces | None:
     try:
         from asr_server.annexes.monitoring.traces import Traces
 
-        return Traces.to_collector()
+        return Traces()
     except ImportError as error:
         logger.warning(
             "%s asks for traces, and none are sent: %s; they are an extra: pip install '.[traces]' in the "

@@ -86,10 +86,8 @@ async def align(
     middles_s = [(word.start_s + word.end_s) / 2 for word in heard]
     for place, said in await reader.read(places, words, timed, transcript.duration_s):
         there = range(bisect(middles_s, place.start_s), bisect(middles_s, place.end_s))
-        if (
-            fmean(map(_loss, said)) <= MAX_LOSS
-            or _likeness(said, [heard[i] for i in there]) >= LEAST_LIKENESS
-        ):
+        is_likely = fmean(map(_loss, said)) <= MAX_LOSS
+        if is_likely or _likeness(said, [heard[i] for i in there]) >= LEAST_LIKENESS:
             timed[place.first : place.end] = said
             used.update(there)
     return Alignment(list(_placed(words, timed)), list(_besides(heard, used)), transcript, is_spaced)

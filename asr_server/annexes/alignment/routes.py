@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive
 
@@ -17,17 +17,8 @@ from asr_server.annexes.alignment.bodies import (
     alignment_body,
     forced_alignment_body,
 )
+from asr_server.api import openapi, transcribe
 from asr_server.api.models import Models
-from asr_server.api.openapi import (
-    ENGINE_ERRORS,
-    FILE_SCHEMA,
-    KEY_ERRORS,
-    MODEL_ERRORS,
-    TRANSCRIPT_HEADERS,
-    UPLOAD_ERRORS,
-    described_headers,
-    error_responses,
-)
 from asr_server.api.request import (
     TranscriptionRequest,
     parse_transcription_request,
@@ -35,22 +26,13 @@ from asr_server.api.request import (
     split_unknown,
 )
 from asr_server.api.state import AppState, get_state, require_key, require_key_in
-from asr_server.api.transcribe import (
-    TranscriptionResponse,
-    answer_headers,
-    recording_for,
-    recording_headers,
-    transcribing,
-)
 from asr_server.api.upload import Form
 from asr_server.audio.recording import Recording
 from asr_server.core import Clip
 from asr_server.formats.render import JSON
 
 
-class _TextFields(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
+class _TextFields(BaseModel, extra="forbid", use_attribute_docstrings=True):
     text: str = ""
     """What is said, or should be: at least a word, at most 1 MiB."""
 
@@ -78,7 +60,7 @@ class ForcedAlignmentFields(_TextFields):
         return forced_alignment_body(alignment)
 
 
-class AlignmentResponse(TranscriptionResponse):
+class AlignmentResponse(transcribe.TranscriptionResponse):
     def __init__(self, state: AppState, fields_type: type[_TextFields]) -> None:
         super().__init__(state, self._parse)
         self._fields_type = fields_type
@@ -95,23 +77,24 @@ class AlignmentResponse(TranscriptionResponse):
         return replace(parse_transcription_request(asked, models), ignored_fields=ignored)
 
     async def _whole(self, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
-        async with transcribing(self._state, form, request, receive) as session:
+        async with transcribe.transcribing(self._state, form, request, receive) as session:
             async for _ in session:
                 pass
             transcript, source = await session.transcript(), await form.upload.source()
 
             def open_recording(clips: Sequence[Clip]) -> Recording:
-                return recording_for(replace(request, clips=tuple(clips)), source)
+                return transcribe.recording_for(replace(request, clips=tuple(clips)), source)
 
             alignment = await align(self._fields.text, transcript, request.model.transcriber, open_recording)
         body = await asyncio.to_thread(self._fields.body_of, alignment)
-        headers = answer_headers(request.model, request.ignored_fields) | recording_headers(transcript)
+        headers = transcribe.answer_headers(request.model, request.ignored_fields)
+        headers |= transcribe.recording_headers(transcript)
         return Response(body.model_dump_json(exclude_none=True), media_type=JSON, headers=headers)
 
 
 def _form() -> dict[str, Any]:
     schema = AlignmentFields.model_json_schema()
-    schema["properties"] = {"file": FILE_SCHEMA} | schema["properties"]
+    schema["properties"] = {"file": openapi.FILE_SCHEMA} | schema["properties"]
     schema["required"] = ["file", "text"]
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
@@ -120,9 +103,12 @@ _ANSWER: Final[dict[int | str, dict[str, Any]]] = {
     200: {
         "model": AlignmentJson,
         "description": "The text with its times.",
-        "headers": described_headers(*TRANSCRIPT_HEADERS),
+        "headers": openapi.described_headers(*openapi.TRANSCRIPT_HEADERS),
     }
 }
+_ERRORS: Final = openapi.error_responses(
+    *(*openapi.KEY_ERRORS, *openapi.MODEL_ERRORS, *openapi.ENGINE_ERRORS, *openapi.UPLOAD_ERRORS)
+)
 
 
 router = APIRouter(tags=["audio"])
@@ -132,7 +118,7 @@ router = APIRouter(tags=["audio"])
     "/v1/audio/alignments",
     dependencies=[Depends(require_key)],
     openapi_extra=_form(),
-    responses=_ANSWER | error_responses(*KEY_ERRORS, *MODEL_ERRORS, *ENGINE_ERRORS, *UPLOAD_ERRORS),
+    responses=_ANSWER | _ERRORS,
     response_model=None,
 )
 async def alignments(request: Request) -> Response:

@@ -3,12 +3,12 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
-from asr_server.annexes.deepgram.messages import Json, Spoken, alternative, metadata, model_facts
-from asr_server.annexes.deepgram.query import LiveQuery
+from asr_server.annexes.deepgram.shapes import Json, LiveQuery, Spoken, alternative, metadata, model_facts
 from asr_server.annexes.realtime import client_events as client
 from asr_server.annexes.realtime import server_events as out
 from asr_server.annexes.realtime.session import NORMAL, End, Malformed, Said
@@ -22,16 +22,16 @@ class _Control(msgspec.Struct):
     type: str
 
 
+@dataclass
 class _Item:
     """A turn with results to tell."""
 
-    def __init__(self) -> None:
-        self.start_s = 0.0
-        self.last_word_end_s: float | None = None
-        self.final: list[out.Interim] = []  # last readings that are not told yet
-        self.speakers: list[out.SpokenSegment] = []
-        self.is_finalized = False  # its client asked for the end
-        self.end: out.Completed | out.Failed | None = None
+    start_s: float = 0.0
+    last_word_end_s: float | None = None
+    final: list[out.Interim] = field(default_factory=list)  # last readings that are not told yet
+    speakers: list[out.SpokenSegment] = field(default_factory=list)
+    is_finalized: bool = False  # its client asked for the end
+    end: out.Completed | out.Failed | None = None
 
 
 class ListenDialect:

@@ -9,24 +9,9 @@ from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from asr_server.annexes.deepgram import shapes
 from asr_server.annexes.deepgram.live import ListenDialect
-from asr_server.annexes.deepgram.messages import (
-    Json,
-    Spoken,
-    alternative,
-    confidence_of,
-    error_body,
-    metadata,
-    word_of,
-)
-from asr_server.annexes.deepgram.query import (
-    LiveQuery,
-    WholeQuery,
-    form_pairs,
-    is_detecting,
-    read_query,
-    session_config,
-)
+from asr_server.annexes.deepgram.shapes import Json, LiveQuery, Spoken, WholeQuery
 from asr_server.annexes.realtime.route import require_service, serve_session
 from asr_server.annexes.realtime.session import RealtimeSession
 from asr_server.api.errors import body_of, response_to
@@ -59,10 +44,10 @@ def _authorize(connection: HTTPConnection, state: AppState) -> None:
 
 def _refusal(error: Exception) -> Response:
     """Return the error as Deepgram's, with the status and headers that it has anywhere else."""
-    answer, own = response_to(error), body_of(error).error
-    body = error_body((own.code or own.type).upper(), own.message, current_request_id.get())
+    answer, own, request_id = response_to(error), body_of(error).error, current_request_id.get()
+    body = {"err_code": (own.code or own.type).upper(), "err_msg": own.message, "request_id": request_id}
     headers = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}
-    return JSONResponse(body, answer.status_code, headers | {REQUEST_ID: current_request_id.get()})
+    return JSONResponse(body, answer.status_code, headers | {REQUEST_ID: request_id})
 
 
 # -- Live ----------------------------------------------------------------------------------------------------
@@ -78,9 +63,9 @@ def _session(socket: WebSocket, state: AppState) -> RealtimeSession:
     check_origin(socket, state.settings, state.api_keys.required)
     _authorize(socket, state)
     require_service(state)
-    query, terms, _ = read_query(socket.query_params.multi_items(), LiveQuery)
+    query, terms, _ = shapes.read_query(socket.query_params.multi_items(), LiveQuery)
     models = models_of(socket)
-    config = session_config(query, terms, models)
+    config = shapes.session_config(query, terms, models)
     model = models.choose(config.transcription.model)
     return RealtimeSession(socket, state, config, ListenDialect(query, model, current_request_id.get()))
 
@@ -102,7 +87,7 @@ async def listen(request: Request) -> Response:
 
 class _Listen(TranscriptionResponse):
     def __init__(self, state: AppState, pairs: list[tuple[str, str]]) -> None:
-        query, self._terms, self._ignored = read_query(pairs, WholeQuery)
+        query, self._terms, self._ignored = shapes.read_query(pairs, WholeQuery)
         self._query, self._sha256 = query, hashlib.sha256()
         head = b""
         if query.encoding:  # 16 bits without a header
@@ -120,7 +105,7 @@ class _Listen(TranscriptionResponse):
             self._sha256.update(data)
 
     def _parse(self, pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
-        request = parse_transcription_request(form_pairs(self._query, self._terms, models), models)
+        request = parse_transcription_request(shapes.form_pairs(self._query, self._terms, models), models)
         return replace(request, ignored_fields=self._ignored)
 
     def _reply(self, transcript: Transcript, request: TranscriptionRequest) -> Response:
@@ -137,7 +122,7 @@ class _Listen(TranscriptionResponse):
             results["utterances"] = [
                 _utterance(segment, channel, numbers) for channel, own in enumerate(groups) for segment in own
             ]
-        facts = metadata(
+        facts = shapes.metadata(
             request.model, request_id, self._sha256.hexdigest(), transcript.duration_s, len(groups)
         )
         return JSONResponse({"metadata": facts, "results": results}, headers={REQUEST_ID: request_id})
@@ -146,11 +131,11 @@ class _Listen(TranscriptionResponse):
         self, segments: list[Segment], numbers: dict[str | None, int], transcript: Transcript
     ) -> Json:
         words = [word for segment in segments for word in _spoken(segment, numbers)]
-        own = alternative("".join(segment.text for segment in segments), words)
+        own = shapes.alternative("".join(segment.text for segment in segments), words)
         if self._query.paragraphs:
             own["paragraphs"] = _paragraphs(segments, numbers)
         channel: Json = {"alternatives": [own]}
-        if is_detecting(self._query) and transcript.languages:
+        if shapes.is_detecting(self._query) and transcript.languages:
             channel["detected_language"] = transcript.languages[0]
             channel["language_confidence"] = transcript.language_probability
         return channel
@@ -170,10 +155,10 @@ def _utterance(segment: Segment, channel: int, numbers: dict[str | None, int]) -
         "id": f"{channel}-{segment.id}",
         "start": round(segment.start_s, 3),
         "end": round(segment.end_s, 3),
-        "confidence": confidence_of(words),
+        "confidence": shapes.confidence_of(words),
         "channel": channel,
         "transcript": segment.text.strip(),
-        "words": [*map(word_of, words)],
+        "words": [*map(shapes.word_of, words)],
     }
     return utterance | ({"speaker": numbers[segment.speaker]} if numbers else {})
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
@@ -52,9 +52,7 @@ files = APIRouter(prefix="/v1/files", dependencies=[Depends(require_key)], inclu
 batches = APIRouter(prefix="/v1/batches", dependencies=[Depends(require_key)], include_in_schema=False)
 
 
-class FileFields(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class FileFields(BaseModel, extra="forbid"):
     purpose: Literal["batch", "user_data"]
 
 
@@ -146,18 +144,14 @@ def _file_body(file: File) -> dict[str, Any]:
 # -- Batches -------------------------------------------------------------------------------------------------
 
 
-class BatchFields(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class BatchFields(BaseModel, extra="forbid"):
     input_file_id: str
     endpoint: Endpoint
     completion_window: str = Field("24h", max_length=16)
     metadata: Metadata | None = None
 
 
-class LineFields(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class LineFields(BaseModel, extra="forbid"):
     custom_id: str = Field(max_length=512)
     method: Literal["POST"]
     url: str

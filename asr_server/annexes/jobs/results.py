@@ -36,18 +36,13 @@ _decoder: Final = msgspec.msgpack.Decoder(Report)
 
 
 class KnownResults:
-    """Take the chunks of one job.
-
-    Args:
-        reports: those kept, by chunk and part.
-        engine: what a report holds for: another model or version reads again.
-    """
+    """Take the chunks of one job. A report holds for one engine: another model or version reads again."""
 
     def __init__(
         self, dispatcher: Dispatcher, engine: str, reports: dict[tuple[int, int], bytes], keep: Keep
     ) -> None:
-        self._dispatcher, self._engine = dispatcher, engine.encode()
-        self._reports, self._keep = reports, keep
+        self._dispatcher, self._engine, self._keep = dispatcher, engine.encode(), keep
+        self._reports = reports  # those kept, by chunk and part
 
     def open(self, request_id: str) -> RequestHandle:
         return replace(self._dispatcher.open(request_id), dispatcher=self, is_background=True)

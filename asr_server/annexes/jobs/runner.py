@@ -17,7 +17,7 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
-from asr_server import __version__, metrics
+from asr_server import __version__, errors, metrics
 from asr_server.annexes.jobs.results import KnownResults
 from asr_server.annexes.jobs.rows import Content, Job, Result
 from asr_server.annexes.jobs.store import Store, storing
@@ -34,13 +34,6 @@ from asr_server.api.request import (
 from asr_server.api.state import AppState
 from asr_server.audio.decoder import TOO_MANY_FILES
 from asr_server.checkpoint.files import revision_of
-from asr_server.errors import (
-    RecordingLost,
-    ReportedError,
-    ServerEnded,
-    ServiceUnavailable,
-    StorageUnavailable,
-)
 from asr_server.telemetry import logging_for
 
 AT_ONCE: Final = 16  # as many as `asr-server transcribe` keeps under way
@@ -57,17 +50,13 @@ End = tuple[Content, dict[str, Any]]  # with the last values of its job
 
 
 class Runner:
-    """Args:
-    on_finished: called after a job's end is stored.
-    """
-
     def __init__(
         self, state: AppState, store: Store, changes: Changes, on_finished: Callable[[Job], None]
     ) -> None:
         self.live: dict[str, LiveJob] = {}
         self.store, self.changes = store, changes
         self._state = state
-        self._on_finished = on_finished
+        self._on_finished = on_finished  # called after a job's end is stored
         self._wake = asyncio.Event()
         self._places = asyncio.Semaphore(AT_ONCE)
 
@@ -81,7 +70,7 @@ class Runner:
                 self._wake.clear()
                 try:
                     await self._start_some()
-                except ServiceUnavailable:
+                except errors.ServiceUnavailable:
                     await asyncio.sleep(MIN_PAUSE_S)
                 else:
                     await self._wake.wait()
@@ -148,28 +137,30 @@ class Runner:
             content, values = await self._end_of(job, live)
             if not await self.store.run(_finish, job, content, values):
                 return True  # deleted or cancelled meanwhile
-        except ServiceUnavailable as error:  # no fault of the job
+        except errors.ServiceUnavailable as error:  # no fault of the job
             logger.warning("job %s waits: %s", job.id, error.message)
             return False
         stats.on_answered(ROUTE)
         logger.info("job %s: %s in %.3f s%s", job.id, values["status"], time.monotonic() - started_at, stats)
         job.status = values["status"]
         self._on_finished(job)
-        with suppress(StorageUnavailable):  # the next sweep tries again
+        with suppress(errors.StorageUnavailable):  # the next sweep tries again
             await self.store.collect(job.file)
         return True
 
     async def _end_of(self, job: Job, live: LiveJob) -> End:
         try:
             if job.num_starts >= MOST_STARTS:
-                raise ServerEnded(f"The server has ended {MOST_STARTS} times at the same place of this job.")
+                raise errors.ServerEnded(
+                    f"The server has ended {MOST_STARTS} times at the same place of this job."
+                )
             return await self._transcribe(job, live)
-        except ServiceUnavailable:
+        except errors.ServiceUnavailable:
             raise
         except Exception as error:
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-                raise StorageUnavailable(TOO_MANY_FILES) from error
-            if not isinstance(error, ReportedError):
+                raise errors.StorageUnavailable(TOO_MANY_FILES) from error
+            if not isinstance(error, errors.ReportedError):
                 logger.exception("job %s has failed", job.id)
             body = body_of(error)
             events = live.close(event(body, exclude_none=False))
@@ -225,7 +216,7 @@ class Runner:
         with storing():  # the folder may be gone, with all files
             is_there = job.file in os.listdir(self.store.files)
         if not is_there:
-            raise RecordingLost("The recording of this job is gone from the server's folder of jobs.")
+            raise errors.RecordingLost("The recording of this job is gone from the server's folder of jobs.")
         return self.store.path_of(job.file)
 
 

@@ -18,20 +18,7 @@ from typing import Any, Final
 from asr_server.annexes.model_sources.foreign import GGML, ForeignModel
 from asr_server.annexes.model_sources.names import published_heads, published_name
 from asr_server.annexes.model_sources.readers import read_ctranslate2, read_ggml, read_openai
-from asr_server.checkpoint.files import (
-    CANTONESE_VOCABULARY,
-    CTRANSLATE2,
-    ENGLISH_VOCABULARY,
-    LANGUAGE_TOKEN,
-    MULTILINGUAL_VOCABULARY,
-    STORED,
-    begins_with,
-    read_json,
-    read_optional_json,
-    read_small,
-    reading,
-    writable,
-)
+from asr_server.checkpoint import files
 from asr_server.checkpoint.sizes import FEATURES
 from asr_server.checkpoint.tensors import check_layout, read_stored, write_stored
 from asr_server.core import POSITIONS_PER_S
@@ -40,9 +27,9 @@ from asr_server.errors import CheckpointError
 _LAYOUT_VERSION: Final = 3  # of what is written here: another one makes the directories anew
 # The published model from which the tokenizer of each vocabulary is taken.
 _TOKENIZERS: Final = {
-    ENGLISH_VOCABULARY: "tiny.en",
-    MULTILINGUAL_VOCABULARY: "base",
-    CANTONESE_VOCABULARY: "base",  # with one language more
+    files.ENGLISH_VOCABULARY: "tiny.en",
+    files.MULTILINGUAL_VOCABULARY: "base",
+    files.CANTONESE_VOCABULARY: "base",  # with one language more
 }
 _FIRST_TIMESTAMP_LIMIT: Final = 50  # 1 s, in every published model and in openai-whisper
 _CANTONESE: Final = 50358  # that language's token; those from here on are one further there
@@ -58,22 +45,22 @@ def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
     Raises CheckpointError: unknown, damaged or quantized, or no tokenizer is found.
     """
     source = source.absolute()
-    path = source / CTRANSLATE2 if source.is_dir() else source
-    with reading(path):
+    path = source / files.CTRANSLATE2 if source.is_dir() else source
+    with files.reading(path):
         about = path.stat()
     small = [source / name for name in _SMALL_FILES]
-    digests = [hashlib.sha256(read_small(each)).hexdigest() if each.exists() else "" for each in small]
+    digests = [hashlib.sha256(files.read_small(each)).hexdigest() if each.exists() else "" for each in small]
     identity = f"{_LAYOUT_VERSION}|{path}|{about.st_size}|{about.st_mtime_ns}|{revision}|{digests}"
-    folder = writable("readings")
+    folder = files.writable("readings")
     target = folder / f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    if not (target / STORED).exists():
+    if not (target / files.STORED).exists():
         made = Path(tempfile.mkdtemp(dir=folder))
         try:
             model = read_foreign(source)
             write_layout(made, source, model, texts_for(source, model, find_texts))
             if model.names:  # its shapes are known here alone
                 shapes = {name: tensor.shape for name, tensor in model.tensors.items()}
-                check_layout(shapes, read_json(made / "config.json"), source)
+                check_layout(shapes, files.read_json(made / "config.json"), source)
             write_stored(made, model.weights_file(), source=str(source), revision=revision)
             os.chmod(made, 0o755)  # nosec B103 # others may read a model, as in a folder made by mkdir
             _put_in_place(made, target)
@@ -86,15 +73,15 @@ def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
 def read_foreign(source: Path) -> ForeignModel:
     """Read a CTranslate2 folder, a `.pt` or a ggml file. Raises CheckpointError."""
     if source.is_dir():
-        return read_ctranslate2(source / CTRANSLATE2)
-    return read_ggml(source) if begins_with(source, GGML) else read_openai(source)
+        return read_ctranslate2(source / files.CTRANSLATE2)
+    return read_ggml(source) if files.begins_with(source, GGML) else read_openai(source)
 
 
 def _put_in_place(made: Path, target: Path) -> None:
     try:
         made.rename(target)
     except OSError:
-        if not (target / STORED).exists():  # another process was sooner
+        if not (target / files.STORED).exists():  # another process was sooner
             raise
 
 
@@ -102,10 +89,11 @@ def write_layout(target: Path, source: Path, model: ForeignModel, texts: Path) -
     """Write all but the weights into `target`; `texts` has the tokenizer. Raises CheckpointError."""
     config = model.config()
     own = source if source.is_dir() else None
-    tokenizer, rules = read_json(texts / "tokenizer.json"), _rules(own or texts)
+    tokenizer, rules = files.read_json(texts / "tokenizer.json"), _rules(own or texts)
     if own is None:
         rules["alignment_heads"] = published_heads(config, published_name(source.stem))
-    if config["vocab_size"] == CANTONESE_VOCABULARY and _ids(tokenizer)["<|notimestamps|>"] == _CANTONESE + 5:
+    has_cantonese = config["vocab_size"] == files.CANTONESE_VOCABULARY
+    if has_cantonese and _ids(tokenizer)["<|notimestamps|>"] == _CANTONESE + 5:  # of a tokenizer without
         _add_cantonese(tokenizer, rules if own is None else {})
         _write_json(target / "tokenizer.json", tokenizer)
     else:  # megabytes, as they are
@@ -116,12 +104,13 @@ def write_layout(target: Path, source: Path, model: ForeignModel, texts: Path) -
         raise CheckpointError(
             f"{texts / 'tokenizer.json'} is no Whisper tokenizer: {error} is missing"
         ) from error
-    rules |= ids | {"is_multilingual": config["vocab_size"] > ENGLISH_VOCABULARY}
+    rules |= ids | {"is_multilingual": config["vocab_size"] > files.ENGLISH_VOCABULARY}
     if rules["is_multilingual"]:
         named = _ids(tokenizer)
-        rules["lang_to_id"] = {name: token for name, token in named.items() if LANGUAGE_TOKEN.fullmatch(name)}
+        is_language = files.LANGUAGE_TOKEN.fullmatch
+        rules["lang_to_id"] = {name: token for name, token in named.items() if is_language(name)}
         rules["task_to_id"] = {task: named[f"<|{task}|>"] for task in ("transcribe", "translate")}
-    preprocessor = read_optional_json(source / "preprocessor_config.json") if own else {}
+    preprocessor = files.read_optional_json(source / "preprocessor_config.json") if own else {}
     contents = {
         "config.json": config | {name: ids[name] for name in _IDS_OF_CONFIG},
         "generation_config.json": rules,
@@ -154,7 +143,7 @@ def texts_for(source: Path, model: ForeignModel, find_texts: FindTexts) -> Path:
 
 def _rules(directory: Path) -> dict[str, Any]:
     path = directory / "generation_config.json"
-    config = read_json(path if path.exists() else directory / "config.json")
+    config = files.read_json(path if path.exists() else directory / "config.json")
     return {
         "suppress_tokens": config.get("suppress_tokens", config.get("suppress_ids")) or [],
         "begin_suppress_tokens": config.get("begin_suppress_tokens", config.get("suppress_ids_begin")) or [],

@@ -8,16 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from asr_server.annexes.model_sources import names
 from asr_server.annexes.model_sources.adopt import adopt
 from asr_server.annexes.model_sources.fetch import fetch, fetched
 from asr_server.annexes.model_sources.foreign import check_foreign_file, explain_listing, is_ctranslate2
-from asr_server.annexes.model_sources.names import (
-    SHORT_NAMES,
-    Published,
-    base_model,
-    check_hub_name,
-    published,
-)
 from asr_server.checkpoint.files import INDEX, hub_cache, read_json, read_optional_json, reading, revision_of
 from asr_server.checkpoint.sizes import read_window
 from asr_server.checkpoint.tensors import check_weights
@@ -25,12 +19,8 @@ from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
 
 _OPTIONAL = (
-    "tokenizer.json",
-    "vocab.json",
-    "added_tokens.json",
-    "generation_config.json",
-    "preprocessor_config.json",
-    INDEX,
+    *("tokenizer.json", "vocab.json", "added_tokens.json"),
+    *("generation_config.json", "preprocessor_config.json", INDEX),
 )
 
 
@@ -56,7 +46,7 @@ def _check_tokenizer(directory: Path, config: dict[str, Any]) -> None:
     if not missing:
         return
     advice = "Take that of the model it was trained from"
-    if base := base_model(config):
+    if base := names.base_model(config):
         advice += f", perhaps: hf download openai/whisper-{base} tokenizer.json --local-dir {directory}"
     raise CheckpointError(
         f"{directory} has no tokenizer.json (nor, instead of it, {' and '.join(missing)}). {advice}"
@@ -68,7 +58,7 @@ def resolve_checkpoint(name: str) -> Path:
 
     Raises CheckpointError: there is none, it is of another kind, or a file is missing.
     """
-    return checkpoint_on_disk(name) or _usable(fetch(published(name)))
+    return checkpoint_on_disk(name) or _usable(fetch(names.published(name)))
 
 
 def checkpoint_on_disk(name: str) -> Path | None:
@@ -79,13 +69,13 @@ def checkpoint_on_disk(name: str) -> Path | None:
     if os.path.isfile(path):  # Path's own tests raise where a name is too long for the disk
         check_foreign_file(path)
         return _usable(path)
-    if os.path.isdir(path) and (name not in SHORT_NAMES or (path / "config.json").exists()):
+    if os.path.isdir(path) and (name not in names.SHORT_NAMES or (path / "config.json").exists()):
         return _usable(path)
-    check_hub_name(name)
-    return cached(published(name))
+    names.check_hub_name(name)
+    return cached(names.published(name))
 
 
-def cached(model: Published) -> Path | None:
+def cached(model: names.Published) -> Path | None:
     for directory in _copies(model):
         try:
             return _usable(directory)
@@ -96,10 +86,10 @@ def cached(model: Published) -> Path | None:
 
 def tokenizer_of(name: str) -> Path:
     """Return a directory with the checkpoint's tokenizer and rules of generation. Raises CheckpointError."""
-    return checkpoint_on_disk(name) or fetch(published(name), with_weights=False)
+    return checkpoint_on_disk(name) or fetch(names.published(name), with_weights=False)
 
 
-def _copies(model: Published) -> Iterator[Path]:
+def _copies(model: names.Published) -> Iterator[Path]:
     if found := fetched(model):
         yield found
     for repository in (model.repository, *model.cached):

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import uvicorn
 from fastapi import APIRouter, Request
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -48,9 +48,7 @@ async def metrics(request: Request) -> Response:
     """Return metrics for Prometheus."""
     state = get_state(request)
     usages = await asyncio.to_thread(usage_of_each, child_pids(state))
-    registry = CollectorRegistry()
-    registry.register(_StateCollector(state, usages))
-    text = generate_latest(counted.REGISTRY) + generate_latest(registry)
+    text = generate_latest(counted.REGISTRY) + generate_latest(_StateCollector(state, usages))
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 

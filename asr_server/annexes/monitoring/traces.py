@@ -3,13 +3,15 @@
 Spans are made when the request ends. Imported only where the standard variables name a collector.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, StatusCode, format_trace_id, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.datastructures import Headers
@@ -21,9 +23,6 @@ from asr_server.machine import in_daemon_thread
 from asr_server.metrics import RequestStats
 from asr_server.telemetry import current_request_id
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
-
 CLOSE_LIMIT_S: Final = 2.0
 SERVICE: Final = "asr-server"
 _UNNAMED: Final = "unknown_service"  # the SDK's own name for a service without one
@@ -32,27 +31,18 @@ _SERVER_ERROR: Final = 500
 
 
 class Traces:
-    def __init__(self, provider: TracerProvider) -> None:
-        self._provider = provider
-        self._tracer = provider.get_tracer("asr_server", __version__)
-        self._clock_ns = time.time_ns() - time.monotonic_ns()
-        self._spans: dict[RequestStats, Span] = {}
-        self._propagator = TraceContextTextMapPropagator()
+    """Sent as the variables OTEL_... say."""
 
-    @classmethod
-    def to_collector(cls) -> Traces:
-        """Send as the variables OTEL_... say. Raises ImportError without the extra `traces`."""
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
+    def __init__(self) -> None:
         resource = Resource.create({"service.version": __version__})
         if str(resource.attributes[SERVICE_NAME]).startswith(_UNNAMED):
             resource = resource.merge(Resource({SERVICE_NAME: SERVICE}))
-        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-        return cls(provider)
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._tracer = self._provider.get_tracer("asr_server", __version__)
+        self._clock_ns = time.time_ns() - time.monotonic_ns()
+        self._spans: dict[RequestStats, Span] = {}
+        self._propagator = TraceContextTextMapPropagator()
 
     def on_begun(self, scope: Scope, stats: RequestStats) -> None:
         if scope.get("method") in SAFE_METHODS:

@@ -22,12 +22,7 @@ import numpy as np
 
 from asr_server.annexes.offline.inputs import cut_name, reason_for, reason_of, require_file
 from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
-from asr_server.annexes.offline.outputs import (
-    OutputError,
-    ending_where_all_fail,
-    rendered,
-    write_whole,
-)
+from asr_server.annexes.offline.outputs import OutputError, ending_where_all_fail, rendered, write_whole
 from asr_server.annexes.offline.progress import ProgressBars
 from asr_server.core import Transcript
 from asr_server.errors import EngineUnavailable

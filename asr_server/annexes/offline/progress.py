@@ -89,11 +89,6 @@ class Summary:
         return self.stop_status or (SOME_FAILED if self.failures else SUCCESS)
 
     def show(self, quiet: bool) -> None:
-        self.show_troubles()
-        if not quiet and (self.num_inputs > 1 or self.num_skipped or self.exit_status):
-            say(self.numbers())
-
-    def show_troubles(self) -> None:
         for name in self.cut_short:
             say(f"warning: {name}: damaged or cut short; what could be read is transcribed")
         for unheard in self.unheard:
@@ -102,6 +97,8 @@ class Summary:
             say(f"failed: {failure.name}: {failure.reason}")
         if self.stop_reason:
             say(f"stopped: {self.stop_reason}")
+        if not quiet and (self.num_inputs > 1 or self.num_skipped or self.exit_status):
+            say(self.numbers())
 
     def numbers(self) -> str:
         num_left = self.num_inputs - self.num_transcribed - self.num_skipped - len(self.failures)

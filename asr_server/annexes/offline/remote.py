@@ -21,15 +21,9 @@ import msgspec
 from pydantic import ValidationError
 
 from asr_server import errors
+from asr_server.annexes.offline import refusals
 from asr_server.annexes.offline.local import OnProgress, TranscribeJob
 from asr_server.annexes.offline.progress import say
-from asr_server.annexes.offline.refusals import (
-    TryAgain,
-    lost_connection,
-    refusal_by,
-    refusal_in_stream,
-    with_retries,
-)
 from asr_server.audio.recording import Source, open_source
 from asr_server.config import in_mebibytes
 from asr_server.core import POSITIONS_PER_S, Segment, Task, Transcript, Word
@@ -158,13 +152,13 @@ class RemoteTranscriber:
         """Raises EngineUnavailable, InvalidValue: no such server, or a refused key."""
         async with self._client:
             try:
-                model = await with_retries(self._first_model, self._report_wait)
+                model = await refusals.with_retries(self._first_model, self._report_wait)
             except errors.RequestError as error:
                 raise InvalidValue(error.message) from None
             except ChunkFailed as error:
                 raise EngineUnavailable(str(error)) from None
             except httpx2.TransportError as error:
-                raise lost_connection(error) from None
+                raise refusals.lost_connection(error) from None
             self.model = self.model or model
             if self._background:
                 await self._retried(self._find_jobs)
@@ -175,7 +169,7 @@ class RemoteTranscriber:
         if response.next_request is not None:
             response = await self._redirected(response)
         if response.status_code != HTTPStatus.OK:
-            raise refusal_by(response, response.content)
+            raise refusals.refusal_by(response, response.content)
         try:
             model = response.json()["data"][0]
             self._max_upload_bytes = float(model.get("max_upload_bytes", math.inf))
@@ -212,7 +206,7 @@ class RemoteTranscriber:
             return await self._retried(self._transcribe_once, source, on_progress)
 
     async def _retried(self, attempt: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        return await with_retries(partial(attempt, *arguments), self._report_wait)
+        return await refusals.with_retries(partial(attempt, *arguments), self._report_wait)
 
     async def _transcribe_once(self, source: Source, on_progress: OnProgress) -> Transcript:
         async with self._sent(source, self._fields) as response:
@@ -234,7 +228,7 @@ class RemoteTranscriber:
         try:
             async with self._client.stream(method, path, **request) as response:
                 if response.status_code != HTTPStatus.OK:
-                    raise refusal_by(response, await response.aread())
+                    raise refusals.refusal_by(response, await response.aread())
                 yield response
         except (httpx2.SSEError, ValueError, LookupError, TypeError) as error:
             url = self._client.base_url.join(path)
@@ -242,7 +236,7 @@ class RemoteTranscriber:
         except httpx2.ReadTimeout:
             raise ChunkFailed(f"the server has sent nothing for {SILENCE_LIMIT_S:.0f} s") from None
         except httpx2.TransportError as error:
-            raise TryAgain(lost_connection(error)) from error
+            raise refusals.TryAgain(refusals.lost_connection(error)) from error
 
     # -- As a job, which goes on without this command --
 
@@ -301,7 +295,7 @@ async def _last_event(response: httpx2.Response, on_progress: OnProgress) -> Tex
     async for event in httpx2.EventSource(response, MAX_EVENT_BYTES):
         body: Any = event.json()
         if "error" in body:
-            raise refusal_in_stream(body["error"])
+            raise refusals.refusal_in_stream(body["error"])
         if body["type"] == "transcript.text.done":
             try:
                 return TextDone.model_validate(body)
@@ -310,7 +304,7 @@ async def _last_event(response: httpx2.Response, on_progress: OnProgress) -> Tex
                     f"{error.error_count()} fields of its last event are not as expected"
                 ) from None
         on_progress(body["usage"]["input_tokens"] / POSITIONS_PER_S, None)
-    raise TryAgain(EngineUnavailable(f"{response.url}: the answer ended too early"))
+    raise refusals.TryAgain(EngineUnavailable(f"{response.url}: the answer ended too early"))
 
 
 def _form_fields(job: TranscribeJob) -> dict[str, Any]:

@@ -123,18 +123,6 @@ INTERRUPTED: Final = 128 + signal.SIGINT
 TERMINATED: Final = 128 + signal.SIGTERM
 
 
-@contextlib.contextmanager
-def cancelled_by_sigterm() -> Iterator[None]:
-    """Cancel this task at TERM. A handler that outlived the loop would write a traceback at each signal."""
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    assert task is not None
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
-
-
 def transcribe_files(make_transcriber: Callable[[TranscribeJob], FileTranscriber], job: TranscribeJob) -> int:
     """Transcribe the job's recordings; return the exit status. Raises OutputError, InvalidValue."""
     if job.output_dir is not None:
@@ -196,9 +184,15 @@ def run_to_the_end(run: Callable[[], None]) -> tuple[str, int]:
 
 
 async def _run(transcriber: FileTranscriber, work: Callable[[], Awaitable[None]]) -> None:
-    with cancelled_by_sigterm():
+    """Cancel the work at TERM."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
         async with transcriber.running():
             await work()
+    finally:  # a handler that outlived the loop would write a traceback at each signal
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 _LINES_AT_ONCE: Final = 256  # read and looked up on the disk in one go

@@ -212,7 +212,7 @@ class ReplicaActor:
         spec = ReplicaSpec.from_line(spec_line)
         server = TcpEngineServer(spec.address, on_lost=lambda: os._exit(1))
         settings, name = spec.settings, f"replica {spec.index}"
-        configure_logging(settings.log_level, settings.log_format, name, server.log_handler())
+        configure_logging(settings.log_level, settings.log_format, name, server.log_handler)
         logger.info("starts on %s as process %d", _HOST, os.getpid())
         run(server, lambda: _create_engine_from_here(spec))
 

@@ -124,7 +124,7 @@ class TcpEngineServer(ZmqEngineServer):
     def __init__(self, address: Address, on_lost: Callable[[], None]) -> None:
         self._monitors: list[zmq.Socket[bytes]] = []
         self._closing = False
-        self._log_handler: LogHandler | None = None
+        self.log_handler = LogHandler(self)
         super().__init__(address)
         self._watch = threading.Thread(
             target=self._call_when_lost, args=(on_lost,), name="connection-watch", daemon=True
@@ -144,10 +144,6 @@ class TcpEngineServer(ZmqEngineServer):
         monitor.connect(_start_monitor(socket, _LOST))
         self._monitors.append(monitor)
 
-    def log_handler(self) -> logging.Handler:
-        self._log_handler = LogHandler(self)
-        return self._log_handler
-
     def _call_when_lost(self, on_lost: Callable[[], None]) -> None:
         poller = zmq.Poller()
         for monitor in self._monitors:
@@ -163,8 +159,7 @@ class TcpEngineServer(ZmqEngineServer):
 
     def close(self) -> None:
         self._closing = True
-        if self._log_handler is not None:
-            logging.root.removeHandler(self._log_handler)
+        logging.root.removeHandler(self.log_handler)
         super().close()
         self._watch.join()
 

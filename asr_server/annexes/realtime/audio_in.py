@@ -33,17 +33,13 @@ _SCALE: Final = np.float32(1 / 2**15)
 
 
 class AudioInput:
-    """Convert bytes as they come; appends may split a sample.
-
-    Args:
-        rate: samples a second; None: the format's.
-    """
+    """Convert bytes as they come, at the format's rate if none is given; appends may split a sample."""
 
     def __init__(self, format: AudioFormat, rate: int | None = None) -> None:
         self._format = format
-        self._rate = rate or (24_000 if isinstance(format, PcmFormat) else 8_000)
+        self._rate = rate or (24_000 if isinstance(format, PcmFormat) else 8_000)  # samples a second
         self._rest = b""  # half a sample
-        self._resampler = self._new_resampler()
+        self._resampler = Mono16k(self._rate, num_channels=1)
 
     def push(self, data: bytes) -> Samples:
         samples = self._decode(data)
@@ -53,11 +49,8 @@ class AudioInput:
         """Return the samples in the filter. The next `push` begins with a whole sample."""
         self._rest = b""
         samples = self._resampler.finish()
-        self._resampler = self._new_resampler()
+        self._resampler = Mono16k(self._rate, num_channels=1)
         return samples
-
-    def _new_resampler(self) -> Mono16k:
-        return Mono16k(self._rate, 1)
 
     def _decode(self, data: bytes) -> Samples:
         if not isinstance(self._format, PcmFormat):

@@ -8,23 +8,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from asr_server.annexes.realtime.client_events import (
-    AudioFormat,
-    Include,
-    PcmFormat,
-    SessionFields,
-    TranscriptionUpdate,
-    VadUpdate,
-)
-from asr_server.annexes.realtime.server_events import (
-    DEFAULT_VAD,
-    SEMANTIC_VAD,
-    Session,
-    SessionAudio,
-    SessionInput,
-    SessionTranscription,
-    SessionVad,
-)
+from asr_server.annexes.realtime import client_events as client
+from asr_server.annexes.realtime import server_events as out
 from asr_server.api.models import Models
 from asr_server.api.schemas import check_keyword
 from asr_server.api.state import Caller, Keys
@@ -33,11 +18,11 @@ from asr_server.errors import InvalidApiKey, InvalidValue
 
 
 class SessionConfig(msgspec.Struct, frozen=True):
-    transcription: SessionTranscription
-    format: AudioFormat = PcmFormat()
-    vad: SessionVad | None = DEFAULT_VAD
+    transcription: out.SessionTranscription
+    format: client.AudioFormat = client.PcmFormat()
+    vad: out.SessionVad | None = out.DEFAULT_VAD
     has_chosen_vad: bool = False  # else the model's name decides
-    include: tuple[Include, ...] = ()
+    include: tuple[client.Include, ...] = ()
     # What OpenAI's clients cannot ask for.
     sample_rate: int | None = None  # None: the format's
     diarize: bool = False
@@ -63,15 +48,15 @@ DELAY_FACTORS: Final = {"minimal": 0.4, "low": 0.7, "": 1.0, "medium": 1.0, "hig
 
 
 def default_config(model: str) -> SessionConfig:
-    vad = None if model in COMMITTED_BY_CLIENT else DEFAULT_VAD
-    return SessionConfig(SessionTranscription(model), vad=vad)
+    vad = None if model in COMMITTED_BY_CLIENT else out.DEFAULT_VAD
+    return SessionConfig(out.SessionTranscription(model), vad=vad)
 
 
 def interim_interval_s(config: SessionConfig, interval_s: float) -> float:
     return interval_s * DELAY_FACTORS[config.transcription.delay] if config.reads_interim else 0.0
 
 
-def update_config(config: SessionConfig, fields: SessionFields, models: Models) -> SessionConfig:
+def update_config(config: SessionConfig, fields: client.SessionFields, models: Models) -> SessionConfig:
     """Return the settings with the given fields changed. Raises InvalidValue, ModelNotFound."""
     changed: dict[str, Any] = {}
     if not isinstance(fields.include, UnsetType):
@@ -79,7 +64,7 @@ def update_config(config: SessionConfig, fields: SessionFields, models: Models) 
     given = UNSET if isinstance(fields.audio, UnsetType) else fields.audio.input
     if not isinstance(given, UnsetType):
         if not isinstance(given.format, UnsetType):
-            changed["format"] = given.format or PcmFormat()
+            changed["format"] = given.format or client.PcmFormat()
         if not isinstance(given.transcription, UnsetType):
             changed["transcription"] = _update_transcription(config, given.transcription, models)
         if not isinstance(given.turn_detection, UnsetType):
@@ -100,9 +85,9 @@ def _with_vad_of_model(config: SessionConfig) -> SessionConfig:
 
 
 def _update_transcription(
-    config: SessionConfig, update: TranscriptionUpdate | None, models: Models
-) -> SessionTranscription:
-    default = SessionTranscription(models.default.name)
+    config: SessionConfig, update: client.TranscriptionUpdate | None, models: Models
+) -> out.SessionTranscription:
+    default = out.SessionTranscription(models.default.name)
     if update is None:
         return default
     changed = _given(update, default)
@@ -115,11 +100,11 @@ def _update_transcription(
     return msgspec.structs.replace(config.transcription, **changed)
 
 
-def _update_vad(vad: SessionVad | None, update: VadUpdate | None) -> SessionVad | None:
+def _update_vad(vad: out.SessionVad | None, update: client.VadUpdate | None) -> out.SessionVad | None:
     if update is None:
         return None
-    kind = update.type if update.type is not UNSET else (vad or DEFAULT_VAD).type
-    default = SEMANTIC_VAD if kind == "semantic_vad" else DEFAULT_VAD
+    kind = update.type if update.type is not UNSET else (vad or out.DEFAULT_VAD).type
+    default = out.SEMANTIC_VAD if kind == "semantic_vad" else out.DEFAULT_VAD
     changed = _given(update, default)
     if "eagerness" in changed:
         eagerness = changed["eagerness"]
@@ -158,26 +143,22 @@ def decoding_options(session: SessionConfig, models: Models) -> DecodingOptions:
     )
 
 
-def describe(config: SessionConfig, session_id: str, expires_at: int) -> Session:
-    return Session(
+def describe(config: SessionConfig, session_id: str, expires_at: int) -> out.Session:
+    return out.Session(
         id=session_id,
         object="realtime.transcription_session",
         type="transcription",
         expires_at=expires_at,
         include=config.include or None,
-        audio=SessionAudio(SessionInput(config.format, None, config.transcription, config.vad)),
+        audio=out.SessionAudio(out.SessionInput(config.format, None, config.transcription, config.vad)),
     )
 
 
-def describe_for_beta_clients(config: SessionConfig, session_id: str, expires_at: int) -> dict[str, Any]:
+def described_for_beta_clients(session: out.Session) -> dict[str, Any]:
     formats = {"audio/pcm": "pcm16", "audio/pcmu": "g711_ulaw", "audio/pcma": "g711_alaw"}
-    today = msgspec.to_builtins(describe(config, session_id, expires_at))
+    today = msgspec.to_builtins(session)
     given = today["audio"]["input"]
-    return {
-        "id": session_id,
-        "object": today["object"],
-        "expires_at": expires_at,
-        "include": today["include"],
+    return {name: today[name] for name in ("id", "object", "expires_at", "include")} | {
         "input_audio_format": formats[given["format"]["type"]],
         "input_audio_noise_reduction": None,
         "input_audio_transcription": given["transcription"],

@@ -272,10 +272,8 @@ class TurnReader:
             self.report(self._read_whole(deltas, segments))
 
     async def _labelled(self, deltas: list[TranscriptDelta]) -> tuple[SpeakerSegment, ...]:
-        if not self.speakers:
-            return ()
         segments = [segment for delta in deltas for segment in delta.segments]
-        if not segments:
+        if not self.speakers or not segments:
             return ()
         bytes_of = self.model.transcriber.tokenizer.decode_bytes
         return tuple(

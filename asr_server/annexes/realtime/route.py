@@ -31,9 +31,8 @@ from asr_server.errors import InvalidValue, ShuttingDown
 KEY_PROTOCOL: Final = "openai-insecure-api-key."
 PROTOCOL: Final = "realtime"
 MAX_BODY_BYTES: Final = 256 * 1024
-MAX_SECRET_LETTERS: Final = (
-    8000  # a line of a handshake's head has 8192 bytes, with its name and `KEY_PROTOCOL`
-)
+# A line of a handshake's head has 8192 bytes, with its name and `KEY_PROTOCOL`.
+MAX_SECRET_LETTERS: Final = 8000
 
 # OpenAI describes these; /openapi.json cannot describe a WebSocket.
 router = APIRouter(prefix="/v1/realtime", include_in_schema=False)

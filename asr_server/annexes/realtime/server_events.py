@@ -1,6 +1,6 @@
 """Server events, as OpenAI's realtime API names them, and the bodies of client secrets. Types only."""
 
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -86,8 +86,15 @@ class Session(msgspec.Struct, frozen=True):
 
 
 class ServerEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    is_last: ClassVar[bool] = False  # of its item
     event_id: str = ""
+
+
+class _OfItem(ServerEvent, frozen=True, kw_only=True):
+    item_id: str
+
+
+class _OfContent(_OfItem, frozen=True, kw_only=True):
+    content_index: int = 0
 
 
 class SessionCreated(ServerEvent, frozen=True, kw_only=True, tag="session.created"):
@@ -102,24 +109,20 @@ class OldSessionUpdated(ServerEvent, frozen=True, kw_only=True, tag="transcripti
     session: dict[str, Any]
 
 
-class SpeechStarted(ServerEvent, frozen=True, kw_only=True, tag="input_audio_buffer.speech_started"):
-    item_id: str
+class SpeechStarted(_OfItem, frozen=True, kw_only=True, tag="input_audio_buffer.speech_started"):
     audio_start_ms: int
 
 
-class SpeechStopped(ServerEvent, frozen=True, kw_only=True, tag="input_audio_buffer.speech_stopped"):
-    item_id: str
+class SpeechStopped(_OfItem, frozen=True, kw_only=True, tag="input_audio_buffer.speech_stopped"):
     audio_end_ms: int
 
 
-class TimeoutTriggered(ServerEvent, frozen=True, kw_only=True, tag="input_audio_buffer.timeout_triggered"):
-    item_id: str
+class TimeoutTriggered(_OfItem, frozen=True, kw_only=True, tag="input_audio_buffer.timeout_triggered"):
     audio_start_ms: int
     audio_end_ms: int
 
 
-class Committed(ServerEvent, frozen=True, kw_only=True, tag="input_audio_buffer.committed"):
-    item_id: str
+class Committed(_OfItem, frozen=True, kw_only=True, tag="input_audio_buffer.committed"):
     previous_item_id: str | None
 
 
@@ -137,9 +140,7 @@ class ItemDone(ServerEvent, frozen=True, kw_only=True, tag="conversation.item.do
     previous_item_id: str | None
 
 
-class Delta(ServerEvent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.delta"):
-    item_id: str
-    content_index: int = 0
+class Delta(_OfContent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.delta"):
     delta: str
     logprobs: tuple[TokenLogprob, ...] | UnsetType = UNSET
 
@@ -154,12 +155,10 @@ class LiveWord(msgspec.Struct, frozen=True):
 
 
 class Interim(
-    ServerEvent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.interim"
+    _OfContent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.interim"
 ):
     """A reading of the audio behind the item's final chunks, for sessions that include it; not OpenAI's."""
 
-    item_id: str
-    content_index: int = 0
     text: str
     tail: str  # of the text, behind the deltas: it may change
     words: tuple[LiveWord, ...]
@@ -168,12 +167,10 @@ class Interim(
 
 
 class SpokenSegment(
-    ServerEvent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.segment"
+    _OfContent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.segment"
 ):
     """Times are seconds from the session's start, like those of `speech_started`."""
 
-    item_id: str
-    content_index: int = 0
     id: str
     speaker: str
     start: float
@@ -182,23 +179,15 @@ class SpokenSegment(
 
 
 class Completed(
-    ServerEvent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.completed"
+    _OfContent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.completed"
 ):
-    is_last: ClassVar[bool] = True
-    item_id: str
-    content_index: int = 0
     transcript: str
     usage: DurationUsage
     languages: tuple[LanguageCode, ...] | UnsetType = UNSET
     logprobs: tuple[TokenLogprob, ...] | UnsetType = UNSET
 
 
-class Failed(
-    ServerEvent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.failed"
-):
-    is_last: ClassVar[bool] = True
-    item_id: str
-    content_index: int = 0
+class Failed(_OfContent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.failed"):
     error: ItemError
 
 

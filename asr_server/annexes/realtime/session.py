@@ -71,12 +71,14 @@ class Dialect(Protocol):
 
     def hear(self, position_s: float) -> Sequence[str]:
         """Return messages that are due after so much audio."""
+        return ()
 
     def close(self, position_s: float) -> Sequence[str]:
         """Return the last messages."""
+        return ()
 
 
-class OpenAIDialect:
+class OpenAIDialect(Dialect):
     def __init__(self, tag: str) -> None:
         self._tag, self._num_events = tag, 0
 
@@ -87,12 +89,6 @@ class OpenAIDialect:
         self._num_events += 1
         event = msgspec.structs.replace(event, event_id=f"event_{self._tag}{self._num_events:06d}")
         return (msgspec.json.encode(event).decode(),)
-
-    def hear(self, position_s: float) -> Sequence[str]:
-        return ()
-
-    def close(self, position_s: float) -> Sequence[str]:
-        return ()
 
 
 class RealtimeSession:
@@ -136,9 +132,7 @@ class RealtimeSession:
                     for reader in self._readers.values():
                         reader.cancel()
         except BaseExceptionGroup as errors:
-            if not isinstance(
-                first_error(errors), _Gone
-            ):  # a name for it would be a cycle with its traceback
+            if not isinstance(first_error(errors), _Gone):  # a name would be a cycle with its traceback
                 raise first_error(errors) from None
 
     async def _receive(self) -> None:
@@ -209,10 +203,8 @@ class RealtimeSession:
                     await self._send(out.SessionUpdated(session=self._described()))
             case client.OldSessionUpdate():
                 if await self._update(event.session.renamed(), event.event_id):
-                    described = session_config.describe_for_beta_clients(
-                        self._config, self.id, self._expires_at
-                    )
-                    await self._send(out.OldSessionUpdated(session=described))
+                    session = session_config.described_for_beta_clients(self._described())
+                    await self._send(out.OldSessionUpdated(session=session))
 
     async def _write_audio(self, samples: Samples) -> None:
         metrics.audio_received_seconds.inc(len(samples) / SAMPLE_RATE)
@@ -321,8 +313,8 @@ class RealtimeSession:
         )
 
     async def _send(self, event: out.ServerEvent) -> None:
-        if event.is_last:
-            self._readers.pop(event.item_id)  # type: ignore[attr-defined]
+        if isinstance(event, out.Completed | out.Failed):
+            self._readers.pop(event.item_id)
             self._app.realtime.num_turns += 1
         if isinstance(event, out.Completed):
             languages = event.languages or ()

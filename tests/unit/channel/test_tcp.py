@@ -240,7 +240,7 @@ async def test_keys_are_fresh_and_stay_out_of_what_is_logged(client: TcpEngineCl
 async def test_log_lines_reach_the_server_cut_and_end_with_the_replica(client: TcpEngineClient) -> None:
     server = TcpEngineServer(client.address, on_lost=Lost())
     await connected(client, server)
-    handler = server.log_handler()
+    handler = server.log_handler
     logging.root.addHandler(handler)
     logging.getLogger("replica").warning("it is warm")
     logging.getLogger("replica").warning("x" * 30_000)

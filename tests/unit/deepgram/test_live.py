@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from asr_server.annexes.deepgram.live import ListenDialect
-from asr_server.annexes.deepgram.query import LiveQuery
+from asr_server.annexes.deepgram.shapes import LiveQuery
 from asr_server.annexes.realtime import server_events as out
 from asr_server.api.models import ServedModel
 

@@ -1,14 +1,19 @@
-"""The query of `/v1/listen`, as fields of this server's."""
+"""Deepgram's shapes: the query of `/v1/listen` as fields of this server's, and its answers."""
 
-from collections.abc import Sequence
-from typing import Annotated, Final, Literal, TypeVar
+import unicodedata
+import uuid
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from statistics import fmean
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
+from asr_server import __version__
 from asr_server.annexes.realtime.client_events import AlawFormat, AudioFormat, PcmFormat, UlawFormat
 from asr_server.annexes.realtime.config import SessionConfig
 from asr_server.annexes.realtime.server_events import SessionTranscription, SessionVad
-from asr_server.api.models import Models
+from asr_server.api.models import Models, ServedModel
 from asr_server.api.request import read_fields
 from asr_server.api.schemas import check_keyword
 from asr_server.errors import InvalidValue, ModelNotFound
@@ -24,16 +29,9 @@ WITHOUT_EFFECT: Final = frozenset(
 # Refused where they are asked for: whoever asks counts on them.
 NOT_OFFERED: Final = frozenset(
     (
-        *(
-            "alternatives",
-            "callback",
-            "callback_method",
-            "custom_intent",
-            "custom_intent_mode",
-            "custom_topic",
-        ),
-        *("custom_topic_mode", "detect_entities", "intents", "profanity_filter", "redact", "replace"),
-        *("search", "sentiment", "summarize", "topics", "translate"),
+        *("alternatives", "callback", "callback_method", "custom_intent", "custom_intent_mode"),
+        *("custom_topic", "custom_topic_mode", "detect_entities", "intents", "profanity_filter", "redact"),
+        *("replace", "search", "sentiment", "summarize", "topics", "translate"),
     )
 )
 OFF: Final = ("", "false", "False", "0")
@@ -55,9 +53,7 @@ def _endpoint_ms(value: object) -> object:
     return {"true": DEFAULT_ENDPOINT_MS, "false": None, "0": None}.get(str(value).lower(), value)
 
 
-class Query(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class Query(BaseModel, extra="forbid"):
     model: str = ""
     language: str = ""
     diarize: bool = False
@@ -178,3 +174,62 @@ def session_config(query: LiveQuery, terms: Sequence[str], models: Models) -> Se
         diarize=query.is_diarized,
         reads_interim=query.interim_results,
     )
+
+
+# -- Answers -------------------------------------------------------------------------------------------------
+
+Json = dict[str, Any]
+
+
+class Spoken(NamedTuple):
+    """A word; times are seconds from the start of the audio."""
+
+    text: str
+    start_s: float
+    end_s: float
+    confidence: float
+    speaker: int | None = None
+
+
+def word_of(spoken: Spoken) -> Json:
+    """Return it as written and as spoken: small, without the signs around it."""
+    letters = spoken.text.casefold()
+    first = next((at for at, letter in enumerate(letters) if _is_spoken(letter)), 0)
+    last = next((at for at in range(len(letters), 0, -1) if _is_spoken(letters[at - 1])), len(letters))
+    times = {"start": round(spoken.start_s, 3), "end": round(spoken.end_s, 3)}
+    word = {"word": letters[first:last], **times, "confidence": spoken.confidence}
+    if spoken.speaker is not None:
+        word["speaker"] = spoken.speaker
+    return word | {"punctuated_word": spoken.text}
+
+
+def _is_spoken(letter: str) -> bool:
+    return not unicodedata.category(letter).startswith("P")
+
+
+def alternative(text: str, words: Sequence[Spoken]) -> Json:
+    return {"transcript": text.strip(), "confidence": confidence_of(words), "words": [*map(word_of, words)]}
+
+
+def confidence_of(words: Iterable[Spoken]) -> float:
+    return round(fmean([word.confidence for word in words] or [0.0]), 4)
+
+
+def model_facts(model: ServedModel) -> tuple[str, Json]:
+    """Return the model's identifier, and what Deepgram tells of a model."""
+    facts = {"name": model.name, "version": __version__, "arch": "whisper"}
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, model.name)), facts
+
+
+def metadata(model: ServedModel, request_id: str, sha256: str, duration_s: float, channels: int) -> Json:
+    model_uuid, facts = model_facts(model)
+    return {
+        "transaction_key": "deprecated",
+        "request_id": request_id,
+        "sha256": sha256,
+        "created": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "duration": round(duration_s, 3),
+        "channels": channels,
+        "models": [model_uuid],
+        "model_info": {model_uuid: facts},
+    }
