@@ -41,6 +41,9 @@ function spread({ start, end }, body, segment) {
   return words.map((word, i) => ({ gap: i ? " " : "", tail: "", segment, word: null, ...word }));
 }
 
+/** Without what is deleted, and the space before it. */
+export const textOf = (pieces) => pieces.map(({ gap, text, tail }) => (text ? gap + text : "") + tail).join("").trim();
+
 /** Texts that share a time by their letters: {text, start, end} each. */
 export function shared(texts, start, end) {
   const total = texts.join("").length || 1;
@@ -80,9 +83,9 @@ export function sentenceOf(pieces, index) {
 /** The same with their text, and the time at which each begins. */
 export function writtenParagraphs(answer) {
   const pieces = piecesOf(answer);
-  const textOf = (from, to) => pieces.slice(from, to).map(({ gap, text, tail }) => (text ? gap + text : "") + tail).join("").trim();
   const all = paragraphsOf(pieces);
-  return all.map((one, i) => ({ ...one, at: clock(pieces[one.first].start), text: textOf(one.first, all[i + 1]?.first) }));
+  const textAt = (i) => textOf(pieces.slice(all[i].first, all[i + 1]?.first));
+  return all.map((one, i) => ({ ...one, at: clock(pieces[one.first].start), text: textAt(i) }));
 }
 
 function begins(pieces, i, first) {

@@ -4,8 +4,6 @@ import { attempt, inSlices, newId } from "./dom.js";
 
 const KEY = "asr-server-key";
 const BROWSER = "asr-server-browser";
-const BUSY = new Set([429, 503]);
-const AWAY = new Set([0, 502, 503, 504]);
 const FAILED = 500; // of a job: to look again is of no use
 const BROKEN = "The connection broke. Is the server still running?";
 const CHANGED = "The file was changed or moved after it was chosen. Choose it again.";
@@ -21,31 +19,18 @@ export function keepApiKey(taken) {
 }
 
 export class ApiError extends Error {
-  constructor(message, { status = 0, code = null, retryAfter = 0 } = {}) {
+  constructor(message, { status = 0, retryAfter = 0 } = {}) {
     super(message);
-    Object.assign(this, { status, code, retryAfter });
-  }
-
-  get isBusy() {
-    return BUSY.has(this.status);
-  }
-
-  /** Perhaps: whether it is, /ready says. */
-  get mayBeAway() {
-    return AWAY.has(this.status);
+    Object.assign(this, { status, retryAfter });
   }
 }
 
 function errorOf(body, status, retryAfter = 0) {
-  try {
-    const { message, code } = JSON.parse(body).error;
-    return new ApiError(message, { status, code, retryAfter });
-  } catch {
-    return new ApiError(`The server answered with status ${status}.`, { status, retryAfter });
-  }
+  const message = attempt(() => JSON.parse(body).error.message) ?? `The server answered with status ${status}.`;
+  return new ApiError(message, { status, retryAfter });
 }
 
-export const headers = (own = key) => (own ? { Authorization: `Bearer ${own}` } : {});
+const headers = (own = key) => (own ? { Authorization: `Bearer ${own}` } : {});
 
 /** The models served; throws ApiError with status 401 when a key, or another one, is needed. */
 export async function models(own = key) {
@@ -64,23 +49,13 @@ export async function clientSecret() {
   return (await reply.json()).value;
 }
 
-/** Whether an engine takes work; the server's reason where it does not. */
-export async function readiness() {
-  try {
-    await request("ready", { signal: AbortSignal.timeout(READY_MS) });
-    return { isReady: true, reason: "" };
-  } catch (error) {
-    return { isReady: false, reason: error.message };
-  }
-}
+/** Why no engine takes work; empty where one does. */
+export const whyUnready = () => request("ready", { signal: AbortSignal.timeout(READY_MS) }).then(() => "", ({ message }) => message);
 
 export async function request(path, options = {}) {
-  let reply;
-  try {
-    reply = await fetch(path, { cache: "no-store", ...options });
-  } catch {
+  const reply = await fetch(path, { cache: "no-store", headers: headers(), ...options }).catch(() => {
     throw new ApiError("The server cannot be reached. Is it still running?");
-  }
+  });
   if (!reply.ok) throw errorOf(await reply.text(), reply.status);
   return reply;
 }
@@ -96,15 +71,16 @@ function browserId() {
 
 /** Those of pages with this key, or without one of this browser; the newest first. */
 export async function jobs() {
-  const reply = await request("v1/audio/transcriptions?limit=100", { headers: headers() });
+  const reply = await request("v1/audio/transcriptions?limit=100");
   const { data } = await reply.json();
   return data.filter(({ metadata }) => metadata.recording && (key || metadata.browser === browserId()));
 }
 
-export const deleteJob = (id) => request(`v1/audio/transcriptions/${id}`, { method: "DELETE", headers: headers() }).catch(() => {});
+export const deleteJob = (id) => request(`v1/audio/transcriptions/${id}`, { method: "DELETE" }).catch(() => {});
 
 /** As `transcribe` does with a file that is sent; a job's events begin with its first text. */
 export function follow(id, on, signal) {
+  on.upload(1);
   const call = new XMLHttpRequest();
   call.open("GET", `v1/audio/transcriptions/${id}/events`);
   return answerOf(call, null, null, on, signal);

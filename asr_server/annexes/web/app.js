@@ -1,13 +1,13 @@
 // Puts the page together: views, the queue of files, the microphone, the key.
 
-import { jobs, request, transcribe } from "./api.js";
+import { jobs, request } from "./api.js";
 import { Cards } from "./cards.js";
 import { $, count, h, show } from "./dom.js";
 import { listenToKeys } from "./keys.js";
 import { Live } from "./live.js";
 import { chosenOptions, offerModels, offerOptions, offerOwn } from "./options.js";
 import { Scheduler } from "./scheduler.js";
-import { startWatching, stopWatching } from "./server-view.js";
+import { watch } from "./server-view.js";
 import { Serving } from "./serving.js";
 
 const TITLE = document.title;
@@ -15,16 +15,7 @@ const TITLE = document.title;
 offerOwn();
 const serving = new Serving();
 const scheduler = new Scheduler(serving);
-const cards = new Cards({
-  again: (recording) => enqueue([recording]),
-  forget: (recordings) => scheduler.forget(recordings),
-  translate(file, onText, signal) {
-    const options = { model: serving.find(chosenOptions().model).id, task: "translate" };
-    const answer = transcribe(file, options, { upload() {}, delta: onText }, signal);
-    answer.catch(askForKey);
-    return answer;
-  },
-});
+const cards = new Cards(scheduler);
 
 // -- The model, and the key --
 
@@ -43,30 +34,20 @@ function showServing() {
   } else $("model").textContent = state === "locked" ? "This server is locked." : reason;
 }
 
-/** Of a key that was taken before: it may have expired. */
-function askForKey({ status }) {
-  if (status === 401) serving.lock();
-}
-
 $("key-form").onsubmit = async (event) => {
   event.preventDefault();
-  const key = $("key").value.trim();
-  const isPlain = /^[!-~]+$/.test(key);
-  const isRight = isPlain && (await serving.refresh(key));
-  const why = isPlain ? "The server does not take this key." : "A key has only letters from A to Z, digits and signs such as - and _.";
-  show($("key-error"), isRight ? "" : why);
+  const isRight = await serving.refresh($("key").value.trim());
+  show($("key-error"), isRight ? "" : "The server does not take this key.");
   if (isRight) $("main").focus();
 };
 
 // -- Files --
 
-const enqueue = (recordings) => scheduler.add(recordings, chosenOptions());
-
 let isTakenUp = false;
 async function takeUpJobs() {
   if (isTakenUp || !serving.models.some(({ background }) => background)) return;
   isTakenUp = true;
-  for (const [recording, { id, task }] of await cards.takeUp(await jobs().catch(() => []))) scheduler.add([recording], { task }, id);
+  cards.takeUp(await jobs().catch(() => []));
 }
 
 scheduler.addEventListener("end", ({ detail: { name, state } }) => {
@@ -84,12 +65,12 @@ scheduler.addEventListener("change", () => {
   if ($("queue-text").textContent !== text) $("queue-text").textContent = text;
 });
 
-$("try-all").onclick = () => enqueue(cards.retriable);
+$("try-all").onclick = () => cards.enqueue(cards.retriable);
 
 function add(files) {
   if (!files.length) return; // text or a link was dropped
   show($("message"), "");
-  enqueue(cards.add([...files].map((file) => [file, file.name])));
+  cards.enqueue(cards.add([...files].map((file) => [file, file.name])));
 }
 
 $("files").onchange = () => {
@@ -115,18 +96,7 @@ document.addEventListener("drop", (event) => {
 
 // -- The microphone --
 
-const live = new Live(cards.store, () => cards.nextName(), {
-  refused: askForKey,
-  async end(tape, file, answer, { partial, isMissing }) {
-    const [recording] = cards.add([[file, tape.name, tape.id]]);
-    const { task, speakers } = chosenOptions();
-    const kept = recording.finish(answer, { partial });
-    if (isMissing || task === "translate" || speakers) enqueue([recording]); // none of it is done while one speaks
-    if (tape.reason) show($("message"), `The sound of ${tape.name} could not be kept in this browser: ${tape.reason}. Download it.`);
-    await kept;
-    tape.release();
-  },
-});
+const live = new Live(cards, serving);
 
 addEventListener("click", () => show($("message"), ""), true); // read by then
 
@@ -136,8 +106,7 @@ function route() {
   const view = location.hash === "#server" ? "server" : "transcribe";
   for (const section of ["transcribe", "server"]) $(`${section}-view`).hidden = section !== view;
   for (const link of document.querySelectorAll("nav a")) link.ariaCurrent = link.dataset.view === view ? "page" : null;
-  if (view === "server") startWatching(askForKey);
-  else stopWatching();
+  if (view === "server") watch(serving);
 }
 
 document.querySelector(".skip").onclick = (event) => {
@@ -148,7 +117,7 @@ document.querySelector(".skip").onclick = (event) => {
 listenToKeys(() => (live.isOn ? [] : cards.open));
 
 setInterval(() => { // also while the tab is hidden, where no frames are drawn
-  const { progress } = cards;
+  const progress = cards.drawProgress();
   document.title = live.isOn ? `● ${TITLE}` : progress ? `${progress} · ${TITLE}` : TITLE;
 }, 1000);
 
@@ -159,5 +128,4 @@ addEventListener("beforeunload", (event) => {
 addEventListener("hashchange", route);
 route();
 serving.refresh();
-cards.restored = cards.restore();
 request("version").then(async (reply) => ($("version").textContent = `version ${(await reply.json()).version}`), () => {});

@@ -12,14 +12,10 @@ import { CLOSED } from "./store.js";
 import { Transcript } from "./transcript.js";
 
 export class Card {
-  /**
-   * `on.remove(card, event)`, `on.again(card)`, `on.anew(card)` in another card; `on.mayOpen(card)`: whether it shows
-   * its text when it comes; `on.translate(file, onText, signal)` resolves to a file's answer in English.
-   */
-  constructor(recording, on) {
-    Object.assign(this, partsOf("card-template", recording.name), { recording, on });
+  /** One of `cards`, the list. */
+  constructor(recording, cards) {
+    Object.assign(this, partsOf("card-template", recording.name), { recording, cards });
     this.owner = new Owner();
-    this.owner.keep(() => clearInterval(this.timer));
     this.isFolded = false;
     this.query = "";
     this.#connect();
@@ -34,10 +30,6 @@ export class Card {
     this.#draw();
   }
 
-  get name() {
-    return this.recording.name;
-  }
-
   #connect() {
     const { recording } = this;
     this.element.dataset.id = recording.id;
@@ -47,9 +39,9 @@ export class Card {
     this.menu.popoverTargetElement = this.choices;
     this.choices.onclick = ({ target }) => this.#onChoice(target.closest("button"));
     this.choices.firstElementChild.hidden = !recording.isSpoken;
-    this.remove.onclick = (event) => this.on.remove(this, event);
-    this.retry.onclick = () => this.on.again(this);
-    this.anew.onclick = () => this.on.anew(this);
+    this.remove.onclick = ({ detail }) => detail < 2 && this.cards.remove(recording); // of a double click the second half meets the next card
+    this.retry.onclick = () => this.cards.again(recording);
+    this.anew.onclick = () => this.cards.anew(recording);
     this.copying.onclick = () => this.#copy();
     for (const type of ["wheel", "pointerdown"]) this.owner.listen(this.body, type, () => (this.isLookedAt = true)); // its text stays open
   }
@@ -94,15 +86,15 @@ export class Card {
     const onText = (_, until) => (button.textContent = `Translating, ${Math.round((100 * until) / recording.entry.duration)} %`);
     onText("", 0);
     button.disabled = true;
-    const answer = this.on.translate(recording.file, onText, this.owner.signal);
+    const answer = this.cards.scheduler.translate(recording.file, onText, this.owner.signal);
     await answer.then((english) => recording.addTranslation(english), ({ message }) => show(this.error, message));
     button.textContent = "Translate into English";
     button.disabled = false;
   }
 
   #editName() {
-    editInPlace(this.title, this.name, `Name of ${this.name}`, (name, key) => {
-      if (name && name !== this.name) this.recording.mark({ name });
+    editInPlace(this.title, this.recording.name, `Name of ${this.recording.name}`, (name, key) => {
+      if (name && name !== this.recording.name) this.recording.mark({ name });
       if (key) this.pen.focus();
     });
   }
@@ -115,9 +107,9 @@ export class Card {
     const isRead = Boolean(recording.entry) && !recording.isAtWork;
     for (const part of [this.menu, this.actions, this.star, this.pen]) part.hidden = !isRead;
     this.toggle.disabled = !isRead;
-    this.toggle.textContent = this.name;
+    this.toggle.textContent = this.recording.name;
     this.#drawWork();
-    this.#setFolded(isRead && (!recording.text || !(this.isLookedAt || this.on.mayOpen(this))));
+    this.#setFolded(isRead && (!recording.text || !(this.isLookedAt || this.cards.mayOpen(this))));
     if (this.isFolded) this.transcript.clear();
     this.#drawText();
     if (recording.state === "failed" && this.player) this.player.element.hidden = !this.player.length; // nothing to hear either
@@ -126,17 +118,15 @@ export class Card {
   /** What is done with it, for how long, and what went wrong. */
   #drawWork() {
     const { isAtWork, state, error, heard, isRetriable } = this.recording;
-    clearInterval(this.timer);
-    if (isAtWork) this.timer = setInterval(() => this.#drawDoing(), 1000);
-    if (isAtWork) this.#drawDoing();
+    if (isAtWork) this.drawDoing();
     else if (state === "failed") this.#setFacts("not transcribed");
     this.progress.hidden = !isAtWork;
-    if (this.error.textContent !== plain(error?.message)) show(this.error, error?.message);
+    show(this.error, error?.message);
     this.retry.hidden = !isRetriable;
     if (isAtWork || state === "failed") this.transcript.hear(heard);
   }
 
-  #drawDoing() {
+  drawDoing() {
     const { note, since, seconds, state, share } = this.recording;
     const rest = this.recording.rest(this.player?.length); // of a length that may be known only by now
     if (state === "listening" && !rest) this.progress.removeAttribute("value"); // no one knows how far it is
@@ -246,8 +236,8 @@ export class Card {
     this.choices.hidePopover();
     const text = await this.#load();
     const { format } = button.dataset;
-    if (format !== "wav") text && download(text.answer, format, this.name);
-    else if (this.recording.file) save(this.recording.file, `${this.name}.wav`);
+    if (format !== "wav") text && download(text.answer, format, this.recording.name);
+    else if (this.recording.file) save(this.recording.file, `${this.recording.name}.wav`);
     else show(this.error, "This browser has not kept the sound.");
     if (this.isFolded) this.recording.release();
   }
@@ -267,7 +257,7 @@ export class Card {
     this.query = query;
     if (isOther && this.isFolded) this.#showPreview();
     else if (isOther) this.#mark();
-    return !query || has(entry || { name: this.name, text: "" }, query);
+    return !query || has(entry || { name: this.recording.name, text: "" }, query);
   }
 
   #showPreview() {
@@ -275,12 +265,10 @@ export class Card {
   }
 
   close() {
-    this.owner.close();
+    this.owner.abort();
     this.element.remove();
   }
 }
-
-const plain = (text = "") => text.replaceAll("`", "");
 
 /** The people of a transcript, each with a colour, a name that can be changed, and how long they speak. */
 class Speakers {

@@ -3,7 +3,7 @@
 import { Card } from "./card.js";
 import { $, count, inSlices, lower, show } from "./dom.js";
 import { filesOf, save } from "./downloads.js";
-import { keepChoices } from "./options.js";
+import { chosenOptions, keepChoices } from "./options.js";
 import { Recording } from "./recording.js";
 import { takeUp } from "./sounds.js";
 import { Store } from "./store.js";
@@ -24,15 +24,14 @@ const ORDERS = {
 const compare = (a, b) => ORDERS[$("sort").value](a, b) || ORDERS.newest(a, b);
 
 export class Cards {
-  /** `again(recording)`: one asks for it again; `forget(recordings)`: they need not be transcribed any more; `translate`: see Card. */
-  constructor({ again, forget, translate }) {
+  constructor(scheduler) {
+    this.scheduler = scheduler;
     this.store = new Store();
     this.cards = [];
     this.unshown = new Map(); // entries of the store by id, until each has its card
     this.top = 0; // orders below are given
     this.removed = []; // recordings, the last one last
     this.removing = new Set(); // ids that the store still has
-    Object.assign(this, { again, forget, translate });
     this.store.addEventListener("changed", ({ detail }) => this.#onStored(detail.id));
     this.store.addEventListener("removed", ({ detail }) => this.#onGone(detail.ids));
     this.store.addEventListener("state", () => this.#showKept());
@@ -44,9 +43,10 @@ export class Cards {
     $("keep-sounds").checked = this.store.sounds.isOn;
     $("keep-sounds").onchange = () => this.#switchSounds();
     addEventListener("storage", () => ($("keep-sounds").checked = this.store.sounds.isOn)); // in another tab
+    this.restored = this.#restore();
   }
 
-  async restore() {
+  async #restore() {
     try {
       const entries = await this.store.entries();
       for (const entry of entries) if (!entry.isSpeaking) this.unshown.set(entry.id, entry);
@@ -66,22 +66,26 @@ export class Cards {
     const { answer } = await recording.load();
     this.#show(recording);
     const kept = recording.finish(answer, { partial: entry.partial });
-    this.again(recording);
+    this.enqueue([recording]);
     await kept;
   }
 
-  /** Jobs that this browser has no text of: [recording, job] each. */
+  /** Jobs that this browser has no text of. */
   async takeUp(jobs) {
     await this.restored;
-    const known = new Set(this.cards.map(({ recording }) => recording.id));
-    const missing = jobs.filter(({ metadata: { recording } }) => !known.has(recording) && known.add(recording));
-    const taken = missing.map((job) => {
-      const { recording: id, file: name } = job.metadata;
-      return [new Recording(this.store, { id, name, order: job.created_at * 1000 }), job];
-    });
-    for (const [recording] of taken) this.#show(recording);
+    for (const { id: job, task, created_at, metadata } of jobs) {
+      const { recording: id, file: name } = metadata;
+      if (this.#of(id)) continue;
+      const recording = new Recording(this.store, { id, name, order: created_at * 1000 });
+      this.#show(recording);
+      this.scheduler.add([recording], { task }, job);
+    }
     this.#search();
-    return taken;
+  }
+
+  /** To be transcribed with what is chosen now. */
+  enqueue(recordings) {
+    this.scheduler.add(recordings, chosenOptions());
   }
 
   #showStored(entry) {
@@ -130,13 +134,7 @@ export class Cards {
   }
 
   #show(recording) {
-    const card = new Card(recording, {
-      remove: (card, event) => this.#onRemove(card, event),
-      again: (card) => this.#again(card.recording),
-      anew: ({ recording }) => this.again(this.add([[recording.file, recording.name]])[0]),
-      mayOpen: (card) => this.#mayOpen(card),
-      translate: this.translate,
-    });
+    const card = new Card(recording, this);
     card.owner.listen(recording, "state", () => this.#search());
     card.owner.listen(recording, "kept", () => this.#showKept());
     card.owner.listen(recording, "kept", () => this.#keepSound(recording));
@@ -155,10 +153,15 @@ export class Cards {
     $("cards").append(...this.cards.map(({ element }) => element));
   }
 
-  /** A text that was corrected stays; then there is another card. */
-  #again(recording) {
-    const isCorrected = recording.entry?.edits?.length;
-    this.again(isCorrected ? this.add([[recording.file, recording.name]])[0] : recording);
+  /** A text that was corrected stays. */
+  again(recording) {
+    if (recording.entry?.edits?.length) this.anew(recording);
+    else this.enqueue([recording]);
+  }
+
+  /** In another card. */
+  anew({ file, name }) {
+    this.enqueue(this.add([[file, name]]));
   }
 
   #of(id) {
@@ -166,7 +169,7 @@ export class Cards {
   }
 
   nextName() {
-    const numbers = this.cards.map(({ name }) => Number(/^Recording (\d+)$/.exec(name)?.[1] || 0));
+    const numbers = this.cards.map(({ recording: { name } }) => Number(/^Recording (\d+)$/.exec(name)?.[1] || 0));
     return `Recording ${Math.max(0, ...numbers) + 1}`;
   }
 
@@ -175,7 +178,7 @@ export class Cards {
   }
 
   /** The first to finish is open, and what was spoken: the others are as they were before. */
-  #mayOpen(card) {
+  mayOpen(card) {
     return card.isInUse || card.recording.isSpoken || this.#finished().every((other) => other === card || other.isFolded);
   }
 
@@ -218,9 +221,10 @@ export class Cards {
     save(await zipOf(withOwnNames(files)), "transcripts.zip");
   }
 
-  /** How far those are that are on their way, in words; empty where there are none. */
-  get progress() {
+  /** Draws those that are on their way. Returns how far they are, in words; empty where there are none. */
+  drawProgress() {
     const atWork = this.cards.filter(({ recording }) => recording.isAtWork);
+    for (const card of atWork) card.drawDoing();
     const share = Math.max(0, ...atWork.map(({ progress }) => progress.position));
     return atWork.length && `${Math.round(share * 100)} %${atWork.length > 1 ? ` and ${atWork.length - 1} more` : ""}`;
   }
@@ -232,7 +236,7 @@ export class Cards {
 
   /** Work of a user that would be lost with the page. */
   get isBusy() {
-    return this.cards.some(({ recording, transcript }) => recording.isSaving || recording.isUnkept || transcript.isBeingEdited);
+    return this.cards.some(({ recording, transcript }) => recording.numSaving || recording.isUnkept || transcript.isBeingEdited);
   }
 
   // -- Other tabs --
@@ -243,7 +247,7 @@ export class Cards {
     if (!entry || entry.isSpeaking || this.removing.has(id)) return;
     this.removed = this.removed.filter((recording) => recording.id !== id); // it was put back in another tab
     this.#showUndo();
-    if (card?.recording.isSaving) return; // and takes what is stored behind that
+    if (card?.recording.numSaving) return; // and takes what is stored behind that
     if (card && card.recording.entry?.createdAt === entry.createdAt) card.recording.take(entry);
     else {
       if (card) this.#take(card);
@@ -258,7 +262,7 @@ export class Cards {
     this.#take(...cards);
     for (const card of cards) {
       if (card.recording.text) this.#offerUndo(card.recording, "was deleted in another tab");
-      else show($("message"), `${card.name} was deleted in another tab.`);
+      else show($("message"), `${card.recording.name} was deleted in another tab.`);
     }
     this.#search();
   }
@@ -268,14 +272,10 @@ export class Cards {
   #take(...cards) {
     this.cards = this.cards.filter((card) => !cards.includes(card));
     for (const card of cards) card.close();
-    this.forget(cards.map(({ recording }) => recording));
+    this.scheduler.forget(cards.map(({ recording }) => recording));
   }
 
-  #onRemove(card, event) {
-    if (event.detail < 2) this.#remove(card); // of a double click the second half meets the next card
-  }
-
-  async #remove({ recording }) {
+  async remove(recording) {
     await recording.load();
     const card = this.#of(recording.id);
     if (!card) return;
@@ -308,7 +308,8 @@ export class Cards {
     const recording = this.removed.pop();
     this.#showUndo();
     const card = this.#show(recording);
-    const kept = recording.entry && recording.restore();
+    recording.isKept = false; // by the store, and so it stays in memory until it is again
+    const kept = recording.entry && recording.keep();
     if (recording.entry) card.fold();
     await kept;
     this.#search();

@@ -26,7 +26,7 @@ export function label(element, name) {
   for (const part of element.querySelectorAll("[data-label]")) part.setAttribute("aria-label", `${part.dataset.label} ${name}`);
 }
 
-/** What `use` returns; undefined where the browser keeps nothing. */
+/** What `use` returns; undefined where it throws, as where the browser keeps nothing. */
 export function attempt(use) {
   try {
     return use();
@@ -54,10 +54,11 @@ export function lower(text) {
 /** `1 turn`, `2 turns`. */
 export const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 
+export const pad = (value, digits = 2) => String(value).padStart(digits, "0");
+
 /** `1:05` or `1:02:05`. */
 export function clock(seconds) {
   const whole = Math.max(0, Math.floor(seconds || 0));
-  const pad = (value) => String(value).padStart(2, "0");
   const [hours, minutes] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60];
   return hours ? `${hours}:${pad(minutes)}:${pad(whole % 60)}` : `${minutes}:${pad(whole % 60)}`;
 }
@@ -93,7 +94,7 @@ export class Emitter extends EventTarget {
   }
 }
 
-/** What one card or one microphone has taken from the browser; close() gives all of it back. */
+/** What one card or one microphone has taken from the browser; abort() gives all of it back. */
 export class Owner extends AbortController {
   get isClosed() {
     return this.signal.aborted;
@@ -103,14 +104,10 @@ export class Owner extends AbortController {
     target.addEventListener(type, listener, { signal: this.signal });
   }
 
-  /** Calls `release` at close(), or at once where that is over. */
+  /** Calls `release` at abort(), or at once where that is over. */
   keep(release) {
     if (this.isClosed) release();
     else this.signal.addEventListener("abort", release, { once: true });
-  }
-
-  close() {
-    this.abort();
   }
 }
 

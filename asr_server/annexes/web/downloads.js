@@ -1,12 +1,10 @@
 // A transcript as files and as a copied text, made here from what the server answered.
 
 import { plainText, verboseJson, writtenParagraphs } from "./answer.js";
-import { h } from "./dom.js";
+import { h, pad } from "./dom.js";
 import { subtitleLayout, writesTimes } from "./options.js";
 import { cuesOf } from "./subtitles.js";
 import { zipOf } from "./zip.js";
-
-const pad = (value, digits = 2) => String(value).padStart(digits, "0");
 
 /** `00:01:02.345`. */
 export function stamp(seconds, point) {
@@ -33,8 +31,6 @@ const vtt = (answer) => `WEBVTT\n\n${cuesOf(answer, subtitleLayout()).map((each)
 export const captionsOf = (answer) => cuesOf(answer, subtitleLayout()).map((each) => new VTTCue(each.start, each.end, voiced(each)));
 const spoken = ({ segments }) => segments.filter(({ text }) => text.trim()); // all its words may have been deleted
 
-const jsonOf = (answer) => `${JSON.stringify(verboseJson(answer), null, 2)}\n`;
-
 export const FORMATS = {
   txt: { type: "text/plain", render: (answer) => `${textOf(answer)}\n` },
   srt: { type: "application/x-subrip", render: srt },
@@ -44,7 +40,7 @@ export const FORMATS = {
   // Its first letter says UTF-8 to Excel
   csv: { type: "text/csv", render: (answer) => ["\ufeffstart,end,speaker,text", ...spoken(answer).map(row), ""].join("\r\n") },
   docx: { type: "", render: (answer) => documentOf(answer, writesTimes()) },
-  json: { type: "application/json", render: jsonOf },
+  json: { type: "application/json", render: (answer) => `${JSON.stringify(verboseJson(answer), null, 2)}\n` },
 };
 
 // -- As a Word document: Office Open XML with no more than paragraphs --

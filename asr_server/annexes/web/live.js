@@ -15,12 +15,9 @@ export class Live {
   microphone = null;
   tape = null;
 
-  /**
-   * `on.end(tape, file, answer, {partial, isMissing})` with what was said, as a file and in the same shape as the answer to one;
-   * `on.refused(error)` where the server takes no session.
-   */
-  constructor(store, nextName, on) {
-    Object.assign(this, { store, nextName, on });
+  /** What was said is one of `cards`. */
+  constructor(cards, serving) {
+    Object.assign(this, { cards, serving });
     this.follow = new Follow($("live-text"), "Back to the last words", new Owner(), { block: "end" });
     $("live-text").after(this.follow.back);
     $("smaller").onclick = () => this.#resize(0.8);
@@ -37,7 +34,6 @@ export class Live {
   }
 
   async #start() {
-    show($("message"), "");
     pausePlaying(); // it would be heard too
     const microphone = new Microphone(chosenOptions(), {
       block: (block) => this.#take(block),
@@ -53,7 +49,7 @@ export class Live {
       await microphone.start();
       offerSources();
     } catch (error) {
-      this.on.refused(error);
+      this.serving.lockOn(error);
       microphone.end(error.message);
     }
   }
@@ -71,13 +67,13 @@ export class Live {
   }
 
   #newTape() {
-    const tape = new Tape(this.store, this.nextName(), () => this.microphone?.breakOff("The browser has no space for more sound."));
+    const tape = new Tape(this.cards.store, this.cards.nextName(), () => this.microphone?.breakOff("The browser has no space for more sound."));
     tape.keep(answerOf([], 0));
     return tape;
   }
 
   #onAway(error) {
-    this.on.refused(error);
+    this.serving.lockOn(error);
     this.#showStatus(`Recording. Text comes later: ${error.message}`);
   }
 
@@ -134,8 +130,14 @@ export class Live {
     const file = await tape?.close();
     this.microphone = this.tape = null;
     this.#setRecording(false);
-    if (tape) this.on.end(tape, file, answerOf(turns, duration), { partial, isMissing: Boolean(missed) });
-    else show($("message"), partial);
+    if (!tape) return show($("message"), partial);
+    const [recording] = this.cards.add([[file, tape.name, tape.id]]);
+    const { task, speakers } = chosenOptions();
+    const kept = recording.finish(answerOf(turns, duration), { partial });
+    if (missed || task === "translate" || speakers) this.cards.enqueue([recording]); // none of it is done while one speaks
+    if (tape.reason) show($("message"), `The sound of ${tape.name} could not be kept in this browser: ${tape.reason}. Download it.`);
+    await kept;
+    tape.release();
   }
 }
 

@@ -92,7 +92,7 @@ export class Microphone {
     });
     if (this.sound.isClosed) return;
     const writer = new AudioWorkletNode(context, "pcm-writer", { numberOfOutputs: 0 });
-    writer.port.onmessage = ({ data }) => (data.length ? this.#take(data) : this.#commit());
+    writer.port.onmessage = ({ data }) => (data.length ? this.#hear(data) : this.#commit());
     context.createMediaStreamSource(stream).connect(writer);
     this.writer = writer;
     this.sound.listen(context, "statechange", () => context.state === "running" || this.breakOff(SILENT));
@@ -107,15 +107,12 @@ export class Microphone {
   }
 
   pause(isPaused) {
-    this.isPaused = isPaused;
     for (let i = 0; isPaused && i < PAUSE_BLOCKS; i++) this.#hear(new Int16Array(BLOCK));
-  }
-
-  #take(block) {
-    if (!this.sound.isClosed && !this.isPaused) this.#hear(block);
+    this.isPaused = isPaused;
   }
 
   #hear(block) {
+    if (this.sound.isClosed || this.isPaused) return;
     const time = this.duration;
     this.numSamples += block.length;
     this.on.block(block);
@@ -148,7 +145,7 @@ export class Microphone {
   #commit() {
     clearTimeout(this.last);
     if (this.sound.isClosed) return;
-    this.sound.close();
+    this.sound.abort();
     if (this.session?.isOpen) this.session.commit();
     else this.end();
   }
@@ -157,7 +154,7 @@ export class Microphone {
   end(reason) {
     if (this.hasEnded) return;
     this.hasEnded = this.isStopping = true;
-    this.sound.close();
+    this.sound.abort();
     this.session?.end();
     const failed = this.turns.find((turn) => turn.failed)?.failed;
     this.on.end(this.turns, this.partial || failed || this.missed || reason);

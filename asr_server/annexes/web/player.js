@@ -103,23 +103,22 @@ export class Player {
   /** What was corrected, over the pictures. */
   #caption(answer) {
     this.#load();
-    this.captions ??= this.#newTrack("captions", "Transcript", "showing");
-    this.captions.show(answer);
+    this.showCaptions ??= this.#newTrack("captions", "Transcript", "showing");
+    this.showCaptions(answer);
     if (!answer.translation) return;
-    this.english ??= this.#newTrack("subtitles", "English", "disabled");
-    this.english.show(answer.translation);
+    this.showEnglish ??= this.#newTrack("subtitles", "English", "disabled");
+    this.showEnglish(answer.translation);
   }
 
-  /** It stays, and so does what one has chosen in the browser's menu. */
+  /** Returns what shows an answer in it. It stays, and so does what one has chosen in the browser's menu. */
   #newTrack(kind, label, mode) {
     const track = Object.assign(this.audio.addTextTrack(kind, label), { mode });
     let shown = [];
-    const show = (answer) => {
+    return (answer) => {
       for (const cue of shown) track.removeCue(cue);
       shown = captionsOf(answer);
       for (const cue of shown) track.addCue(cue);
     };
-    return { show };
   }
 
   changeRate(step) {

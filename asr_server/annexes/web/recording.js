@@ -21,7 +21,7 @@ export class Recording extends Emitter {
   #base = null; // the answer as the server sent it, while it is in memory
   #edited = null; // the answer and its words as corrected, by the corrections in it
   #redoable = [];
-  #numSaving = 0;
+  numSaving = 0;
 
   /** Of a `file`, or of an `entry` of the store. The higher its `order`, the higher it stands in the list. */
   constructor(store, { name, file = null, entry = null, spokenId = null, id = spokenId || newId(), order = Date.now() }) {
@@ -68,7 +68,7 @@ export class Recording extends Emitter {
   begin() {
     this.since ??= performance.now();
     this.heard = this.entry?.text || ""; // until there is another text
-    this.isHeardAnew = false;
+    this.heardFirst = null;
     this.heardUntil = 0;
     this.say("waiting");
   }
@@ -103,8 +103,7 @@ export class Recording extends Emitter {
 
   /** Text up to `until`, in seconds of the recording. */
   hear(delta, until) {
-    this.heard = this.isHeardAnew ? this.heard + delta : delta;
-    this.isHeardAnew = true;
+    this.heard = this.heardFirst ? this.heard + delta : delta;
     if (!this.heardUntil) this.heardFirst = { at: performance.now(), until };
     this.heardUntil = until;
     this.emit("work");
@@ -120,7 +119,7 @@ export class Recording extends Emitter {
   finish(answer, { took = null, partial = "" } = {}) {
     this.#base = answer;
     this.#redoable = [];
-    const entry = { ...entryOf(this.name, answer, took), edits: [], revision: 0 };
+    const entry = { ...entryOf(this.name, answer, took), edits: [] };
     const { id, order, isSpoken, job } = this;
     this.entry = Object.assign(entry, { id, order, isSpoken, job, isStarred: this.entry?.isStarred }, partial && { partial });
     this.#edited = null;
@@ -150,17 +149,17 @@ export class Recording extends Emitter {
 
   /** The store has it: an hour of words takes megabytes. */
   release() {
-    if (this.isKept && !this.#numSaving) this.#base = this.#edited = null;
+    if (this.isKept && !this.numSaving) this.#base = this.#edited = null;
   }
 
   async keep() {
-    this.#numSaving++;
+    this.numSaving++;
     try {
       this.isKept = await this.store.put(this.entry, this.#base);
     } catch (error) {
       this.#onUnkept(error);
     }
-    this.#numSaving--;
+    this.numSaving--;
     this.emit("kept");
   }
 
@@ -173,16 +172,6 @@ export class Recording extends Emitter {
   /** The store has refused it. */
   get isUnkept() {
     return Boolean(this.reason) && !this.isKept;
-  }
-
-  /** Behind a deletion: the store has it no more, and so it stays in memory until it has. */
-  restore() {
-    this.isKept = false;
-    return this.keep();
-  }
-
-  get isSaving() {
-    return this.#numSaving > 0;
   }
 
   // -- Corrections --
@@ -235,21 +224,16 @@ export class Recording extends Emitter {
   async #change(change, answer = null) {
     this.take(change(this.entry));
     if (!this.isKept) return this.keep();
-    this.#numSaving++;
+    this.numSaving++;
     try {
       const stored = await this.store.change(this.id, change, answer);
-      if (!stored) this.#onLost();
-      else if (this.#numSaving === 1) this.take(stored);
+      if (stored && this.numSaving === 1) this.take(stored);
+      else if (!stored && this.store.state === "open") this.emit("gone");
+      else if (!stored) this.#onUnkept(new Error(CLOSED)); // it stays in memory, but nowhere else
     } catch (error) {
       this.#onUnkept(error);
     }
-    this.#numSaving--;
-  }
-
-  /** The correction stays in memory, but nowhere else. */
-  #onLost() {
-    if (this.store.state === "open") return this.emit("gone");
-    this.#onUnkept(new Error(CLOSED));
+    this.numSaving--;
   }
 
   /** The entry as it is now, here or in the store. */

@@ -2,10 +2,13 @@
 
 import { ApiError, deleteJob, follow, transcribe } from "./api.js";
 import { Emitter } from "./dom.js";
+import { chosenOptions } from "./options.js";
 
 const AT_ONCE = 2; // files; the others wait in the queue
 const MAX_TRIES = 5; // of a server that answers but cannot take it; one that is full is asked without end
 const FULL = 429;
+const BUSY = new Set([FULL, 503]);
+const AWAY = new Set([0, 502, 503, 504]); // perhaps: whether it is, /ready says
 const UNKNOWN_MODEL = 404;
 const REFUSED = { status: 400 };
 
@@ -37,6 +40,14 @@ export class Scheduler extends Emitter {
     }
     this.queue = this.queue.filter((recording) => !recordings.includes(recording));
     this.emit("change");
+  }
+
+  /** Resolves to a file's answer in English. */
+  async translate(file, onText, signal) {
+    const options = { model: this.serving.find(chosenOptions().model).id, task: "translate" };
+    const answer = transcribe(file, options, { upload() {}, delta: onText }, signal);
+    answer.catch((error) => this.serving.lockOn(error));
+    return answer;
   }
 
   get isHeld() {
@@ -84,15 +95,14 @@ export class Scheduler extends Emitter {
 
   /** The server is not there for anybody: that is no fault of this recording. */
   async #mustWait(error) {
-    if (error.status === 401) this.serving.lock();
-    return error.status === 401 || (error.mayBeAway && (await this.serving.isAway()));
+    return this.serving.lockOn(error) || (AWAY.has(error.status) && (await this.serving.isAway()));
   }
 
   async #transcribe(recording, signal) {
     for (let tries = 1; ; tries++) {
       try {
         const on = { upload: (share) => recording.upload(share), delta: (text, until) => recording.hear(text, until) };
-        const answer = await (recording.job ? this.#follow(recording, on, signal) : this.#send(recording, on, signal));
+        const answer = await (recording.job ? follow(recording.job, on, signal) : this.#send(recording, on, signal));
         if (answer.job) this.#handOver(recording, answer.job);
         else recording.finish({ ...answer, task: recording.options.task }, { took: recording.seconds });
         return;
@@ -111,11 +121,6 @@ export class Scheduler extends Emitter {
     return transcribe(file, { ...options, model: model.id, recording: model.background && id }, on, signal);
   }
 
-  #follow(recording, on, signal) {
-    recording.upload(1);
-    return follow(recording.job, on, signal);
-  }
-
   #handOver(recording, job) {
     recording.job = job;
     recording.say("handed over: the server goes on without this page");
@@ -130,10 +135,11 @@ export class Scheduler extends Emitter {
       return;
     }
     const isHopeless = error.status !== FULL && tries >= MAX_TRIES;
-    const mayPass = error.isBusy || (recording.job && error.mayBeAway);
-    if (!mayPass || isHopeless || (error.mayBeAway && (await this.serving.isAway()))) throw error;
+    const [isBusy, mayBeAway] = [BUSY.has(error.status), AWAY.has(error.status)];
+    const mayPass = isBusy || (recording.job && mayBeAway);
+    if (!mayPass || isHopeless || (mayBeAway && (await this.serving.isAway()))) throw error;
     const seconds = error.retryAfter || 2;
-    recording.say(`${error.isBusy ? "the server is busy" : "the connection broke"}; asking again in ${seconds} s`);
+    recording.say(`${isBusy ? "the server is busy" : "the connection broke"}; asking again in ${seconds} s`);
     await wait(seconds * 1000, signal);
   }
 }

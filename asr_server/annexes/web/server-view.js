@@ -1,6 +1,6 @@
 // The server at work: `v1/activity` once a second while this view is seen, which begins 15 minutes ago.
 
-import { headers, readiness, request } from "./api.js";
+import { request, whyUnready } from "./api.js";
 import { $, clock, count, h } from "./dom.js";
 
 const EVERY_MS = 1000;
@@ -8,29 +8,27 @@ const LOOK_MS = 5000; // of a server that does not answer
 const WINDOW_S = 900;
 const GB = 1e9;
 
-let watch = null; // of those who look at it
+let isWatched = false;
 
-/** Calls `refused(error)` when the server refuses to be looked at. */
-export async function startWatching(refused) {
-  const mine = (watch = {});
-  while (watch === mine) { // one look after the other, also of a server that hangs
-    if (!document.hidden) await look(refused);
+/** Until another view is seen. */
+export async function watch(serving) {
+  if (isWatched) return;
+  isWatched = true;
+  while (!$("server-view").hidden) { // one look after the other, also of a server that hangs
+    if (!document.hidden) await look(serving);
     await new Promise((resolve) => setTimeout(resolve, EVERY_MS));
   }
+  isWatched = false;
 }
 
-export function stopWatching() {
-  watch = null;
-}
-
-async function look(refused) {
+async function look(serving) {
   try {
-    const reply = await request("v1/activity", { headers: headers(), signal: AbortSignal.timeout(LOOK_MS) });
+    const reply = await request("v1/activity", { signal: AbortSignal.timeout(LOOK_MS) });
     showActivity(await reply.json());
-    const { isReady, reason } = await readiness();
-    showHealth(isReady, reason || "Ready: an engine takes work.");
+    const reason = await whyUnready();
+    showHealth(!reason, reason || "Ready: an engine takes work.");
   } catch (error) {
-    refused(error);
+    serving.lockOn(error);
     showHealth(false, error.message);
   }
 }

@@ -1,6 +1,6 @@
 // What the server serves, and whether it can be asked at all: it is away, or locked by a key, until it is not.
 
-import { keepApiKey, models, readiness } from "./api.js";
+import { keepApiKey, models, whyUnready } from "./api.js";
 import { Emitter } from "./dom.js";
 
 const POLL_MS = 2000;
@@ -32,23 +32,21 @@ export class Serving extends Emitter {
 
   /** Whether it is away after all; until it is back it is asked again and again. */
   async isAway() {
-    const { isReady, reason } = await readiness();
-    if (!isReady) this.#become("away", reason);
-    return !isReady;
+    const reason = await whyUnready();
+    if (reason) this.#become("away", reason);
+    return Boolean(reason);
   }
 
-  lock() {
-    this.#become("locked", "");
+  /** Whether an error asks for a key: that of before may have expired. */
+  lockOn({ status }) {
+    if (status === 401) this.#become("locked", "");
+    return status === 401;
   }
 
   #become(state, reason, models = this.models) {
     Object.assign(this, { state, reason, models });
     clearTimeout(this.#timer);
-    if (state === "away") this.#timer = setTimeout(() => this.#poll(), POLL_MS);
+    if (state === "away") this.#timer = setTimeout(async () => (await this.isAway()) || this.refresh(), POLL_MS);
     this.emit("change");
-  }
-
-  async #poll() {
-    if (!(await this.isAway())) await this.refresh();
   }
 }

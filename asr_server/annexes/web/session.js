@@ -1,6 +1,6 @@
 // One session of `/v1/realtime`: samples in, turns of text out. It ends once, by itself or behind what was committed.
 
-import { clientSecret, headers, request } from "./api.js";
+import { clientSecret, request } from "./api.js";
 import { Owner } from "./dom.js";
 import { RATE } from "./sounds.js";
 
@@ -48,7 +48,7 @@ export class Session {
       });
       this.#owner.listen(this.socket, "close", ({ reason }) => {
         if (this.isOpen) this.end(reason || BROKEN);
-        else reasonOfRefusal().then(reject, reject);
+        else request(SESSIONS).then(() => reject(new Error(BROKEN)), reject); // pages never see the reply to a handshake
       });
       this.#owner.keep(resolve); // stopped meanwhile
     });
@@ -122,7 +122,7 @@ export class Session {
   end(reason) {
     if (this.#owner.isClosed) return;
     this.isOpen = false;
-    this.#owner.close();
+    this.#owner.abort();
     clearTimeout(this.patience);
     for (const turn of this.turns.values()) Object.assign(turn, { tail: "", final: true });
     this.on.end(reason);
@@ -133,9 +133,3 @@ export class Session {
 const newTurn = (start) => ({ start, end: null, text: "", tail: "", words: [], parts: [], final: false });
 
 const behind = (tail, delta) => (tail.startsWith(delta) ? tail.slice(delta.length) : "");
-
-/** Pages never see the reply to a handshake: the server says the same to a GET. */
-async function reasonOfRefusal() {
-  await request(SESSIONS, { headers: headers() });
-  return new Error(BROKEN);
-}

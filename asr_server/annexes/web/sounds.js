@@ -128,7 +128,7 @@ export class Tape {
 
   /** The text so far, as the answer to a file: what a crash leaves. */
   async keep(answer) {
-    const own = { id: this.id, order: this.order, edits: [], revision: 0, isSpoken: true };
+    const own = { id: this.id, order: this.order, edits: [], isSpoken: true };
     const entry = { ...entryOf(this.name, answer), ...own, isSpeaking: true, partial: CRASHED };
     await this.store.put(entry, answer).catch(() => {}); // one is told at the end
   }

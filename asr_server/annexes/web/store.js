@@ -32,8 +32,8 @@ export class Store extends Emitter {
   constructor() {
     super();
     this.opened = this.#open();
-    this.channel = globalThis.BroadcastChannel && new BroadcastChannel(NAME);
-    if (this.channel) this.channel.onmessage = ({ data }) => this.emit(data.what, data);
+    this.channel = new BroadcastChannel(NAME);
+    this.channel.onmessage = ({ data }) => this.emit(data.what, data);
   }
 
   /** Without a version: a newer page's store is read as far as it is understood. */
@@ -62,10 +62,6 @@ export class Store extends Emitter {
   #become(state) {
     this.state = state;
     this.emit("state");
-  }
-
-  #tell(what, detail) {
-    this.channel?.postMessage({ what, ...detail });
   }
 
   /** What `use(entries, answers)` gives; null where the store is absent. */
@@ -111,7 +107,7 @@ export class Store extends Emitter {
       answers.put(answer, entry.id);
       return true;
     });
-    if (isKept) this.#tell("changed", { id: entry.id });
+    if (isKept) this.channel.postMessage({ what: "changed", id: entry.id });
     return Boolean(isKept);
   }
 
@@ -119,18 +115,18 @@ export class Store extends Emitter {
   async change(id, change, answer = null) {
     const changed = await this.#run("readwrite", async (entries, answers) => {
       const stored = await settled(entries.get(id));
-      const changed = stored && { ...change(stored), revision: (stored.revision || 0) + 1 };
+      const changed = stored && change(stored);
       if (changed) entries.put(changed);
       if (changed && answer) answers.put(answer, id);
       return changed;
     });
-    if (changed) this.#tell("changed", { id });
+    if (changed) this.channel.postMessage({ what: "changed", id });
     return changed || null;
   }
 
   async remove(ids) {
     await this.#delete(ids);
-    this.#tell("removed", { ids });
+    this.channel.postMessage({ what: "removed", ids });
   }
 
   async #delete(ids) {

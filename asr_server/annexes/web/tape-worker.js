@@ -8,25 +8,17 @@ let size = 0;
 let last = Promise.resolve();
 
 async function take(data) {
-  if (typeof data === "string") file = await openFile(data);
-  else if (data) write(data);
-  else close();
-}
-
-async function openFile(name) {
-  const handle = await (await folderOf(SPOKEN)).getFileHandle(name, { create: true });
-  return handle.createSyncAccessHandle();
-}
-
-function write(block) {
-  if (!file) throw new Error("it keeps no files");
-  if (file.write(block, { at: size }) < block.byteLength) throw new Error("it has no space left");
-  size += block.byteLength;
-}
-
-function close() {
-  file?.truncate(size); // the last block may be there in part
-  file?.close();
+  if (typeof data === "string") {
+    const handle = await (await folderOf(SPOKEN)).getFileHandle(data, { create: true });
+    file = await handle.createSyncAccessHandle();
+  } else if (data) {
+    if (!file) throw new Error("it keeps no files");
+    if (file.write(data, { at: size }) < data.byteLength) throw new Error("it has no space left");
+    size += data.byteLength;
+  } else {
+    file?.truncate(size); // the last block may be there in part
+    file?.close();
+  }
 }
 
 onmessage = ({ data }) => {

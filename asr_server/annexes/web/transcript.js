@@ -2,12 +2,11 @@
 
 import { colorsOf, paragraphsOf, sentenceOf, speakersOf } from "./answer.js";
 import { clock, editInPlace, h, inSlices, wrap } from "./dom.js";
+import { rewritten } from "./edits.js";
 import { placesOf } from "./find.js";
 import { Follow } from "./follow.js";
-import { rewritten } from "./rewriting.js";
 
 const LONG = 400; // words, above which the text scrolls in a box of its own
-const BY_KEYS = { tabindex: 0, role: "group", "aria-label": "Transcript. Left and right arrow keys go from word to word, Enter corrects one." };
 const HEARD = 2000; // letters of a paragraph while it is recognised
 
 export class Transcript {
@@ -45,7 +44,6 @@ export class Transcript {
     this.selected = null; // as a range of the document
     this.reached.textContent = "";
     this.element.replaceChildren();
-    for (const name of Object.keys(BY_KEYS)) this.element.removeAttribute(name);
     this.element.dir = "auto";
     this.element.classList.remove("is-long");
   }
@@ -108,7 +106,6 @@ export class Transcript {
     }
     this.element.classList.toggle("is-long", pieces.length > LONG);
     this.element.removeAttribute("dir"); // each paragraph has its own
-    for (const [name, value] of Object.entries(BY_KEYS)) this.element.setAttribute(name, value);
     this.paragraphs = this.#elementsOf(paragraphs, colorsOf(answer));
     inSlices(this.paragraphs, (paragraph) => this.element.append(paragraph));
     if (!isAnother || cursor < 0) return;
@@ -213,16 +210,13 @@ export class Transcript {
 
   #onKey(event) {
     if (event.target !== this.element || !this.pieces.length) return;
-    const ahead = this.#isRightToLeft() ? "ArrowLeft" : "ArrowRight";
+    const { direction } = getComputedStyle(this.#span(Math.max(0, this.cursor)).parentNode);
+    const ahead = direction === "rtl" ? "ArrowLeft" : "ArrowRight";
     const step = event.key.startsWith("Arrow") && !/Up|Down/.test(event.key) && (event.key === ahead ? 1 : -1);
     if (step) this.reach(Math.min(this.pieces.length - 1, Math.max(0, this.cursor + step)));
     else if (event.key === "Enter" && this.cursor >= 0) this.edit(this.cursor, event.shiftKey);
     else return;
     event.preventDefault();
-  }
-
-  #isRightToLeft() {
-    return getComputedStyle(this.#span(Math.max(0, this.cursor)).parentNode).direction === "rtl";
   }
 
   reach(index) {
