@@ -150,7 +150,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         await state.models.start()
         if any(model.settings.idle_unload_s for model in state.models):
-            helpers.append(asyncio.create_task(model_loading.unload_idle_models(state.models)))
+            helpers.append(
+                asyncio.create_task(model_loading.unload_idle_models(state.models), name="unload idle models")
+            )
         jobs = app.state.jobs.running() if app.state.jobs else contextlib.nullcontext()
         create_port_app = partial(create_metrics_app, state)
         async with metrics_port(state.settings.part(MonitoringSettings), create_port_app), jobs:

@@ -522,8 +522,8 @@ def test_everything_works_by_keyboard_alone(open_page: OpenPage) -> None:
     page = open_page()
     choose_by_key(page, payload("call.wav"))
     done = card(page, "call.wav")
+    done.get_by_label("Download call.wav").wait_for()
     words = done.locator(".transcript[tabindex='0']")
-    words.wait_for()
     reached = set()
     for _ in range(20):
         page.keyboard.press("Tab")
