@@ -291,6 +291,8 @@ class Engine:
             for chunk in run:
                 self._finish(chunk, Failed(chunk.id, f"{doing} failed: {error}"))
 
+    # -- Prefill ------------------------------------------------------------------------------------------
+
     def _prefill(self) -> None:
         ready = list(self._stages[Stage.ENCODED])
         unknown = [chunk for chunk in ready if self._needs_detection(chunk)]

@@ -97,7 +97,7 @@ class DecodeLoop:
         tokenizer: Tokenizer,
         slots: SlotTable,
         stages: Stages,
-        overlapped: bool,
+        looks_ahead: bool,
         on_early_result: OnEarlyResult,
     ) -> None:
         self._stages = stages
@@ -107,7 +107,7 @@ class DecodeLoop:
         self._runner = runner
         self._tokenizer = tokenizer
         self._slots = slots
-        self._overlapped = overlapped
+        self._looks_ahead = looks_ahead
         self._on_early_result = on_early_result
         self._in_flight: Launched | None = None
         # Searches that have more hypotheses than slots, and which of those before each one continues.
@@ -130,9 +130,9 @@ class DecodeLoop:
 
     def step(self) -> Finished:
         self._branch_waiting()
-        return self._step_overlapped() if self._overlapped else self._collect(self._launch())
+        return self._step_ahead() if self._looks_ahead else self._collect(self._launch())
 
-    def _step_overlapped(self) -> Finished:
+    def _step_ahead(self) -> Finished:
         """Start step t + 1 from tokens on the device while step t is copied.
 
         A chunk that ended with step t is computed once more, and dropped. So is a wrong guess of what
@@ -292,7 +292,7 @@ class DecodeLoop:
             parents[index] == place and chosen[place : place + 1] == [beam.running[place].tokens[-1]]
             for place, index in enumerate(order)
         ]
-        if self._overlapped and (len(slots_before) > 1 or not all(going_on)):
+        if self._looks_ahead and (len(slots_before) > 1 or not all(going_on)):
             going_on = [False] * len(order)  # all have run on, in a step that is not for these hypotheses
         branches = [
             (slots_before[parents[index]], self._slot_start(chunk, slot, hypothesis.tokens))

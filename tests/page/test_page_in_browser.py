@@ -523,7 +523,7 @@ def test_everything_works_by_keyboard_alone(open_page: OpenPage) -> None:
     choose_by_key(page, payload("call.wav"))
     done = card(page, "call.wav")
     done.get_by_label("Download call.wav").wait_for()
-    words = done.locator(".transcript[tabindex='0']")
+    assert done.locator(".transcript[tabindex='0']").count() == 1
     reached = set()
     for _ in range(20):
         page.keyboard.press("Tab")
