@@ -6,6 +6,7 @@ Specifications 1.0; EBU Tech 3306). Of the others it trusts the header's count, 
 """
 
 import ctypes
+import io
 import itertools
 import os
 import platform
@@ -208,6 +209,14 @@ def unsized_header(sample_rate: int, num_channels: int, sample_bytes: int) -> by
     rates = (sample_rate, sample_rate * frame_bytes & 0xFFFFFFFF, frame_bytes, 8 * sample_bytes)
     content = struct.pack("<4sIHHIIHH", b"fmt ", 16, _PCM, num_channels, *rates)
     return b"RIFF\xff\xff\xff\xffWAVE" + content + b"data\xff\xff\xff\xff"
+
+
+def pcm_frames(data: bytes, sample_rate: int, num_channels: int, sample_bytes: int) -> Block:
+    """Return whole frames of little-endian PCM as [frames, channels]."""
+    layout = (sample_rate, num_channels, _SUBTYPES[_PCM, sample_bytes], "LITTLE", "RAW")
+    with soundfile.SoundFile(io.BytesIO(data), "r", *layout) as file:
+        frames: Block = file.read(dtype="float32", always_2d=True)
+    return frames
 
 
 class WavDecoder:

@@ -51,7 +51,7 @@ _SMALL_WORDS: Final = frozenset(_SMALL.split())
 
 
 class TimedLines(NamedTuple):
-    """What a cue shows, and when."""
+    """The lines of a cue, and its times."""
 
     start_s: float
     end_s: float

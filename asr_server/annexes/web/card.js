@@ -121,7 +121,7 @@ export class Card {
     if (isAtWork) this.drawDoing();
     else if (state === "failed") this.#setFacts("not transcribed");
     this.progress.hidden = !isAtWork;
-    show(this.error, error?.message);
+    if (this.error.textContent !== plain(error?.message)) show(this.error, error?.message); // else it is read out again
     this.retry.hidden = !isRetriable;
     if (isAtWork || state === "failed") this.transcript.hear(heard);
   }
@@ -306,3 +306,5 @@ class Speakers {
     this.element.querySelector(`[data-name="${CSS.escape(name)}"] button`)?.focus({ preventScroll: true }); // one may be reading further down
   }
 }
+
+const plain = (text = "") => text.replaceAll("`", "");

@@ -6,14 +6,12 @@ because the package's reader takes lengths of any size. Imported for `--wyoming-
 
 import asyncio
 import contextlib
-import io
 import logging
 import time
 from contextlib import closing
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
-import soundfile
 from starlette.requests import ClientDisconnect
 from wyoming.asr import Transcript as TranscriptEvent
 from wyoming.error import Error
@@ -33,7 +31,7 @@ from asr_server.api.models import ServedModel
 from asr_server.api.state import AppState
 from asr_server.api.transcribe import cancel_on_disconnect
 from asr_server.api.upload import Upload
-from asr_server.audio.native import unsized_header
+from asr_server.audio.native import pcm_frames, unsized_header
 from asr_server.audio.recording import Recording
 from asr_server.audio.stream import Mono16k
 from asr_server.config import MIB, naming
@@ -49,7 +47,6 @@ MAX_PAYLOAD_BYTES: Final = 256 * 1024  # clients send some thousand bytes at a t
 
 # After so much silence speech has ended, as in Home Assistant.
 SILENCE_MS: Final = {"aggressive": 250, "default": 700, "relaxed": 1250}
-RAW_FORMATS: Final = {1: "PCM_U8", 2: "PCM_16", 3: "PCM_24", 4: "PCM_32"}  # by the bytes of a sample
 
 T = TypeVar("T")
 
@@ -80,31 +77,21 @@ class Transcribe(msgspec.Struct, frozen=True):
 
 
 class EndOfSpeech:
-    """Find where a voice command ends, for clients that ask the server to."""
+    """Find where a voice command ends, for clients that ask the server to. Belongs in threads."""
 
     def __init__(self, sensitivity: str, audio_format: AudioFormat) -> None:
-        self._silence_ms = SILENCE_MS.get(sensitivity, SILENCE_MS["default"])
+        silence_ms = SILENCE_MS.get(sensitivity, SILENCE_MS["default"])
+        self._activity = VoiceActivity(msgspec.structs.replace(DEFAULT_VAD, silence_duration_ms=silence_ms))
         self._format, self._mono = audio_format, Mono16k(audio_format.rate, audio_format.channels)
-        self._activity: VoiceActivity | None = None
         self._rest = b""  # of a frame
 
     def hears(self, data: bytes) -> bool:
-        """Listen on. Belongs in a thread: the first call loads the detector."""
-        if self._activity is None:
-            self._activity = VoiceActivity(
-                msgspec.structs.replace(DEFAULT_VAD, silence_duration_ms=self._silence_ms)
-            )
+        """Listen on; return whether speech has ended."""
         data, own = self._rest + data, self._format
         num_whole = len(data) - len(data) % (own.width * own.channels)
         self._rest = data[num_whole:]
-        raw = {"samplerate": own.rate, "channels": own.channels, "subtype": RAW_FORMATS[own.width]}
-        file = io.BytesIO(data[:num_whole])
-        frames, _ = soundfile.read(
-            file, dtype="float32", always_2d=True, format="RAW", endian="LITTLE", **raw
-        )
-        return any(
-            isinstance(each, turns.VoiceStopped) for each in self._activity.push(self._mono.push(frames))
-        )
+        samples = self._mono.push(pcm_frames(data[:num_whole], own.rate, own.channels, own.width))
+        return any(isinstance(each, turns.VoiceStopped) for each in self._activity.push(samples))
 
 
 def content_of(event: Event, content_type: type[T]) -> T:
@@ -219,7 +206,8 @@ class WyomingConnection:
 
     async def _receive_audio(self, first: Event, upload: Upload) -> None:
         audio_format, sensitivity = content_of(first, AudioFormat), self._wanted.vad_sensitivity
-        end = EndOfSpeech(sensitivity, audio_format) if sensitivity else None
+        # The first one loads the detector.
+        end = await asyncio.to_thread(EndOfSpeech, sensitivity, audio_format) if sensitivity else None
         upload.add(unsized_header(audio_format.rate, audio_format.channels, audio_format.width))
         event = first if first.type == "audio-chunk" else await self._next_event()
         while event is not None and event.type != "audio-stop":
