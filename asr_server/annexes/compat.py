@@ -89,10 +89,10 @@ def _head(query: list[tuple[str, str]], fields_type: type[_File]) -> bytes:
 
 class _Detection(transcribe.TranscriptionResponse):
     async def _whole(self, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
-        async with transcribe.transcribing(self._state, form, request, receive) as session:
-            async for delta in session:
+        async with transcribe.transcribing(self._state, form, request, receive) as transcription:
+            async for delta in transcription:
                 if delta.text and delta.language:
-                    probability = session.language_probability
+                    probability = transcription.language_probability
                     return _detected(request, delta.language, 1.0 if probability is None else probability)
         return _detected(request, "", 0.0)
 

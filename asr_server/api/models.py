@@ -20,7 +20,7 @@ from asr_server.core import AudioWindow
 from asr_server.dispatch.dispatcher import CreateExecutor, Dispatcher
 from asr_server.dispatch.executors import create_local_executor
 from asr_server.errors import EngineUnavailable, ModelNotFound, ShuttingDown
-from asr_server.transcription.request import Transcriber
+from asr_server.transcription.transcriber import Transcriber
 
 RETRY_AFTER_S: Final = 5
 MAX_LOAD_WAIT_S: Final = 30.0  # then 503: clients come again, and find the model loaded

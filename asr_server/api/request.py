@@ -28,14 +28,136 @@ M = TypeVar("M", bound=BaseModel)
 F = TypeVar("F", bound=AudioFields)
 
 
-async def read_small_body(request: Request, max_bytes: int) -> bytes:
-    """Return a body that is no recording. Raises InvalidValue over the limit."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > max_bytes:
-            raise InvalidValue(f"The body is over the limit of {max_bytes} bytes.")
-    return bytes(body)
+@dataclass(frozen=True)
+class TranscriptionRequest:
+    model: ServedModel
+    fields: AudioFields  # as the client sent them, checked
+    options: DecodingOptions
+    ignored_fields: tuple[str, ...]  # names that the API does not have, where the settings let them pass
+    render_options: RenderOptions
+    count: SpeakerCount | None = None  # of voices that are told apart; None: none are
+    clips: tuple[Clip, ...] = ()  # parts of the recording; empty: all of it
+
+    @property
+    def is_streamed(self) -> bool:
+        return _is_streamed(self.fields)
+
+    @property
+    def speakers(self) -> tuple[str, ...]:
+        names = tuple(self.fields.known_speaker_names) or schemas.DEFAULT_SPEAKERS
+        return names if self.fields.channels == "split" else ()
+
+    @property
+    def track_choice(self) -> TrackChoice:
+        return parse_choice(self.fields.track, bool(self.speakers))
+
+
+def parse_transcription_request(pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
+    """Raises InvalidValue, ModelNotFound."""
+    fields, ignored, model = _parse(pairs, TranscriptionFields, models)
+    count = _speaker_count(fields)
+    render_options = _render_options(fields)
+    options = _decoding_options(
+        fields,
+        model,
+        [*fields.keywords, *fields.hotwords.split(",")],
+        languages=fields.languages,
+        token_logprobs=render_options.with_logprobs,
+        word_timestamps=render_options.needs_words([fields.response_format]) or count is not None,
+        text_only=_is_text_only(fields),
+    )
+    return TranscriptionRequest(model, fields, options, ignored, render_options, count)
+
+
+def parse_translation_request(pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
+    fields, ignored, model = _parse(pairs, TranslationFields, models)
+    transcriber = model.transcriber
+    if not transcriber.can_translate:
+        raise InvalidValue(f"The model '{fields.model}' cannot translate.", "model")
+    if fields.to_language and transcriber.languages.code(fields.to_language, "to_language") != ENGLISH:
+        raise InvalidValue(
+            "'to_language' can be English only: Whisper translates into nothing else.", "to_language"
+        )
+    render_options = RenderOptions(layout=SubtitleLayout(raw=fields.subtitles == "raw"))
+    options = _decoding_options(
+        fields,
+        model,
+        fields.hotwords.split(","),
+        task="translate",
+        word_timestamps=render_options.needs_words([fields.response_format]),
+        text_only=_is_text_only(fields),
+    )
+    return TranscriptionRequest(model, fields, options, ignored, render_options)
+
+
+def _parse(
+    pairs: list[tuple[str, str]], fields_type: type[F], models: Models
+) -> tuple[F, tuple[str, ...], ServedModel]:
+    ignored: tuple[str, ...] = ()
+    if models.default.settings.unknown_fields == "ignore":
+        pairs, ignored = split_unknown(pairs, fields_type)
+    fields = parse_fields(pairs, fields_type)
+    metrics.current_request_stats().asked_for |= {
+        "model": fields.model[:MAX_QUOTED],
+        "format": fields.response_format,
+        "stream": _is_streamed(fields),
+    }
+    model = models.choose(fields.model)
+    metrics.current_request_stats().model = model.name
+    return fields, ignored, model
+
+
+def _decoding_options(
+    fields: AudioFields, model: ServedModel, keywords: list[str], **own: Any
+) -> DecodingOptions:
+    same_named = AudioFields.model_fields.keys() & {*DecodingOptions.__struct_fields__}
+    values: dict[str, Any] = {name: getattr(fields, name) for name in same_named} | {
+        "prompt": fields.prompt,
+        "keywords": keywords,
+        "temperature": fields.temperature,
+        "streams": _is_streamed(fields),
+        "top_k": max(0, fields.top_k),  # vLLM's -1 is off too
+        "max_new_tokens": fields.max_completion_tokens,
+    }
+    return model.transcriber.options(**values | own)
+
+
+def _speaker_count(fields: TranscriptionFields) -> SpeakerCount | None:
+    if fields.channels == "split" or not _shows_segments(fields):
+        return None
+    wants = (
+        fields.diarize
+        or fields.known_speaker_references
+        or any(getattr(fields, n) for n in schemas.COUNT_FIELDS)
+    )
+    if not wants and fields.response_format != "diarized_json":
+        return None
+    exact = fields.num_speakers
+    return SpeakerCount(exact or fields.min_speakers or 1, exact or fields.max_speakers)
+
+
+def _render_options(fields: TranscriptionFields) -> RenderOptions:
+    granularities = fields.timestamp_granularities or ["segment"]
+    return RenderOptions(
+        with_logprobs="logprobs" in fields.include,
+        with_segments="segment" in granularities,
+        with_words="word" in granularities,
+        layout=SubtitleLayout(
+            fields.subtitles == "raw", **{name: getattr(fields, name) for name in schemas.LAYOUT_FIELDS}
+        ),
+    )
+
+
+def _shows_segments(fields: AudioFields) -> bool:
+    return FORMATS[fields.response_format].shows_segments or fields.stream_include_segments
+
+
+def _is_streamed(fields: AudioFields) -> bool:
+    return fields.stream and fields.response_format != "verbose_json"
+
+
+def _is_text_only(fields: AudioFields) -> bool:
+    return not _shows_segments(fields) and fields.channels != "split"
 
 
 def read_fields(pairs: Iterable[tuple[str, str]], fields_type: type[M]) -> M:
@@ -196,133 +318,11 @@ def _conflicts_of_voices(fields: TranscriptionFields) -> Iterator[tuple[str, str
 _WITH_SPEAKERS: Final = "diarized_json, verbose_json, srt or vtt, or 'stream' with 'stream_include_segments'"
 
 
-def _shows_segments(fields: AudioFields) -> bool:
-    return FORMATS[fields.response_format].shows_segments or fields.stream_include_segments
-
-
-def _is_streamed(fields: AudioFields) -> bool:
-    return fields.stream and fields.response_format != "verbose_json"
-
-
-def _is_text_only(fields: AudioFields) -> bool:
-    return not _shows_segments(fields) and fields.channels != "split"
-
-
-@dataclass(frozen=True)
-class TranscriptionRequest:
-    model: ServedModel
-    fields: AudioFields  # as the client sent them, checked
-    options: DecodingOptions
-    ignored_fields: tuple[str, ...]  # names that the API does not have, where the settings let them pass
-    render_options: RenderOptions
-    count: SpeakerCount | None = None  # of voices that are told apart; None: none are
-    clips: tuple[Clip, ...] = ()  # parts of the recording; empty: all of it
-
-    @property
-    def is_streamed(self) -> bool:
-        return _is_streamed(self.fields)
-
-    @property
-    def speakers(self) -> tuple[str, ...]:
-        names = tuple(self.fields.known_speaker_names) or schemas.DEFAULT_SPEAKERS
-        return names if self.fields.channels == "split" else ()
-
-    @property
-    def track_choice(self) -> TrackChoice:
-        return parse_choice(self.fields.track, bool(self.speakers))
-
-
-def parse_transcription_request(pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
-    """Raises InvalidValue, ModelNotFound."""
-    fields, ignored, model = _parse(pairs, TranscriptionFields, models)
-    count = _speaker_count(fields)
-    render_options = _render_options(fields)
-    options = _decoding_options(
-        fields,
-        model,
-        [*fields.keywords, *fields.hotwords.split(",")],
-        languages=fields.languages,
-        token_logprobs=render_options.with_logprobs,
-        word_timestamps=render_options.needs_words([fields.response_format]) or count is not None,
-        text_only=_is_text_only(fields),
-    )
-    return TranscriptionRequest(model, fields, options, ignored, render_options, count)
-
-
-def parse_translation_request(pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
-    fields, ignored, model = _parse(pairs, TranslationFields, models)
-    transcriber = model.transcriber
-    if not transcriber.can_translate:
-        raise InvalidValue(f"The model '{fields.model}' cannot translate.", "model")
-    if fields.to_language and transcriber.languages.code(fields.to_language, "to_language") != ENGLISH:
-        raise InvalidValue(
-            "'to_language' can be English only: Whisper translates into nothing else.", "to_language"
-        )
-    render_options = RenderOptions(layout=SubtitleLayout(raw=fields.subtitles == "raw"))
-    options = _decoding_options(
-        fields,
-        model,
-        fields.hotwords.split(","),
-        task="translate",
-        word_timestamps=render_options.needs_words([fields.response_format]),
-        text_only=_is_text_only(fields),
-    )
-    return TranscriptionRequest(model, fields, options, ignored, render_options)
-
-
-def _parse(
-    pairs: list[tuple[str, str]], fields_type: type[F], models: Models
-) -> tuple[F, tuple[str, ...], ServedModel]:
-    ignored: tuple[str, ...] = ()
-    if models.default.settings.unknown_fields == "ignore":
-        pairs, ignored = split_unknown(pairs, fields_type)
-    fields = parse_fields(pairs, fields_type)
-    metrics.current_request_stats().asked_for |= {
-        "model": fields.model[:MAX_QUOTED],
-        "format": fields.response_format,
-        "stream": _is_streamed(fields),
-    }
-    model = models.choose(fields.model)
-    metrics.current_request_stats().model = model.name
-    return fields, ignored, model
-
-
-def _decoding_options(
-    fields: AudioFields, model: ServedModel, keywords: list[str], **own: Any
-) -> DecodingOptions:
-    same_named = AudioFields.model_fields.keys() & {*DecodingOptions.__struct_fields__}
-    values: dict[str, Any] = {name: getattr(fields, name) for name in same_named} | {
-        "prompt": fields.prompt,
-        "keywords": keywords,
-        "temperature": fields.temperature,
-        "streams": _is_streamed(fields),
-        "top_k": max(0, fields.top_k),  # vLLM's -1 is off too
-        "max_new_tokens": fields.max_completion_tokens,
-    }
-    return model.transcriber.options(**values | own)
-
-
-def _speaker_count(fields: TranscriptionFields) -> SpeakerCount | None:
-    if fields.channels == "split" or not _shows_segments(fields):
-        return None
-    wants = (
-        fields.diarize
-        or fields.known_speaker_references
-        or any(getattr(fields, n) for n in schemas.COUNT_FIELDS)
-    )
-    if not wants and fields.response_format != "diarized_json":
-        return None
-    exact = fields.num_speakers
-    return SpeakerCount(exact or fields.min_speakers or 1, exact or fields.max_speakers)
-
-
-def _render_options(fields: TranscriptionFields) -> RenderOptions:
-    granularities = fields.timestamp_granularities or ["segment"]
-    return RenderOptions(
-        with_logprobs="logprobs" in fields.include,
-        with_segments="segment" in granularities,
-        with_words="word" in granularities,
-        layout=SubtitleLayout(
-            fields.subtitles == "raw", **{name: getattr(fields, name) for name in schemas.LAYOUT_FIELDS}
-        ),
-    )
+async def read_small_body(request: Request, max_bytes: int) -> bytes:
+    """Return a body that is no recording. Raises InvalidValue over the limit."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > max_bytes:
+            raise InvalidValue(f"The body is over the limit of {max_bytes} bytes.")
+    return bytes(body)

@@ -23,7 +23,7 @@ from asr_server.config import Settings, naming
 from asr_server.core import SpeakerCount
 from asr_server.errors import Overloaded, SessionsTaken
 from asr_server.metrics import Account
-from asr_server.transcription.request import Labeller
+from asr_server.transcription.transcriber import Labeller
 
 SHARE: Final = 3  # times what is free
 SERVICE_RESTART: Final = 1012  # the official client connects again

@@ -38,7 +38,7 @@ from asr_server.config import naming
 from asr_server.core import Transcript
 from asr_server.errors import InvalidValue, Overloaded, ShuttingDown
 from asr_server.formats.render import FORMATS, JSON, DiarizedJson, Json, VerboseJson, render
-from asr_server.transcription.request import Labeller, OpenRequest, TranscriptionSession, task_group
+from asr_server.transcription.transcriber import Labeller, OpenRequest, Transcription, task_group
 
 STREAM_END: Final = b"data: [DONE]\n\n"
 
@@ -122,10 +122,10 @@ class TranscriptionResponse(Response):
         await read_form(connection, form, self._state.reading_turns)
 
     async def _whole(self, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
-        async with transcribing(self._state, form, request, receive) as session:
-            async for _ in session:
+        async with transcribing(self._state, form, request, receive) as transcription:
+            async for _ in transcription:
                 pass
-            transcript = await session.transcript()
+            transcript = await transcription.transcript()
         return await whole_answer(transcript, request, self._make_reply)
 
 
@@ -148,13 +148,13 @@ async def rendered(transcript: Transcript, make: Callable[[], Made]) -> Made:
 @asynccontextmanager
 async def transcribing(
     state: AppState, form: Form, request: TranscriptionRequest, receive: Receive
-) -> AsyncIterator[TranscriptionSession]:
+) -> AsyncIterator[Transcription]:
     stats = metrics.current_request_stats()
     with closing(form), stats.stage("transcription"):
         async with cancel_on_disconnect(receive), state.admission.acquire(stats.key), request.model.using():
             recording = recording_for(request, await form.upload.source())
-            async with session_for(state, request, recording) as session:
-                yield session
+            async with running_transcription(state, request, recording) as transcription:
+                yield transcription
 
 
 def recording_for(request: TranscriptionRequest, source: Source) -> Recording:
@@ -168,17 +168,17 @@ def recording_for(request: TranscriptionRequest, source: Source) -> Recording:
 
 
 @asynccontextmanager
-async def session_for(
+async def running_transcription(
     state: AppState,
     request: TranscriptionRequest,
     recording: Recording,
     open_request: OpenRequest | None = None,
-) -> AsyncIterator[TranscriptionSession]:
+) -> AsyncIterator[Transcription]:
     transcriber, labeller = request.model.transcriber, await _labeller(state, request)
     async with transcriber.run(
         recording, request.options, request.speakers, labeller, open_request
-    ) as session:
-        yield session
+    ) as transcription:
+        yield transcription
 
 
 async def _labeller(state: AppState, request: TranscriptionRequest) -> Labeller | None:
@@ -202,11 +202,11 @@ async def _stream(
 ) -> None:
     stream = EventStream(send, answer_headers(request.model, request.ignored_fields))
     try:
-        async with transcribing(state, form, request, receive) as session:
+        async with transcribing(state, form, request, receive) as transcription:
             writer = EventWriter(request.fields, request.render_options)
-            async for delta in session:
+            async for delta in transcription:
                 stream.write(writer.delta(delta))
-            transcript = await session.transcript()
+            transcript = await transcription.transcript()
             stream.write(await rendered(transcript, lambda: writer.done(transcript)))
         stream.write(STREAM_END)
     except ClientDisconnect:

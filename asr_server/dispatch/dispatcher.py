@@ -44,28 +44,6 @@ from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded
 from asr_server.machine import available_cores
 from asr_server.telemetry import working_for
 
-
-def describe(settings: Settings, engine: EngineInfo, num_replicas: int) -> str:
-    revision = revision_of(Path(settings.model)) or f"of the files in {settings.model}"
-    reasons = engine.reasons
-
-    def chosen(value: object, setting: str, why: str) -> str:
-        asked = getattr(settings, setting) not in ("auto", 0)
-        return f"{value} ({flag_name(setting) if asked else why})"
-
-    cores = f"{available_cores()} cores" + (f" for {num_replicas} replicas" if num_replicas > 1 else "")
-    parts = [
-        f"device {chosen(engine.device, 'device', reasons['device'])}",
-        f"dtype {chosen(engine.dtype, 'dtype', reasons['dtype'])}",
-        f"slots {chosen(engine.num_slots, 'max_slots', reasons['num_slots'])}",
-        f"threads {chosen(engine.num_threads, 'cpu_threads', cores)}",
-        f"replicas {num_replicas}" + (f" ({reasons['num_replicas']})" if "num_replicas" in reasons else ""),
-    ]
-    if kernels := reasons.get("kernels"):  # there was something to choose
-        parts.append(f"kernels: {kernels}")
-    return f"serving {settings.model_names[0]}, revision {revision}: {', '.join(parts)}"
-
-
 # A chunk is given up when it has been in so many replicas that ended: twice beside others, then alone. Where
 # replicas end without it too, it is less likely to be the reason: each such end allows one more.
 ATTEMPTS_BESIDE_OTHERS: Final = 2
@@ -338,6 +316,27 @@ class Dispatcher:
         next_id = msgspec.structs.replace(id, attempt=num_attempts)
         chunk.submit = msgspec.structs.replace(chunk.submit, id=next_id)
         self._wait(chunk)
+
+
+def describe(settings: Settings, engine: EngineInfo, num_replicas: int) -> str:
+    revision = revision_of(Path(settings.model)) or f"of the files in {settings.model}"
+    reasons = engine.reasons
+
+    def chosen(value: object, setting: str, why: str) -> str:
+        asked = getattr(settings, setting) not in ("auto", 0)
+        return f"{value} ({flag_name(setting) if asked else why})"
+
+    cores = f"{available_cores()} cores" + (f" for {num_replicas} replicas" if num_replicas > 1 else "")
+    parts = [
+        f"device {chosen(engine.device, 'device', reasons['device'])}",
+        f"dtype {chosen(engine.dtype, 'dtype', reasons['dtype'])}",
+        f"slots {chosen(engine.num_slots, 'max_slots', reasons['num_slots'])}",
+        f"threads {chosen(engine.num_threads, 'cpu_threads', cores)}",
+        f"replicas {num_replicas}" + (f" ({reasons['num_replicas']})" if "num_replicas" in reasons else ""),
+    ]
+    if kernels := reasons.get("kernels"):  # there was something to choose
+        parts.append(f"kernels: {kernels}")
+    return f"serving {settings.model_names[0]}, revision {revision}: {', '.join(parts)}"
 
 
 def _no_engine() -> EngineUnavailable:

@@ -22,7 +22,7 @@ from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, TEMPERATURE_LADDER, DecodingOptions, Samples, Transcript
 from asr_server.errors import AudioTooShort
 from asr_server.transcription.judge import LEAD_S
-from asr_server.transcription.request import boosted_keywords, prompt_tokens
+from asr_server.transcription.transcriber import boosted_keywords, prompt_tokens
 from harness.engine_helpers import Checkpoint
 from harness.engine_helpers import transcribe as transcribe_chunks
 from harness.openai_whisper import transcribed_features

@@ -22,7 +22,7 @@ from asr_server.errors import InvalidValue
 from asr_server.language_codes import UNSPACED
 from asr_server.levels import runs
 from asr_server.transcription.confidence import LEAST_PROBABILITY
-from asr_server.transcription.request import Transcriber
+from asr_server.transcription.transcriber import Transcriber
 from asr_server.transcription.word_times import edges_by_letters
 
 # Of a stretch's words, the mean: of words that are said up to 4.2, but for figures; of others 6 to 9.

@@ -77,10 +77,10 @@ class AlignmentResponse(transcribe.TranscriptionResponse):
         return replace(parse_transcription_request(asked, models), ignored_fields=ignored)
 
     async def _whole(self, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
-        async with transcribe.transcribing(self._state, form, request, receive) as session:
-            async for _ in session:
+        async with transcribe.transcribing(self._state, form, request, receive) as transcription:
+            async for _ in transcription:
                 pass
-            transcript, source = await session.transcript(), await form.upload.source()
+            transcript, source = await transcription.transcript(), await form.upload.source()
 
             def open_recording(clips: Sequence[Clip]) -> Recording:
                 return transcribe.recording_for(replace(request, clips=tuple(clips)), source)

@@ -20,8 +20,8 @@ from asr_server.dispatch.queue import RequestHandle
 from asr_server.levels import joined
 from asr_server.telemetry import unique_request_id
 from asr_server.transcription.progress import StallWatch
-from asr_server.transcription.request import Transcriber, task_group
 from asr_server.transcription.segments import decode_part
+from asr_server.transcription.transcriber import Transcriber, task_group
 from asr_server.transcription.word_times import edges_by_letters
 
 # A stretch is read with so many of the known words around it, at most so far away, and with some sound around

@@ -1,4 +1,4 @@
-"""Run jobs, some at a time, in the way of a request: the same fields, options, session and reply."""
+"""Run jobs, some at a time, in the way of a request: the same fields, options, transcription and reply."""
 
 import asyncio
 import errno
@@ -177,14 +177,16 @@ class Runner:
         with metrics.current_request_stats().stage("transcription"):
             async with (
                 model.using(),
-                transcribe.session_for(self._state, request, recording, known.open) as session,
+                transcribe.running_transcription(
+                    self._state, request, recording, known.open
+                ) as transcription,
             ):
                 await self._count_start(job, live)
-                async for delta in session:
+                async for delta in transcription:
                     live.add(delta.text, writer.delta(delta))
                     live.done_s = max(live.done_s, delta.end_s)
                     self.changes.notify(job.id)
-                transcript = await session.transcript()
+                transcript = await transcription.transcript()
         response = await transcribe.whole_answer(transcript, request, transcribe.body_response)
         done = await transcribe.rendered(transcript, lambda: writer.done(transcript))
         status = "incomplete" if transcript.is_cut_short else "completed"

@@ -20,7 +20,7 @@ from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidValue
 from asr_server.formats.render import FORMATS, FileFormat, RenderOptions
 from asr_server.formats.subtitles import READABLE_LAYOUT, SubtitleLayout
-from asr_server.transcription.request import Transcriber, prompt_tokens
+from asr_server.transcription.transcriber import Transcriber, prompt_tokens
 
 FILES_AT_ONCE: Final = 16
 Existing = Literal["refuse", "skip", "overwrite"]  # what happens to a file whose result is there already
@@ -130,10 +130,10 @@ class LocalTranscriber:
     async def _transcribe(self, source: Source, on_progress: OnProgress, own: DecodingOptions) -> Transcript:
         recording = self.recording(source, self._clips)
         track = SpeakerTrack(self._voices) if self._voices else None
-        async with self.transcriber.run(recording, own, self._speakers, track) as session:
-            async for delta in session:
+        async with self.transcriber.run(recording, own, self._speakers, track) as transcription:
+            async for delta in transcription:
                 on_progress(delta.end_s, recording.expected_duration_s)
-            transcript = await session.transcript()
+            transcript = await transcription.transcript()
         if self._stands_in and not transcript.text:
             raise ChunkFailed(
                 f"no speech recognised: {self.model}, in the place of {DEFAULT_MODEL}, {EMBEDDED_MODEL_LIMIT}"

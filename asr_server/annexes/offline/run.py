@@ -34,7 +34,7 @@ from asr_server.annexes.ray.cluster import cluster_address
 from asr_server.config import Settings
 from asr_server.core import Transcript
 from asr_server.errors import EngineUnavailable, InvalidValue
-from asr_server.transcription.request import task_group
+from asr_server.transcription.transcriber import task_group
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from asr_server.api.errors import body_of
 from asr_server.api.state import AppState, caller_of, models_of
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.errors import InvalidValue, RateLimited, RequestError
-from asr_server.transcription.request import first_error
+from asr_server.transcription.transcriber import first_error
 
 NORMAL: Final = 1000
 GOING_AWAY: Final = 1001  # the official client connects again

@@ -39,7 +39,7 @@ from asr_server.core import DecodingOptions, Transcript
 from asr_server.errors import InvalidValue, RequestError, ServiceUnavailable, ShuttingDown, TooSlow
 from asr_server.machine import listening_on
 from asr_server.telemetry import current_request_id
-from asr_server.transcription.request import first_error
+from asr_server.transcription.transcriber import first_error
 
 MAX_LINE_BYTES: Final = 64 * 1024
 MAX_DATA_BYTES: Final = 64 * 1024
@@ -237,10 +237,10 @@ class WyomingConnection:
             model.using(),
         ):
             recording = Recording(await upload.source(), model.audio_limits)
-            async with model.transcriber.run(recording, options) as session:
-                async for _ in session:
+            async with model.transcriber.run(recording, options) as transcription:
+                async for _ in transcription:
                     pass
-                return await session.transcript()
+                return await transcription.transcript()
 
     async def _wait_until_left(self) -> dict[str, Any]:
         await self._has_left.wait()

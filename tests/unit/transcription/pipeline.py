@@ -16,7 +16,7 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Samples, Transcript
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.transcription.request import Transcriber
+from asr_server.transcription.transcriber import Transcriber
 from tests.support.embedded import embedded
 from tests.support.memory_file import MemoryFile
 
@@ -35,10 +35,10 @@ class Pipeline:
 
     async def transcribe(self, sound: Samples, options: DecodingOptions) -> Transcript:
         recording = Recording(MemoryFile(wav(sound)), self.limits)
-        async with self.transcriber.run(recording, options) as session:
-            async for _ in session:
+        async with self.transcriber.run(recording, options) as transcription:
+            async for _ in transcription:
                 pass
-            return await session.transcript()
+            return await transcription.transcript()
 
 
 @asynccontextmanager

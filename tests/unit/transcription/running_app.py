@@ -8,7 +8,7 @@ from asr_server.audio.recording import PreprocessPool, Recording
 from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult, DecodingOptions, Transcript, TranscriptDelta
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.transcription.request import Transcriber
+from asr_server.transcription.transcriber import Transcriber
 from tests.support.embedded import embedded
 from tests.support.fake_replica import FakeReplica, noise, say, wav
 from tests.support.memory_file import MemoryFile
@@ -36,9 +36,9 @@ class RunningApp:
         self, source: bytes, options: DecodingOptions = ENGLISH, speakers: tuple[str, ...] = ()
     ) -> tuple[list[TranscriptDelta], Transcript]:
         recording = Recording(MemoryFile(source), split_channels=bool(speakers))
-        async with self.transcriber.run(recording, options, speakers) as session:
-            deltas = [delta async for delta in session]
-            return deltas, await session.transcript()
+        async with self.transcriber.run(recording, options, speakers) as transcription:
+            deltas = [delta async for delta in transcription]
+            return deltas, await transcription.transcript()
 
 
 def two_channels(*spans: tuple[int, int, int]) -> bytes:

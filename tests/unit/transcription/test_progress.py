@@ -21,7 +21,7 @@ from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples, 
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.metrics import REGISTRY
-from asr_server.transcription.request import Transcriber, TranscriptionSession
+from asr_server.transcription.transcriber import Transcriber, Transcription
 from harness.clips import make_clip
 from tests.support.checkpoints import fragmentary_directory
 from tests.support.embedded import embedded
@@ -67,9 +67,9 @@ async def test_deltas_joined_are_the_text_whatever_is_rejected(monkeypatch: pyte
                 no_speech_threshold=rng.choice([-1.0, 0.6]),
                 seed=number,
             )
-            async with transcriber.run(number, options) as session:
-                deltas = [delta async for delta in session]
-                transcript = await session.transcript()
+            async with transcriber.run(number, options) as transcription:
+                deltas = [delta async for delta in transcription]
+                transcript = await transcription.transcript()
             assert "".join(delta.text for delta in deltas) == transcript.text
             assert sum(delta.num_text_tokens for delta in deltas) == transcript.num_text_tokens
             assert sum(delta.num_audio_tokens for delta in deltas) == transcript.num_audio_tokens
@@ -91,9 +91,9 @@ async def test_a_request_that_streams_says_what_one_that_does_not_says_whatever_
                 options = msgspec.structs.replace(
                     LENIENT, early_results=True, streams=streams, logprob_threshold=threshold
                 )
-                async with transcriber.run(3, options) as session:
-                    [delta async for delta in session]
-                    segments.append((await session.transcript()).segments)
+                async with transcriber.run(3, options) as transcription:
+                    [delta async for delta in transcription]
+                    segments.append((await transcription.transcript()).segments)
             assert segments[0] == segments[1]
 
 
@@ -119,7 +119,7 @@ class RealTranscriber:
         await self._dispatcher.stop()
         await asyncio.to_thread(self._pool.shutdown)
 
-    def run(self, clip: int, options: DecodingOptions) -> AbstractAsyncContextManager[TranscriptionSession]:
+    def run(self, clip: int, options: DecodingOptions) -> AbstractAsyncContextManager[Transcription]:
         recording = Recording(MemoryFile(wav(make_clip(clip, 4.0))), self._limits)
         return self._transcriber.run(recording, options)
 
@@ -156,8 +156,8 @@ class App:
         self, is_sent_early: bool = True, options: DecodingOptions = STREAMED, sound: Samples = TWO_SECONDS
     ) -> list[str]:
         """The deltas of the sound, of which the first second is read early."""
-        async with self.transcriber.run(Recording(MemoryFile(wav(sound))), options) as session:
-            deltas = aiter(session)
+        async with self.transcriber.run(Recording(MemoryFile(wav(sound))), options) as transcription:
+            deltas = aiter(transcription)
             submit = await self.next_submit()
             self.replica.report(submit)
             sent = [await anext(deltas)] if is_sent_early else []
@@ -166,8 +166,8 @@ class App:
             sent += [delta async for delta in deltas]
             texts = [delta.text for delta in sent]
             self.num_audio_tokens = [delta.num_audio_tokens for delta in sent]
-            self.segments = (await session.transcript()).segments
-            assert "".join(texts) == (await session.transcript()).text
+            self.segments = (await transcription.transcript()).segments
+            assert "".join(texts) == (await transcription.transcript()).text
             return texts
 
     async def next_submit(self) -> Submit:
@@ -273,22 +273,22 @@ async def test_what_was_sent_stands_when_the_rest_of_its_chunk_is_read_in_one_pi
 async def test_while_the_language_is_not_settled_text_waits_for_its_chunk(app: App) -> None:
     """The vote of several chunks may have it read again in another language."""
     options = msgspec.structs.replace(STREAMED, language=None)
-    async with app.transcriber.run(Recording(MemoryFile(wav(noise(2.0)))), options) as session:
+    async with app.transcriber.run(Recording(MemoryFile(wav(noise(2.0)))), options) as transcription:
         submit = await app.next_submit()
         app.replica.probabilities = {"en": 0.6, "de": 0.4}
         app.replica.report(submit)
         app.replica.release(submit)
-        assert [delta.text async for delta in session] == ["zero one"]
+        assert [delta.text async for delta in transcription] == ["zero one"]
 
 
 async def test_the_first_text_is_not_held_up_by_the_encoding_of_more(app: App) -> None:
     app.replica.early = say(t(0), *words("0"), t(5), finish_reason="length")
-    async with app.transcriber.run(Recording(MemoryFile(wav(noise(75.0)))), STREAMED) as session:
+    async with app.transcriber.run(Recording(MemoryFile(wav(noise(75.0)))), STREAMED) as transcription:
         submit = await app.next_submit()
         await asyncio.sleep(0.2)
         assert len(app.replica.submits) == 1
         app.replica.report(submit)
-        assert (await anext(aiter(session))).text == "zero"
+        assert (await anext(aiter(transcription))).text == "zero"
         async with asyncio.timeout(60):
             while len(app.replica.submits) < 2:
                 await asyncio.sleep(0.001)

@@ -18,7 +18,7 @@ from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import RequestStalled
 from asr_server.metrics import REGISTRY
 from asr_server.transcription.progress import MAX_STEPS_IN_FLIGHT, ChunkProgress, StallLimits
-from asr_server.transcription.request import Transcriber
+from asr_server.transcription.transcriber import Transcriber
 from tests.support.embedded import embedded
 from tests.support.fake_replica import FakeReplica, noise, say, wav
 from tests.support.memory_file import MemoryFile
@@ -63,8 +63,8 @@ async def transcriber(
 
 
 async def read(app: Transcriber, options: DecodingOptions = ENGLISH) -> str:
-    async with app.run(Recording(MemoryFile(wav(noise(75)))), options) as session:
-        return "".join([delta.text async for delta in session])
+    async with app.run(Recording(MemoryFile(wav(noise(75)))), options) as transcription:
+        return "".join([delta.text async for delta in transcription])
 
 
 def num_stalled() -> float:
@@ -128,9 +128,9 @@ async def test_a_client_that_reads_slowly_does_not_end_its_request() -> None:
     async with (
         asyncio.timeout(60),
         transcriber(replica, StallLimits(request_s=0.5)) as app,
-        app.run(Recording(MemoryFile(wav(noise(75)))), ENGLISH) as session,
+        app.run(Recording(MemoryFile(wav(noise(75)))), ENGLISH) as transcription,
     ):
-        deltas = aiter(session)
+        deltas = aiter(transcription)
         first = await anext(deltas)
         await asyncio.sleep(2.0)  # four times the limit
         assert first.text + "".join([delta.text async for delta in deltas])

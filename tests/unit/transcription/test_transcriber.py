@@ -9,7 +9,7 @@ import pytest
 
 from asr_server.audio.recording import Cancelled, Recording
 from asr_server.core import Chunk, DecodingOptions, Samples
-from asr_server.transcription.request import Transcriber
+from asr_server.transcription.transcriber import Transcriber
 from tests.support.fake_replica import noise, wav
 from tests.support.memory_file import MemoryFile
 from tests.support.tokens import TOKENIZER, make_tokenizer
@@ -57,11 +57,11 @@ async def test_a_recording_is_decoded_once_its_track_of_speakers_has_room(app: R
             pass
 
     recording = Recording(MemoryFile(THREE_CHUNKS))
-    async with app.transcriber.run(recording, ENGLISH, labeller=Track()) as session:  # type: ignore[arg-type]
+    async with app.transcriber.run(recording, ENGLISH, labeller=Track()) as transcription:  # type: ignore[arg-type]
         await until(lambda: asked)
         assert app.pool.stats.slices == 0
         has_room.set()
-        assert len([delta async for delta in session]) == 3
+        assert len([delta async for delta in transcription]) == 3
     assert asked == list(range(app.pool.stats.slices))
 
 

@@ -43,20 +43,6 @@ from asr_server.transcription.transcript import TranscriptBuilder
 OpenRequest = Callable[[str], RequestHandle]
 
 
-@asynccontextmanager
-async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
-    try:
-        async with asyncio.TaskGroup() as group:
-            yield group
-    except BaseExceptionGroup as errors:
-        raise first_error(errors) from None
-
-
-def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    error = errors.exceptions[0]
-    return first_error(error) if isinstance(error, BaseExceptionGroup) else error
-
-
 class Labeller(Protocol):
     """Listen to a recording's samples, and label its transcript, as by who speaks."""
 
@@ -124,7 +110,7 @@ class Transcriber:
         speakers: Sequence[str] = (),
         labeller: Labeller | None = None,
         open_request: OpenRequest | None = None,
-    ) -> AsyncIterator[TranscriptionSession]:
+    ) -> AsyncIterator[Transcription]:
         """Run a request while the block runs; leaving it cancels the rest and closes the recording.
 
         Args:
@@ -135,24 +121,24 @@ class Transcriber:
         """
         open_request = open_request or partial(self.dispatcher.open, is_live=isinstance(source, ChunkSource))
         handle = open_request(unique_request_id())
-        session = TranscriptionSession(self, handle, source, options, speakers, labeller)
+        transcription = Transcription(self, handle, source, options, speakers, labeller)
         try:
             async with task_group() as group:
-                session.start(group)
+                transcription.start(group)
                 try:
-                    yield session
+                    yield transcription
                 finally:
-                    session.stop()
+                    transcription.stop()
         finally:
-            session.close()
+            transcription.close()
 
     async def transcribe_chunk(self, chunk: Chunk, options: DecodingOptions) -> TranscriptDelta:
         """Transcribe one chunk of live speech. Raises EngineUnavailable, ChunkFailed."""
-        async with self.run(ChunkSource(chunk), options) as session:
-            return await session.only_delta()
+        async with self.run(ChunkSource(chunk), options) as transcription:
+            return await transcription.only_delta()
 
 
-class TranscriptionSession:
+class Transcription:
     def __init__(
         self,
         transcriber: Transcriber,
@@ -320,3 +306,17 @@ def boosted_keywords(keywords: Sequence[str]) -> tuple[str, ...]:
     terms = (word.strip() for word in keywords)
     kept = dict.fromkeys(term for term in terms if 0 < len(term) <= MAX_BOOSTED_CHARS)
     return tuple(islice(kept, MAX_BOOSTED_KEYWORDS))
+
+
+@asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from None
+
+
+def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    error = errors.exceptions[0]
+    return first_error(error) if isinstance(error, BaseExceptionGroup) else error

@@ -11,7 +11,7 @@ from asr_server.core import Chunk, ChunkResult, DecodingOptions, TranscriptDelta
 from asr_server.dispatch.queue import CHUNKS_AHEAD
 from asr_server.errors import ChunkFailed
 from asr_server.metrics import REGISTRY
-from asr_server.transcription.request import TranscriptionSession
+from asr_server.transcription.transcriber import Transcription
 from tests.support.fake_replica import noise, say, wav
 from tests.support.memory_file import MemoryFile
 from tests.support.tokens import t, words
@@ -37,11 +37,11 @@ async def test_deltas_come_in_the_files_order_however_chunks_are_read(app: Runni
 
 async def test_the_audio_is_counted_as_far_as_it_is_read_and_once(app: RunningApp) -> None:
     recording = Recording(MemoryFile(two_channels((0, 0, 20), (1, 25, 40))), split_channels=True)
-    async with app.transcriber.run(recording, ENGLISH, ("ann", "bob")) as session:
-        assert isinstance(session, TranscriptionSession)
-        async for delta in session:
-            assert session.handle.stats.audio_s == pytest.approx(delta.end_s)
-        assert session.handle.stats.audio_s == pytest.approx(75.0)
+    async with app.transcriber.run(recording, ENGLISH, ("ann", "bob")) as transcription:
+        assert isinstance(transcription, Transcription)
+        async for delta in transcription:
+            assert transcription.handle.stats.audio_s == pytest.approx(delta.end_s)
+        assert transcription.handle.stats.audio_s == pytest.approx(75.0)
 
 
 async def test_live_speech_is_not_counted(app: RunningApp) -> None:
@@ -142,15 +142,15 @@ async def test_a_channel_that_is_silent_does_not_hold_up_the_other(app: RunningA
     app.replica.holding = True
     app.answer = lambda submit: say(t(0), *words(str(submit.id.chunk)), t(2))
     recording = Recording(MemoryFile(two_channels((0, 0, 75))), split_channels=True)
-    async with app.transcriber.run(recording, ENGLISH, ("ann", "bob")) as session:
+    async with app.transcriber.run(recording, ENGLISH, ("ann", "bob")) as transcription:
         await until(lambda: len(app.replica.held) >= 2)
         app.replica.release(app.replica.held[0])
-        texts = [delta.text async for delta in _until_text(session)]
+        texts = [delta.text async for delta in _until_text(transcription)]
         assert texts[-1] == "zero"
 
 
-async def _until_text(session: TranscriptionSession) -> AsyncIterator[TranscriptDelta]:
-    async for delta in session:
+async def _until_text(transcription: Transcription) -> AsyncIterator[TranscriptDelta]:
+    async for delta in transcription:
         yield delta
         if delta.text:
             return

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from asr_server.transcription.request import first_error, task_group
+from asr_server.transcription.transcriber import first_error, task_group
 
 
 async def forever(ended: list[str]) -> None:

@@ -2,8 +2,8 @@ import msgspec
 import pytest
 
 from asr_server.transcription.progress import PreviousText
-from asr_server.transcription.request import boosted_keywords, prompt_tokens
 from asr_server.transcription.segments import DecodedPart, Span
+from asr_server.transcription.transcriber import boosted_keywords, prompt_tokens
 from tests.support.fake_replica import say
 from tests.support.tokens import TOKENIZER, words
 
