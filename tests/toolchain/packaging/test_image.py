@@ -7,7 +7,7 @@ from packaging.utils import canonicalize_name
 
 from asr_server import __version__
 from tests.toolchain.packaging.package_index import ROOT
-from tests.toolchain.packaging.test_locks import PROJECT, pins
+from tests.toolchain.packaging.test_dependencies import PROJECT, pins
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 

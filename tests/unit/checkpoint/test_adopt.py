@@ -34,7 +34,7 @@ from tests.unit.checkpoint.foreign_models import (
     write_ggml,
     write_openai,
 )
-from tests.unit.model.test_weights_convert import logits_are_the_same
+from tests.unit.model.test_weights import logits_are_the_same
 from tests.unit.model.test_whisper import our_logits
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.checkpoint.sizes import WhisperSizes, read_alignment_heads, upper_half
+from asr_server.checkpoint.sizes import WhisperSizes, read_alignment_heads, read_window, upper_half
 from asr_server.config import EMBEDDED_MODEL
+from asr_server.core import AudioWindow
 from asr_server.errors import CheckpointError
+from tests.support.checkpoints import pocket_directory, short_window_directory
 
 
 @pytest.fixture
@@ -65,3 +67,79 @@ def test_ranks_have_to_divide_heads_and_columns(directory: Path) -> None:
     sizes = WhisperSizes.from_directory(directory)
     assert sizes.why_not_shared_by(4) == ""
     assert sizes.why_not_shared_by(3) == "must divide the model's encoder_attention_heads, 4"
+
+
+def write_checkpoint(directory: Path, config: dict[str, object], preprocessor: dict[str, object]) -> Path:
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+    return directory
+
+
+def test_the_window_is_as_long_as_the_encoder_has_positions() -> None:
+    assert read_window(pocket_directory()) == AudioWindow(1500)
+    window = read_window(short_window_directory())
+    assert (window.num_positions, window.duration_s, window.num_samples) == (400, 8.0, 128_000)
+
+
+def test_a_checkpoint_that_says_nothing_has_whispers_window(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert read_window(tmp_path) == AudioWindow(1500)
+
+
+def test_a_checkpoint_may_ask_for_chunks_shorter_than_its_window(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, {"max_source_positions": 1500}, {"chunk_length": 30, "max_chunk_s": 6.5})
+    window = read_window(tmp_path)
+    assert (window.duration_s, window.chunk_s) == (30.0, 6.5)
+
+
+def test_padding_is_silence_or_zeros(tmp_path: Path) -> None:
+    assert read_window(pocket_directory()).padding == "silence"
+    write_checkpoint(tmp_path, {}, {"padding": "zeros"})
+    assert read_window(tmp_path).padding == "zeros"
+    write_checkpoint(tmp_path, {}, {"padding": "noise"})
+    with pytest.raises(CheckpointError, match=r"padding in .* is 'noise': silence or zeros"):
+        read_window(tmp_path)
+
+
+def test_short_audio_has_silence_of_1_5_s_behind_it_and_is_rounded_up_to_few_lengths() -> None:
+    tail = AudioWindow().for_short_audio("tail")
+    seconds = (0.1, 1.5, 1.501, 4.5, 4.501, 8.5, 14, 18.5, 18.501, 26.501, 27.501, 30)
+    expected = [2, 3, 3.5, 6, 8, 10, 16, 20, 21, 29, 30, 30]
+    assert [tail.positions_for(round(s * 16_000)) / 50 for s in seconds] == expected
+    assert {AudioWindow().for_short_audio("exact").positions_for(n) for n in (1, 480_000)} == {1500}
+    assert AudioWindow(400).for_short_audio("tail", (250, 400, 500)).short_lengths == (250,)
+
+
+@pytest.mark.parametrize(
+    "preprocessor", [{"chunk_length": 30}, {"hop_length": 80}, {"n_fft": 512}, {"sampling_rate": 8000}]
+)
+def test_features_of_another_encoder_are_an_error(tmp_path: Path, preprocessor: dict[str, object]) -> None:
+    write_checkpoint(tmp_path, {"max_source_positions": 400}, preprocessor)
+    ((key, value),) = preprocessor.items()
+    with pytest.raises(
+        CheckpointError, match=rf"{key} in .*preprocessor_config.json is {value}; its encoder needs"
+    ):
+        read_window(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("max_source_positions", 0, "0: must be a whole number from 1 on"),
+        ("max_source_positions", 2.0, "2.0: must be a whole number from 1 on"),
+        ("max_source_positions", True, "True: must be a whole number from 1 on"),
+        ("max_source_positions", "9" * 90, f"'{'9' * 79}: must be a whole number from 1 on"),
+        ("max_chunk_s", -0.1, "-0.1: must be from 0 to 3600"),
+        ("max_chunk_s", 3600.1, "3600.1: must be from 0 to 3600"),
+        ("max_chunk_s", False, "False: must be from 0 to 3600"),
+        ("max_chunk_s", None, "None: must be from 0 to 3600"),
+        ("max_chunk_s", float("nan"), "nan: must be from 0 to 3600"),
+        ("max_chunk_s", float("inf"), "inf: must be from 0 to 3600"),
+    ],
+)
+def test_other_values_are_refused_by_name(tmp_path: Path, name: str, value: object, told: str) -> None:
+    write_checkpoint(tmp_path, {name: value}, {name: value})
+    with pytest.raises(CheckpointError) as caught:
+        read_window(tmp_path)
+    assert str(caught.value).startswith(f"{name} in {tmp_path}")
+    assert str(caught.value).endswith(f" is {told}")

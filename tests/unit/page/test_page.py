@@ -4,10 +4,11 @@ import re
 
 import pytest
 
-from asr_server.annexes.page import WEB
-from tests.unit.api.running_app import RunningApp
+from asr_server.annexes.page import FILES, WEB
+from tests.support.embedded import embedded
+from tests.unit.api.running_app import RunningApp, run_app
 
-FILES = sorted(path.name for path in WEB.iterdir())
+NAMES = sorted(path.name for path in WEB.iterdir())
 
 
 async def test_the_page_is_served_with_a_policy_that_keeps_other_hosts_out(app: RunningApp) -> None:
@@ -17,7 +18,7 @@ async def test_the_page_is_served_with_a_policy_that_keeps_other_hosts_out(app: 
     assert (await app.client.head("/")).status_code == 200
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", NAMES)
 async def test_every_file_is_served_with_its_type(app: RunningApp, name: str) -> None:
     reply = await app.client.get(f"/web/{name}")
     types = {
@@ -38,7 +39,7 @@ async def test_nothing_but_the_pages_files_is_served(app: RunningApp) -> None:
         assert (await app.client.get(path)).status_code == 404
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_file_names_another_host(name: str) -> None:
     text = (WEB / name).read_text(errors="replace")
     assert set(re.findall(r"https?://[^\s\"'<>]+", text)) <= {
@@ -52,3 +53,17 @@ async def test_the_stream_for_the_page_ends_with_the_segments(app: RunningApp) -
     assert '"segments":[{"id":0' in reply.text
     assert '"duration":1.0' in reply.text
     assert '"segments"' not in (await app.post(stream="true")).text
+
+
+@pytest.mark.parametrize("root_path", ["", "/asr"])
+async def test_the_page_names_its_files_and_document_below_the_servers_path(root_path: str) -> None:
+    async with run_app(embedded(root_path=root_path)) as app:
+        reply = await app.client.get("/docs")
+        page = reply.text
+    for file in ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png"):
+        assert f'"{root_path}{FILES}/{file}"' in page
+    assert f"url: '{root_path}/openapi.json'" in page
+    assert "<title>asr-server - Swagger UI</title>" in page
+    assert '"validatorUrl": null' in page
+    assert "://" not in page
+    assert reply.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self' ")

@@ -1,8 +1,9 @@
 """Who speaks when, by the real models, through whole recordings; test_clustering.py has more, by numbers."""
 
 import asyncio
+import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -13,12 +14,20 @@ from scipy.signal import fftconvolve
 from asr_server.annexes.speakers import track as track_module
 from asr_server.annexes.speakers.labels import SpeakerOfTime, Turn
 from asr_server.annexes.speakers.segmentation import STEP, WINDOW
-from asr_server.annexes.speakers.track import SpeakerTrack, names_of_labels, reference_embeddings
+from asr_server.annexes.speakers.track import (
+    SpeakerTrack,
+    decode_reference,
+    names_of_labels,
+    reference_embeddings,
+)
+from asr_server.audio.recording import PreprocessPool
 from asr_server.core import SAMPLE_RATE, Samples, SpeakerCount
+from asr_server.errors import InvalidValue
 from benchmarks.speakers import errors
 from harness.speech.conversations import Conversation
 from harness.speech.corpora import Clip
 from harness.speech.noises import by_telephone
+from tests.support.fake_replica import noise, wav
 from tests.support.speech import RECORDINGS, VOICES, audible, say
 from tests.unit.speakers.people import TALK, join
 
@@ -227,3 +236,59 @@ async def test_each_reference_is_heard_in_its_turn(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(track_module, "hear_reference", lambda samples: samples * 2)
     given = [np.full(3, number, np.float32) for number in range(3)]
     assert [found.tolist() for found in await reference_embeddings(given)] == [[0] * 3, [2] * 3, [4] * 3]
+
+
+@pytest.fixture
+def pool() -> Iterator[PreprocessPool]:
+    pool = PreprocessPool(1)
+    yield pool
+    pool.shutdown()
+
+
+def encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+async def refusal(url: str, pool: PreprocessPool) -> str:
+    with pytest.raises(InvalidValue) as caught:
+        await decode_reference(url, pool)
+    assert caught.value.param == "known_speaker_references[]"
+    return caught.value.message
+
+
+@pytest.mark.parametrize(("duration_s", "head"), [(2.0, "audio/wav"), (10.0, "audio/x-wav;codecs=1")])
+async def test_a_reference_lasts_2_to_10_seconds(duration_s: float, head: str, pool: PreprocessPool) -> None:
+    url = f"data:{head};base64,{encoded(wav(noise(duration_s)))}"
+    assert len(await decode_reference(url, pool)) == round(duration_s * SAMPLE_RATE)
+
+
+@pytest.mark.parametrize(("duration_s", "told"), [(1.8, "1.8"), (10.2, "10.2"), (40.0, "40.0")])
+async def test_a_shorter_or_longer_one_is_refused_with_its_length(
+    duration_s: float, told: str, pool: PreprocessPool
+) -> None:
+    url = f"data:audio/wav;base64,{encoded(wav(noise(duration_s)))}"
+    expected = f"'known_speaker_references[]' are 2 to 10 s long; one has {told} s."
+    assert await refusal(url, pool) == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        encoded(b"RIFF"),
+        "data:audio/wav;base64,",
+        "data:audio/wav,RIFF",
+        "data:audio/wav;base64,UklGRg=",
+        "data:audio/wav;base64,Ukl GRg==",
+        f"https://host/data:audio/wav;base64,{encoded(b'RIFF')}",
+        f"data:audio wav;base64,{encoded(b'RIFF')}",
+    ],
+)
+async def test_what_is_no_data_url_is_told_how_one_looks(url: str, pool: PreprocessPool) -> None:
+    expected = "'known_speaker_references[]' are data URLs: data:audio/wav;base64,..."
+    assert await refusal(url, pool) == expected
+
+
+async def test_what_is_no_audio_is_told_so(pool: PreprocessPool) -> None:
+    message = await refusal(f"data:audio/wav;base64,{encoded(b'no audio')}", pool)
+    assert message.startswith("One of 'known_speaker_references[]' cannot be read: ")

@@ -5,14 +5,23 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from asr_server.audio.recording import Cancelled, Recording
 from asr_server.core import Chunk, DecodingOptions, Samples
-from asr_server.transcription.transcriber import Transcriber
-from tests.support.fake_replica import noise, wav
+from asr_server.transcription.progress import PreviousText
+from asr_server.transcription.segments import DecodedPart, Span
+from asr_server.transcription.transcriber import (
+    Transcriber,
+    boosted_keywords,
+    first_error,
+    prompt_tokens,
+    task_group,
+)
+from tests.support.fake_replica import noise, say, wav
 from tests.support.memory_file import MemoryFile
-from tests.support.tokens import TOKENIZER, make_tokenizer
+from tests.support.tokens import TOKENIZER, make_tokenizer, words
 from tests.support.until import until
 from tests.unit.transcription.running_app import ENGLISH, THREE_CHUNKS, RunningApp, two_channels
 
@@ -107,3 +116,95 @@ async def test_a_model_translates_if_it_has_several_languages_and_the_task(app: 
     assert can_translate(TOKENIZER)
     assert not can_translate(make_tokenizer(("en",)))
     assert not can_translate(SimpleNamespace(specials=replace(TOKENIZER.specials, translate=None)))
+
+
+def said(tokens: tuple[int, ...]) -> str:
+    return TOKENIZER.decode(tokens)
+
+
+def test_a_prompt_begins_with_a_space_as_spoken_text_does() -> None:
+    assert said(prompt_tokens(TOKENIZER, "hello\n")) == " hello"
+
+
+def test_the_end_of_a_long_prompt_is_kept() -> None:
+    tokens = prompt_tokens(TOKENIZER, "a" * 1000 + "the end")
+    assert len(tokens) == 223
+    assert said(tokens).endswith("the end")
+
+
+def test_the_text_of_a_special_token_stays_text() -> None:
+    tokens = prompt_tokens(TOKENIZER, "<|endoftext|><|translate|>")
+    assert all(TOKENIZER.is_text(token) for token in tokens)
+    assert said(tokens) == " <|endoftext|><|translate|>"
+
+
+def test_the_first_sixty_four_keywords_get_a_bonus_each_once() -> None:
+    many = [str(number) for number in range(64 + 5)]
+    assert boosted_keywords([" 0 ", "", "0", *many]) == tuple(many[:64])
+
+
+def part_of(digits: str, temperature: float, num_read: int = 9) -> DecodedPart:
+    result = msgspec.structs.replace(say(*words("1")), temperature=temperature)
+    spans = tuple(Span(0.0, 1.0, words(digit), (-0.1,)) for digit in digits)
+    return DecodedPart(0.0, 1.0, result, spans, num_read)
+
+
+def test_the_text_so_far_follows_the_requests_prompt() -> None:
+    text = PreviousText(words("9"))
+    text.add(part_of("12", 0.0))
+    text.add(part_of("3", 0.5))
+    assert text.tokens == words("9123")
+    text.add(part_of("4" * 222, 0.0))
+    assert text.tokens == words("3" + "4" * 222)
+
+
+@pytest.mark.parametrize(("num_read", "kept"), [(1, ""), (0, "9")])
+def test_text_of_a_high_temperature_ends_the_prompt_but_silence_does_not(num_read: int, kept: str) -> None:
+    text = PreviousText(words("9"))
+    text.add(part_of("", 0.6, num_read))
+    assert text.tokens == words(kept)
+
+
+async def forever(ended: list[str]) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        ended.append("task")
+
+
+async def fail(error: BaseException) -> None:
+    raise error
+
+
+async def test_an_error_of_a_task_ends_the_others_and_the_block_and_is_raised_by_itself() -> None:
+    ended: list[str] = []
+
+    async def block() -> None:
+        async with task_group() as group:
+            group.create_task(forever(ended))
+            group.create_task(fail(LookupError("first")))
+            await forever(ended)
+
+    with pytest.raises(LookupError, match="first"):
+        await block()
+    assert ended == ["task", "task"]
+
+
+async def test_an_error_of_the_block_ends_the_tasks_and_is_raised_by_itself() -> None:
+    ended: list[str] = []
+
+    async def block() -> None:
+        async with task_group() as group:
+            group.create_task(forever(ended))
+            await asyncio.sleep(0)  # it begins
+            raise LookupError("block")
+
+    with pytest.raises(LookupError, match="block"):
+        await block()
+    assert ended == ["task"]
+
+
+def test_the_first_error_is_found_in_groups_of_groups() -> None:
+    first, second = LookupError("first"), ValueError("second")
+    inner = BaseExceptionGroup("inner", [first, second])
+    assert first_error(BaseExceptionGroup("outer", [inner, second])) is first

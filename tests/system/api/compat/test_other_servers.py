@@ -6,12 +6,16 @@ from typing import Any
 
 import httpx
 import numpy as np
+import openai
 import pytest
 from msgspec.structs import replace
+from openai import AsyncAzureOpenAI, AsyncOpenAI
 
+from asr_server.annexes.compat import INFERENCE_WITHOUT_EFFECT
 from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult
 from tests.conftest import Server
+from tests.support.embedded import embedded
 from tests.support.fake_replica import noise, wav
 from tests.support.fake_replica import say as read
 from tests.support.speech import say, silence
@@ -155,3 +159,110 @@ async def test_where_nobody_speaks_there_is_no_language(two: RunningApp) -> None
 def test_a_recording_under_another_name_is_missed_by_its_own(server: Server) -> None:
     reply = httpx.post(server.url + "/asr", files={"file": sound_file(SPOKEN.samples)}, timeout=60)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "audio_file")
+
+
+def infer(server: Server, **fields: str) -> httpx.Response:
+    files = {"file": ("a.wav", sound_file(SPOKEN.samples))}
+    return httpx.post(f"{server.url}/inference", files=files, data=fields, timeout=60)
+
+
+def test_the_call_of_its_readme_gives_the_text(server: Server) -> None:
+    reply = infer(server, temperature="0.0", temperature_inc="0.2", response_format="json")
+    assert (reply.status_code, reply.json()["text"]) == (200, SPOKEN.text)
+    assert reply.headers["x-ignored-fields"] == "temperature_inc"
+
+
+def test_verbose_json_has_the_words_within_segments(server: Server) -> None:
+    body = infer(server, response_format="verbose_json", split_on_word="true").json()
+    (segment,) = body["segments"]
+    assert [word["word"].strip() for word in segment["words"]] == SPOKEN.text.split()
+    assert all(0 < word["probability"] <= 1 for word in segment["words"])
+    assert "words" not in body
+    bare = infer(server, response_format="verbose_json", no_timestamps="true").json()["segments"][0]
+    assert not {"start", "end"} & {*bare, *bare["words"][0]}
+
+
+def test_the_length_of_a_line_is_that_of_subtitles(server: Server) -> None:
+    srt = infer(server, response_format="srt", max_len="9").text
+    lines = [line for line in srt.splitlines() if line and not line[0].isdigit()]
+    assert (" ".join(lines), max(map(len, lines)) <= 9) == (SPOKEN.text, True)
+
+
+def test_a_translation_is_refused_where_the_model_cannot(server: Server) -> None:
+    assert "cannot translate" in infer(server, translate="true").json()["error"]["message"]
+
+
+async def test_an_offset_and_a_duration_are_those_of_the_part_that_is_read() -> None:
+    async with run_app() as app:
+        await app.post(wav(noise(5.0)), path="/inference", offset_t="1000", duration="2000")
+        samples = app.replica.submits[0].samples
+        assert (len(samples), np.flatnonzero(samples)[0] >= 16_000) == (48_000, True)
+        body = (await app.post(path="/inference", offset_t="4000")).json()
+        assert body["error"]["param"] == "file"
+
+
+async def test_channels_are_speakers_where_the_format_shows_them() -> None:
+    async with run_app() as app:
+        mono = await app.post(path="/inference", diarize="true", response_format="srt")
+        assert error_of(mono)["param"] == "channels"  # as there, it needs two
+        refused = await app.post(path="/inference", diarize="true")
+        assert (refused.status_code, error_of(refused)["param"]) == (400, "diarize")
+
+
+async def test_fields_without_an_effect_are_taken_and_named() -> None:
+    async with run_app() as app:
+        reply = await app.post(
+            path="/inference", max_len="5", **dict.fromkeys(sorted(INFERENCE_WITHOUT_EFFECT), "1")
+        )
+        assert reply.json()["text"] == "zero"
+        assert set(reply.headers["x-ignored-fields"].split(", ")) == INFERENCE_WITHOUT_EFFECT | {"max_len"}
+        refused = await app.post(path="/inference", colour="red")
+        assert (refused.status_code, error_of(refused)["param"]) == (400, "colour")
+
+
+@pytest.mark.parametrize(
+    ("text", "task"),
+    [*((text, "translate") for text in ("true", " TRUE ", "1", "yes", "on")), ("false", "transcribe")],
+)
+async def test_a_translation_keeps_the_language_of_its_speech(text: str, task: str) -> None:
+    async with run_app(languages=("en", "de")) as app:
+        fields = {"translate": text, "language": "de"}
+        reply = await app.client.post("/inference", data=fields, files={"file": ("a.wav", SECOND)})
+        assert reply.status_code == 200
+        options = app.replica.submits[0].options
+        assert (options.task, options.language) == (task, "de")
+
+
+def azure_client(url: str, key: str = "none") -> AsyncAzureOpenAI:
+    return AsyncAzureOpenAI(azure_endpoint=url, api_key=key, api_version="2026-06-01", max_retries=0)
+
+
+async def test_a_deployment_is_a_name_of_the_model(server: Server) -> None:
+    async with azure_client(server.url) as client:
+        answer = await client.audio.transcriptions.create(
+            file=("a.wav", sound_file(SPOKEN.samples)), model="whisper-1"
+        )
+        assert answer.text == SPOKEN.text
+        with pytest.raises(openai.NotFoundError, match="'whisper-of-ours' does not exist"):
+            await client.audio.transcriptions.create(
+                file=("a.wav", sound_file(SPOKEN.samples)), model="whisper-of-ours"
+            )
+
+
+async def test_the_newer_routes_take_the_model_as_a_field(server: Server) -> None:
+    async with AsyncOpenAI(base_url=f"{server.url}/openai/v1/", api_key="none") as client:
+        answer = await client.audio.transcriptions.create(
+            file=("a.wav", sound_file(SPOKEN.samples)), model="whisper-1"
+        )
+        assert answer.text == SPOKEN.text
+
+
+async def test_the_key_comes_in_a_header_of_its_own() -> None:
+    async with run_app(embedded(api_key="the-right-key-of-azure")) as app:
+        url = app.url
+        file = ("a.wav", sound_file(noise(1.0)))
+        async with azure_client(url, "the-right-key-of-azure") as client:
+            assert await client.audio.transcriptions.create(file=file, model="whisper-1")
+        async with azure_client(url, "another") as client:
+            with pytest.raises(openai.AuthenticationError):
+                await client.audio.transcriptions.create(file=file, model="whisper-1")
