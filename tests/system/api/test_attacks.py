@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,7 +15,7 @@ from benchmarks.health import probing_health
 from benchmarks.reporting import quantile
 from tests.conftest import Server, run_server
 from tests.support.speech import say
-from tests.unit.api.attackers import NAMES
+from tests.unit.api.attackers import NAMES, attack_from_elsewhere
 from tests.unit.api.bare_health import bare_uvicorn
 from tests.unit.api.sample_files import sound_file
 
@@ -25,7 +24,6 @@ NUM_CLIENTS = 16
 PAUSE_S = 0.2  # between a client's requests: what they ask for leaves the processor some time
 MOST_LEFT_BYTES = 50 * MIB
 MOST_TIMES, MOST_MORE_MS = 1.5, 5.0  # /health, against a bare uvicorn
-ELSEWHERE = ("nice", "-n", "10")  # an attacker has a processor of his own, and needs one for masks of 20 MB
 DIGITS = "2718"
 RECORDING = sound_file(say(DIGITS).samples)
 
@@ -39,10 +37,9 @@ async def test_an_attack_costs_others_nothing(attack: str, tmp_path: Path) -> No
             await round_of(server, bare_url, min(5.0, ATTACK_S))  # what is loaded at its first use
             usual_ms, usual_bare_ms = await round_of(server, bare_url, min(20.0, ATTACK_S))
             before = process.memory_full_info().uss
-            command = (sys.executable, "-m", "tests.unit.api.attackers", attack, server.url, str(ATTACK_S))
-            attackers = await asyncio.create_subprocess_exec(*ELSEWHERE, *command)
+            attacking = asyncio.create_task(attack_from_elsewhere(attack, server.url, ATTACK_S))
             health_ms, bare_ms = await round_of(server, bare_url, ATTACK_S)
-            assert await attackers.wait() == 0
+            await attacking
         left = await settled_growth(process, before)
         print(
             f"{attack}: /health p99 {health_ms:.1f} ms, bare {bare_ms:.1f}; without the attack "

@@ -24,7 +24,7 @@ from benchmarks.health import HealthProbe, probing_health
 from benchmarks.reporting import quantile
 from tests.conftest import run_server
 from tests.support.speech import VOICES, say
-from tests.unit.api.attacks import ATTACKS, attack
+from tests.unit.api.attackers import NAMES, attack_from_elsewhere
 from tests.unit.api.bare_health import bare_uvicorn
 from tests.unit.api.disturbances import DECODER, DISTURBANCES, Patient, kill_a_replica
 from tests.unit.api.sample_files import m4a, mp3, sound_file
@@ -34,6 +34,7 @@ SEED = 55
 KEY = "s3cret"
 NUM_CLIENTS = 32
 NUM_PLACES = 64
+ATTACK_S = 5.0
 BURST = NUM_PLACES - NUM_CLIENTS + 8
 QUIET_S = 60
 MOST_TIMES, MOST_MORE_MS = 1.5, 5.0  # /health, against a bare uvicorn
@@ -91,8 +92,8 @@ async def burst(patient: Patient, client: AsyncOpenAI) -> None:
 
 def steps() -> list[tuple[str, Step]]:
     attacks = [
-        (each.__name__, lambda patient, _, each=each: attack(patient.server.url, KEY, each))
-        for each in ATTACKS
+        (name, lambda patient, _, name=name: attack_from_elsewhere(name, patient.server.url, ATTACK_S))
+        for name in NAMES
     ]
     disturbances = [(each.__name__, lambda patient, _, each=each: each(patient)) for each in DISTURBANCES]
     return [*attacks, ("burst", burst), *disturbances]

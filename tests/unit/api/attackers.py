@@ -16,8 +16,10 @@ from websockets.exceptions import WebSocketException
 
 from asr_server.config import MIB
 from tests.support.raw_client import FILE_PART, MULTIPART, RawClient
+from tests.unit.api.test_websockets import BEGUN_TEXT, EMPTY_PIECE, EMPTY_PING, handshake
 
 NUM_SOCKETS = 8
+ELSEWHERE = ("nice", "-n", "10")  # an attacker has a processor of his own, and needs one for masks of 20 MB
 PAUSE_S = 0.05  # before a socket that was closed is opened again
 CHUNKED = b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n"
 
@@ -66,9 +68,22 @@ async def tiny_chunks(client: RawClient) -> None:
     await _pour(client, b"1\r\nx\r\n" * 10_000)
 
 
+async def pings(client: RawClient) -> None:
+    client.send(handshake())
+    await _pour(client, EMPTY_PING * 10_000)
+
+
+async def empty_pieces(client: RawClient) -> None:
+    client.send(handshake() + BEGUN_TEXT)
+    await _pour(client, EMPTY_PIECE * 10_000)
+
+
 HTTP: dict[str, Callable[[RawClient], Awaitable[None]]] = {
     attack.__name__: attack
-    for attack in (trailers, slow_uploads, silent, near_boundaries, padded_boundary, tiny_chunks)
+    for attack in (
+        *(trailers, slow_uploads, silent, near_boundaries, padded_boundary, tiny_chunks),
+        *(pings, empty_pieces),
+    )
 }
 
 
@@ -82,6 +97,12 @@ async def long_names(url: str) -> None:
 
 
 NAMES = [*HTTP, "long_names"]
+
+
+async def attack_from_elsewhere(name: str, url: str, duration_s: float) -> None:
+    command = (sys.executable, "-m", "tests.unit.api.attackers", name, url, str(duration_s))
+    attackers = await asyncio.create_subprocess_exec(*ELSEWHERE, *command)
+    assert await attackers.wait() == 0
 
 
 async def attack_until(name: str, url: str, end: float) -> None:
