@@ -71,6 +71,3 @@ def test_one_space_between_stretches_where_the_language_has_spaces(
     so_far: str, text: str, language: str | None, added: str
 ) -> None:
     assert continuation(so_far, text, language) == added
-
-
-# -- The vote --

@@ -45,18 +45,6 @@ def test_every_stream_waits_for_what_it_uses_of_others(
     assert bool(num_shared) == copy_overlap
 
 
-@pytest.mark.parametrize("left_out", ["wait_stream", "record_stream"])
-def test_a_wait_left_out_is_seen(pocket: Checkpoint, left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if left_out == "wait_stream":
-        monkeypatch.setattr(StandInStream, "wait_stream", lambda *_: None)
-        reason = "does not wait"
-    else:
-        monkeypatch.setattr("tests.unit.engine.stream_stand_ins.WatchMemory.record_stream", lambda *_: None)
-        reason = "given away"
-    with pytest.raises(AssertionError, match=reason):
-        run_watched(pocket, monkeypatch, copy_overlap=True)
-
-
 def test_streams_and_copies_change_no_token(pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [result.tokens for result in transcribe(pocket.engine(), HEARD, MIXED[1])]
     imitate_streams(monkeypatch, copy_overlap=True)

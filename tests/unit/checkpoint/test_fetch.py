@@ -94,6 +94,3 @@ def test_the_lock_of_a_model_is_no_link_and_for_this_user_alone(home: Path) -> N
     with pytest.raises(CheckpointError, match="small cannot be kept"):
         fetch(MODEL)
     assert not (home / "elsewhere").exists()
-
-
-# -- From the hub, or else the package index --

@@ -124,12 +124,6 @@ def test_a_gguf_model_leads_to_the_checkpoint_it_was_made_from(tmp_path: Path) -
     assert "holds GGUF models" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["base.en.pt", "ggml-small.bin"])
-def test_a_directory_of_single_files_leads_to_one_of_them(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"PK")
-    assert f"holds single files, such as {name}: fetch one and name that file" in refusal(tmp_path)
-
-
 def test_a_file_that_is_no_model_is_told_what_one_is(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("none")
     assert "is no model: a .pt of openai-whisper, a ggml file" in refusal(tmp_path / "notes.txt")

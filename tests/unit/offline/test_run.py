@@ -289,23 +289,6 @@ FAILED = [Failure("b.wav", "damaged")]
 
 
 @pytest.mark.parametrize(
-    ("summary", "numbers"),
-    [
-        (Summary(), "nothing to do"),
-        (Summary(3, num_skipped=3), "3 skipped"),
-        (Summary(1, 1, elapsed_s=2.0), "1 transcribed; 0.0 s of audio in 2.0 s (0.0 x)"),
-        (
-            Summary(9, 4, 2, audio_s=90.0, elapsed_s=10.0, failures=FAILED),
-            "4 transcribed, 2 skipped, 1 failed, 2 not begun or not finished; "
-            "90.0 s of audio in 10.0 s (9.0 x)",
-        ),
-    ],
-)
-def test_every_input_is_counted_once(summary: Summary, numbers: str) -> None:
-    assert summary.numbers() == numbers
-
-
-@pytest.mark.parametrize(
     ("summary", "quiet", "lines"),
     [
         (Summary(1, 1, audio_s=1.0, elapsed_s=1.0), False, []),
