@@ -1,14 +1,11 @@
 """What this process finds on its machine, and what it sets: cores, memory, GPUs, priorities, sockets."""
 
-import contextlib
-import gc
 import os
 import resource
 import socket
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -227,50 +224,6 @@ def test_all_threads_of_a_process_give_way_and_interrupt_nobody() -> None:
         "assert seen == 3 * [(os.SCHED_BATCH, min(19, before + 2))], seen"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_thread_in_the_background_gives_its_result_or_its_error() -> None:
-    thread = machine.in_daemon_thread(threading.current_thread, "look-up").result(10)
-    assert (thread.name, thread.daemon) == ("look-up", True)
-    with pytest.raises(ZeroDivisionError):
-        machine.in_daemon_thread(lambda: 1 // 0, "wrong").result(10)
-    may_end = threading.Event()
-    begun = machine.in_daemon_thread(may_end.wait, "begun")
-    assert not begun.cancel()
-    may_end.set()
-    assert begun.result(10)
-
-
-@pytest.mark.parametrize("was_enabled", [True, False])
-def test_no_garbage_is_collected_in_a_pause_which_ends_as_it_began(was_enabled: bool) -> None:
-    (gc.enable if was_enabled else gc.disable)()
-    try:
-        with contextlib.suppress(ZeroDivisionError), machine.gc_paused():
-            assert not gc.isenabled()
-            raise ZeroDivisionError
-        assert gc.isenabled() == was_enabled
-    finally:
-        gc.enable()
-
-
-class Node:
-    """Refers to itself, so that only a collection frees it."""
-
-    def __init__(self) -> None:
-        self.itself = self
-
-
-def test_what_lives_on_is_exempt_from_collections_and_what_is_garbage_is_freed_first() -> None:
-    garbage = weakref.ref(Node())
-    gc.unfreeze()
-    gc.disable()
-    try:
-        machine.freeze_gc()
-        assert garbage() is None
-        assert gc.get_freeze_count() > 10_000
-    finally:
-        gc.unfreeze()
-        gc.enable()
 
 
 INFINITE = resource.RLIM_INFINITY

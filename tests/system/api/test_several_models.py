@@ -100,15 +100,6 @@ def test_an_unloaded_model_has_no_replica_and_the_next_request_brings_it_back(bo
     assert replicas_of(both, "digits") == 1
 
 
-def test_only_an_admins_key_changes_models(both: Server, server: Server) -> None:
-    assert change(both, "digits/unload", "wrong").status_code == 401
-    assert change(both, "digits/unload", WEB).status_code == 403
-    assert change(both, "nobody/unload").status_code == 404
-    refused = change(server, "whisper-1/unload")
-    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_required")
-    assert "--keys-file" in refused.json()["error"]["message"]
-
-
 # -- Given back each time ------------------------------------------------------------------------------------
 
 ROUNDS = int(os.environ.get("ASR_TEST_UNLOADS", "100"))

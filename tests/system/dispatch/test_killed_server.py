@@ -1,7 +1,6 @@
 """What is left of a server that was killed: no process, no socket, no shared memory, within 3 s."""
 
 import os
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,19 +103,3 @@ def is_alive(process: psutil.Process) -> bool:
 
 def shared_memory() -> set[str]:
     return set(os.listdir(SHARED_MEMORY))
-
-
-@pytest.mark.trial
-def test_a_killed_server_leaves_no_actor_and_nothing_of_its_own_cluster() -> None:
-    """And until then the lines of the replica's log arrive with its name."""
-    pytest.importorskip("ray")
-    with run_server("--executor", "ray", "--ray-address", "local") as server:
-        children = psutil.Process(server.process.pid).children(recursive=True)
-        titles = [" ".join(child.cmdline()) for child in children]
-        assert any("asr-server replica 0" in title for title in titles)
-        (session,) = {found for title in titles for found in re.findall(r"/tmp/ray/session_[\w.-]+", title)}
-        assert "[replica 0] asr_server.replica: starts on" in server.written()
-        server.process.kill()
-        _, alive = psutil.wait_procs(children, 30)
-        assert not alive
-        assert not Path(session).exists()

@@ -117,14 +117,6 @@ def test_floats_are_known_as_such_because_they_may_be_no_numbers(
 
 
 @pytest.mark.parametrize(
-    "subtype", ["PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"]
-)
-def test_aiff_depths(tmp_path: Path, subtype: str) -> None:
-    path = write_sndfile(tmp_path / "a.aiff", voice(16_000, 1, 1.0), 16_000, subtype=subtype, format="AIFF")
-    assert rms(decoded(path)[0] - voice(16_000, 1, 1.0)) < 2.0**-6
-
-
-@pytest.mark.parametrize(
     ("codec", "sample_format"),
     [
         ("pcm_u8", "u8"),

@@ -23,7 +23,6 @@ from tests.unit.audio.audio_files import (
     opened,
     pieces_of,
     slices,
-    streamed,
     voice,
     write_ffmpeg,
     write_sndfile,
@@ -87,13 +86,6 @@ def test_a_size_never_filled_in_means_to_the_end(tmp_path: Path, size: int) -> N
     (tmp_path / "a.wav").write_bytes(raw_wav(bytes(3200), data_size=size))
     frames, decoder = decoded(tmp_path / "a.wav")
     assert frames.shape == (1600, 1)
-    assert not decoder.truncated
-
-
-def test_ffmpeg_writing_to_a_pipe(tmp_path: Path) -> None:
-    (tmp_path / "a.wav").write_bytes(streamed(voice(16_000, 1, 1.0), 16_000, "pcm_s16le", "wav"))
-    frames, decoder = decoded(tmp_path / "a.wav")
-    assert len(frames) == 16_000
     assert not decoder.truncated
 
 

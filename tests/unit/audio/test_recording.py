@@ -1,12 +1,10 @@
 """A file's session from bytes to pieces, in every format and every state of repair."""
 
-import gc
 import io
 import struct
 import tempfile
 import threading
 import time
-import weakref
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,7 +17,7 @@ from asr_server.audio.decoder import RECORDING_FORMATS as SUPPORTED
 from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.recording import Cancelled, Recording, memory_file
 from asr_server.audio.split import Splitter
-from asr_server.core import AudioWindow, Chunk, Piece, Samples
+from asr_server.core import Chunk, Piece, Samples
 from asr_server.errors import AudioTooLong, AudioTooShort, InvalidAudio, NotStereo
 from tests.support.speech import RECORDINGS
 from tests.unit.audio.audio_files import (
@@ -188,12 +186,6 @@ def test_a_busy_machine_makes_no_file_too_much_work(tmp_path: Path, monkeypatch:
     assert time.monotonic() - started_at > 0.5
 
 
-def test_a_chunk_is_as_long_as_the_checkpoint_asks_for_and_never_longer_than_its_window() -> None:
-    assert AudioWindow(400).chunk_s == 8
-    assert AudioWindow(1500, max_chunk_s=6).chunk_s == 6
-    assert AudioWindow(400, max_chunk_s=20).chunk_s == 8
-
-
 def test_a_browser_s_recording_has_no_duration_and_is_read_whole() -> None:
     data = streamed(voice(24_000, 1, 65.0), 24_000, "libopus", "webm")
     with av.open(io.BytesIO(data), "r") as container:
@@ -238,21 +230,6 @@ def test_a_closed_recording_gives_no_more_slices(tmp_path: Path) -> None:
     recording.close()
     with pytest.raises(Cancelled):
         recording.next_slice()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["a.wav", "a.m4a"])
-def test_a_closed_recording_leaves_nothing_to_the_garbage_collector(tmp_path: Path, name: str) -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        recording = Recording(make(tmp_path, name, voice(16_000, 1, 65.0), 16_000), AudioLimits())
-        recording.next_slice()
-        stream = weakref.ref(recording._stream)
-        recording.close()
-        assert stream() is None
-    finally:
-        gc.enable()
 
 
 def test_closing_while_a_thread_is_inside_waits_for_nobody(tmp_path: Path) -> None:

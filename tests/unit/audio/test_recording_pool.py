@@ -61,17 +61,6 @@ async def test_many_files_at_once_are_read_whole(pool: PreprocessPool, tmp_path:
     assert pool.held_bytes == 0
 
 
-async def test_threads_are_named_and_no_more_than_asked_for(pool: PreprocessPool) -> None:
-    barrier = threading.Barrier(2)
-
-    def name() -> str:
-        barrier.wait(ENOUGH_S)
-        return threading.current_thread().name
-
-    names = await asyncio.gather(*(pool.run(name) for _ in range(4)))
-    assert set(names) == {"asr-preprocess_0", "asr-preprocess_1"}
-
-
 async def test_slices_go_round_between_requests(tmp_path: Path) -> None:
     pool = PreprocessPool(num_workers=1)
     path = talk(tmp_path, "a.flac", 3.0)

@@ -1,7 +1,5 @@
 import asyncio
-import gc
 import logging
-import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -82,24 +80,6 @@ async def test_cancelling_drops_what_waits_and_tells_the_replica_of_what_runs(ap
     assert all(isinstance(outcome, asyncio.CancelledError) for outcome in results)
     assert app.replica.cancelled == ["a"]
     assert app.dispatcher.num_chunks == 0
-
-
-async def test_cancelling_frees_the_samples_at_once_though_no_replica_has_credit() -> None:
-    app = await RunningDispatcher(credit=1).open()
-    blocking = [app.send(app.dispatcher.open("blocking"), 0)]
-    await until(lambda: app.replica.submitted)
-    waiting = chunk(1)
-    samples = weakref.ref(waiting.samples)
-    handle = app.dispatcher.open("leaves")
-    task = asyncio.create_task(handle.submit(waiting, OPTIONS))
-    await until(lambda: app.dispatcher.num_chunks == 2)
-    handle.cancel()
-    await asyncio.wait([task])
-    del waiting, task
-    gc.collect()
-    assert samples() is None
-    await app.dispatcher.stop()
-    await asyncio.gather(*blocking, return_exceptions=True)
 
 
 async def test_a_late_answer_to_a_cancelled_chunk_is_dropped(app: RunningDispatcher) -> None:

@@ -100,14 +100,6 @@ async def test_a_request_alone_gets_all_slots_and_no_more() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_one_key_with_256_requests_holds_up_no_other_key(app: RunningDispatcher) -> None:
-    tasks = send_all(app, "web", 256)
-    await until(lambda: app.dispatcher.num_chunks == 256)
-    tasks.append(app.send(open_for(app, "shop", "shop"), 0))
-    assert (await served(app, 257)).index("shop") == 1  # right behind the one already taken
-    await asyncio.gather(*tasks)
-
-
 async def test_keys_take_turns_however_many_requests_each_has(app: RunningDispatcher) -> None:
     tasks = send_all(app, "web", 6)
     shop = open_for(app, "shop", "shop")
