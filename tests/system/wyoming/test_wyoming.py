@@ -3,17 +3,13 @@
 import asyncio
 import contextlib
 import io
-import random
 import time
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 import soundfile
 
-from asr_server.api.upload import UploadStore
-from asr_server.server import app as app_module
 from asr_server.telemetry import FIGURES
 from tests.conftest import Server
 from tests.support.embedded import embedded
@@ -134,20 +130,6 @@ async def test_the_end_follows_an_error_at_once_though_the_client_keeps_its_side
         assert error.data["code"] == "invalid_value"
 
 
-async def test_no_bytes_end_more_than_their_connection() -> None:
-    rng = random.Random(0)
-    async with door() as (app, port):
-        for _ in range(100):
-            junk = rng.randbytes(rng.randrange(200))
-            data = junk if rng.random() < 0.3 else bytearray(wire("audio-chunk", SECOND[:64], **FORMAT))
-            if isinstance(data, bytearray):
-                for _ in range(rng.randrange(1, 4)):
-                    data[rng.randrange(len(data))] = rng.randrange(256)
-            await answers_to(port, bytes(data), leave=True)
-        assert await app.still_works()
-        assert app.app.state.server.admission.num_open == 0
-
-
 @pytest.mark.parametrize(
     ("wanted", "code"),
     [(Transcribe(language="klingon"), "invalid_value"), (Transcribe(name="nobody"), "model_not_found")],
@@ -241,18 +223,6 @@ async def test_a_recording_over_the_limit_is_refused_while_it_arrives() -> None:
         assert error.data["code"] == "request_too_large"
         assert "--max-upload-bytes" in error.data["text"]
         assert app.app.state.server.uploads.memory_bytes == 0
-
-
-async def test_a_recording_is_on_disk_where_memory_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app_module, "UploadStore", partial(UploadStore, 0))
-    async with door() as (app, port), client_at(port) as client:
-        uploads = app.app.state.server.uploads
-        await client.write_event(event_of("audio-start", **FORMAT))
-        await client.write_event(event_of("audio-chunk", SECOND, **FORMAT))
-        await until(lambda: uploads.disk_bytes >= len(SECOND) and not uploads.memory_bytes)
-        await client.write_event(event_of("audio-stop"))
-        assert (await heard_by(client)).text == "zero"
-        await until(lambda: uploads.disk_bytes == 0)
 
 
 async def test_who_sends_all_before_reading_still_reads_why_it_was_refused() -> None:

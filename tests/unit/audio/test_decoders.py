@@ -19,7 +19,6 @@ from tests.unit.audio.audio_files import (
     Sound,
     make,
     opened,
-    real_recordings,
     voice,
     write_ffmpeg,
     write_film,
@@ -68,15 +67,6 @@ def test_samples_are_those_of_ffmpeg(tmp_path: Path, name: str) -> None:
     assert rms(expected) > 0.05
     assert rms(frames - expected) < 1e-6
     assert not decoder.truncated
-
-
-@pytest.mark.parametrize("path", real_recordings() or [None], ids=lambda path: getattr(path, "name", "none"))
-def test_real_recordings_are_read_as_ffmpeg_reads_them(path: Path | None) -> None:
-    if path is None:
-        pytest.skip("no recordings in ../shared/data/audio")
-    frames, expected = decoded(path)[0], by_ffmpeg(path)
-    assert len(frames) == len(expected)
-    assert rms(frames - expected) < 1e-3
 
 
 @pytest.mark.parametrize(

@@ -193,12 +193,6 @@ def test_samples_are_copied_because_their_memory_is_used_again() -> None:
     assert np.array_equal(audio_of(pieces + splitter.finish()), sound)
 
 
-def test_a_short_chunk_does_not_hold_on_to_a_whole_window() -> None:
-    (chunk,) = chunks(split(noise(2 * SAMPLE_RATE, 0.1)))
-    owner = chunk.samples if chunk.samples.base is None else chunk.samples.base
-    assert owner.nbytes == 4 * 2 * SAMPLE_RATE
-
-
 parts = st.lists(
     st.tuples(st.sampled_from(["talk", "hiss", "nothing"]), st.floats(0.001, 40.0), st.floats(0.0001, 1.0)),
     min_size=1,

@@ -221,59 +221,6 @@ def test_speech_is_missed_behind_a_pause_or_from_four_seconds_on(
     assert first_missed_s(speech_s) == begins_s
 
 
-def in_babble(digit: str, voice: str, seed: int) -> Samples:
-    word = say(digit, voice).samples
-    babble = make_noise("babble", -24, len(word) / SAMPLE_RATE, seed)
-    return word * np.float32(0.1 / word[np.abs(word) > 1e-3].std()) + babble
-
-
-def scored(samples: Samples, phase: int = 0) -> list[float]:
-    """As the detector hears it between silences, its loudest thousandth left out, at a peak of 0.3."""
-    centred = samples - samples.mean(dtype=np.float64)
-    evened = np.clip(centred * 0.3 / np.quantile(np.abs(centred), 0.999), -1, 1)
-    padded = np.concatenate([np.zeros(1536 + phase), evened, np.zeros(1536)])
-    return [float(each) for each in speech_probabilities(padded.astype(np.float32))]
-
-
-def test_a_sound_holds_speech_if_four_frames_are_likely_wherever_frames_begin() -> None:
-    decided = set()
-    for number, (digit, voice) in enumerate(itertools.product("0246", VOICES)):
-        sound = in_babble(digit, voice, number)
-        first, *others = (sorted(scored(sound, phase))[-4] for phase in (0, 170, 341))
-        expected = first >= 0.9 or (first + sum(others)) / 3 >= 0.9
-        assert holds_speech(sound) == expected
-        decided.add((first >= 0.9, expected))
-    assert {expected for _, expected in decided} == {False, True}
-
-
-def test_speech_is_possible_from_two_fifths_on_and_certain_by_five_frames_of_nine_tenths() -> None:
-    num_possible = num_certain = 0
-    for number, (digits, voice) in enumerate(itertools.product(("31", "4"), VOICES)):
-        sound = in_babble(digits, voice, number)
-        probabilities = scored(sound)[3:]
-        possible_s, certain_s, first = [], [], None
-        for frame, probability in enumerate([*probabilities, 0.0]):
-            goes_on = probability >= (0.4 if first is None else 0.25)
-            if goes_on and first is None:
-                first = frame
-            if not goes_on and first is not None:
-                stretch_s = (first * 0.032, frame * 0.032)
-                possible_s += [stretch_s] * (frame - first >= 4)
-                certain_s += [stretch_s] * (sum(p >= 0.9 for p in probabilities[first:frame]) >= 5)
-                first = None
-        found = possible_and_certain_speech_s(sound)
-        assert np.array(found[0]) == pytest.approx(np.array(possible_s))
-        assert np.array(found[1]) == pytest.approx(np.array(certain_s))
-        num_possible, num_certain = num_possible + len(possible_s), num_certain + len(certain_s)
-    assert num_possible > num_certain > 0
-
-
-def test_a_model_takes_one_thread_and_writes_no_warnings() -> None:
-    options = load_onnx(DETECTOR).get_session_options()
-    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (1, 1)
-    assert options.log_severity_level == 3
-
-
 def test_no_samples_are_no_speech() -> None:
     nothing = np.empty(0, np.float32)
     assert not holds_speech(nothing)
