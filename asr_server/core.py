@@ -132,7 +132,7 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 class ChunkId(msgspec.Struct, frozen=True, array_like=True):
     """One sending of one part of a chunk; answers to earlier attempts are dropped."""
 
-    request_id: str
+    handle_id: str  # of its `RequestHandle`
     chunk: int
     part: int = 0
     attempt: int = 0

@@ -114,7 +114,7 @@ def serve(engine: Engine, server: EngineServer) -> None:
             _log(event)
         for command in commands:
             if isinstance(command, Cancel):
-                server.send(Cancelled(command.request_id, command.id))
+                server.send(Cancelled(command.handle_id, command.id))
 
 
 def _log(event: Event) -> None:

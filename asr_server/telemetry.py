@@ -44,14 +44,14 @@ def announce(line: str) -> None:
         print(line, flush=True)
 
 
-def unique_request_id() -> str:
+def new_handle_id() -> str:
     return f"{current_request_id.get()}{_SEPARATOR}{next(_count)}"
 
 
 @contextmanager
 def working_for(id: ChunkId) -> Iterator[None]:
     """Mark the block's log lines with the chunk's request."""
-    with logging_for(id.request_id.rpartition(_SEPARATOR)[0]):
+    with logging_for(id.handle_id.rpartition(_SEPARATOR)[0]):
         yield
 
 

@@ -75,7 +75,7 @@ def results(events: Sequence[Event]) -> dict[str, ChunkResult]:
     """By request; a failure is an error here."""
     failures = [event for event in events if isinstance(event, Failed)]
     assert not failures, failures
-    return {event.id.request_id: event.result for event in events if isinstance(event, Result)}
+    return {event.id.handle_id: event.result for event in events if isinstance(event, Result)}
 
 
 def transcribe(engine: Engine, clips: Sequence[Samples], options: DecodingOptions) -> list[ChunkResult]:

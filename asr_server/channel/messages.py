@@ -33,7 +33,7 @@ class SetLanguage(msgspec.Struct, frozen=True, tag=True):
 class Cancel(msgspec.Struct, frozen=True, tag=True):
     """Drop a request's chunks, or one of them; `Cancelled` answers."""
 
-    request_id: str
+    handle_id: str
     id: ChunkId | None = None
 
 
@@ -95,7 +95,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag=True):
-    request_id: str
+    handle_id: str
     id: ChunkId | None = None
 
 

@@ -137,8 +137,8 @@ class Dispatcher:
 
     # -- Chunks in --
 
-    def open(self, request_id: str, is_live: bool = False) -> RequestHandle:
-        return RequestHandle(request_id, next(self._request_numbers), self, is_live)
+    def open(self, handle_id: str, is_live: bool = False) -> RequestHandle:
+        return RequestHandle(handle_id, next(self._request_numbers), self, is_live)
 
     async def enqueue(self, chunk: PendingChunk) -> ChunkResult:
         if self._refusal:
@@ -190,7 +190,7 @@ class Dispatcher:
             kept.sort(key=lambda chunk: chunk.sent_at_step)
             for chunk in kept[max(state.num_slots - share, state.num_slots // 8, 1) :]:
                 chunk.is_withdrawn = True
-                self._try_send(state, Cancel(chunk.request.request_id, chunk.submit.id))
+                self._try_send(state, Cancel(chunk.request.handle_id, chunk.submit.id))
 
     def _send(self, state: ReplicaState, chunk: PendingChunk) -> None:
         chunk.request.on_dequeued()
@@ -217,8 +217,8 @@ class Dispatcher:
         self._isolation.remove(request)
         request.num_in_flight = 0
         for state in self.supervisor.replica_states:
-            if any(id.request_id == request.request_id for id in state.in_flight):
-                self._try_send(state, Cancel(request.request_id))
+            if any(id.handle_id == request.handle_id for id in state.in_flight):
+                self._try_send(state, Cancel(request.handle_id))
         self._dispatch()
 
     def _try_send(self, state: ReplicaState, command: Cancel | SetLanguage) -> None:
@@ -244,8 +244,8 @@ class Dispatcher:
             case EarlyResult() if event.id in state.in_flight and (chunk := self._chunks.get(event.id)):
                 chunk.request.num_moves += 1
                 chunk.report_early(event.result)
-            case Cancelled(request_id, None):
-                state.in_flight = {id for id in state.in_flight if id.request_id != request_id}
+            case Cancelled(handle_id, None):
+                state.in_flight = {id for id in state.in_flight if id.handle_id != handle_id}
             case Cancelled(_, ChunkId() as id) if chunk := self._finish(state, id):
                 self._wait(chunk)  # it was withdrawn
             case Result() if chunk := self._finish(state, event.id):
@@ -276,7 +276,7 @@ class Dispatcher:
                 state.heartbeat.num_steps - chunk.sent_at_step
                 for state in self.supervisor.replica_states
                 for id in state.in_flight
-                if id.request_id == request.request_id and (chunk := self._chunks.get(id))
+                if id.handle_id == request.handle_id and (chunk := self._chunks.get(id))
             ),
             default=0,
         )
@@ -308,7 +308,7 @@ class Dispatcher:
         if num_attempts >= min(MAX_ATTEMPTS, MIN_ATTEMPTS + num_ended_without_it):
             logger.error(
                 "giving up chunk %d of request %s: %d replicas died on it",
-                *(id.chunk, id.request_id, num_attempts),
+                *(id.chunk, id.handle_id, num_attempts),
             )
             chunk.fail(ReplicasEnded(num_attempts))
             return

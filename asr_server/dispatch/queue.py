@@ -44,7 +44,7 @@ class ChunkTaker(Protocol):
 class RequestHandle:
     """Made by `Dispatcher.open`; its owner calls `wait_for_capacity`, `submit` and `cancel`."""
 
-    request_id: str
+    handle_id: str  # the request's id, #, and a number: two requests may have the same id
     number: int  # requests are counted in the order in which they come
     dispatcher: ChunkTaker
     is_live: bool = False  # somebody speaks and waits: first before a stop
@@ -77,7 +77,7 @@ class RequestHandle:
 
         Raises ChunkFailed, EngineUnavailable when no replica is left, and what the callbacks raise.
         """
-        submit = Submit(ChunkId(self.request_id, chunk.index, part), chunk.samples, options)
+        submit = Submit(ChunkId(self.handle_id, chunk.index, part), chunk.samples, options)
         return await self.dispatcher.enqueue(PendingChunk(submit, self, on_language, on_early_result))
 
     def steps_in_flight(self) -> int:

@@ -60,8 +60,8 @@ class Stages:
     def __getitem__(self, stage: Stage) -> Collection[ActiveChunk]:
         return self._chunks[stage].keys()
 
-    def of_request(self, request_id: str) -> list[ActiveChunk]:
-        return [each for own in self._chunks.values() for each in own if each.id.request_id == request_id]
+    def of_request(self, handle_id: str) -> list[ActiveChunk]:
+        return [each for own in self._chunks.values() for each in own if each.id.handle_id == handle_id]
 
     def move(self, chunk: ActiveChunk, stage: Stage) -> None:
         self._chunks[chunk.stage].pop(chunk, None)

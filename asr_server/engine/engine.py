@@ -215,7 +215,7 @@ class Engine:
                 self._finish(chunk, Failed(chunk.id, message))
 
     def _cancel(self, command: Cancel) -> None:
-        for chunk in self._stages.of_request(command.request_id):
+        for chunk in self._stages.of_request(command.handle_id):
             if command.id not in (None, chunk.id):
                 continue
             if chunk.stage is Stage.ENCODING:  # its slot is being written to: it is freed afterwards

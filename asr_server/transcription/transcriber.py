@@ -27,7 +27,7 @@ from asr_server.core import (
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.language_codes import Languages
-from asr_server.telemetry import unique_request_id
+from asr_server.telemetry import new_handle_id
 from asr_server.transcription.language import MAX_VOTES, LanguageDetector
 from asr_server.transcription.progress import (
     MAX_PROMPT_TOKENS,
@@ -120,7 +120,7 @@ class Transcriber:
         Raises, also inside the block: RequestError, EngineUnavailable, ChunkFailed.
         """
         open_request = open_request or partial(self.dispatcher.open, is_live=isinstance(source, ChunkSource))
-        handle = open_request(unique_request_id())
+        handle = open_request(new_handle_id())
         transcription = Transcription(self, handle, source, options, speakers, labeller)
         try:
             async with task_group() as group:

@@ -93,11 +93,11 @@ class FakeReplica:
                 if not self.holding:
                     self._reply(command.id)
             case Cancel():
-                self.cancelled.append(command.request_id)
-                own = [id for id in self._held if id.request_id == command.request_id]
+                self.cancelled.append(command.handle_id)
+                own = [id for id in self._held if id.handle_id == command.handle_id]
                 for id in own if command.id is None else [command.id]:
                     self._held.pop(id, None)
-                self._events.put_nowait(Cancelled(command.request_id, command.id))
+                self._events.put_nowait(Cancelled(command.handle_id, command.id))
 
     @property
     def held(self) -> list[Submit]:

@@ -18,7 +18,7 @@ from asr_server.telemetry import (
     announce,
     configure_logging,
     current_request_id,
-    unique_request_id,
+    new_handle_id,
     working_for,
 )
 from tests.conftest import Server
@@ -95,7 +95,7 @@ def test_no_log_has_the_key_of_a_live_session(server: Server) -> None:
 
 def test_an_id_that_two_requests_share_is_told_apart_and_shown_as_it_was_given() -> None:
     current_request_id.set("shared")
-    one, other = unique_request_id(), unique_request_id()
+    one, other = new_handle_id(), new_handle_id()
     current_request_id.set("")
     assert one != other
     formatter = TextFormatter("replica 1")

@@ -18,7 +18,7 @@ from asr_server.audio.recording import Recording
 from asr_server.core import SAMPLE_RATE, Chunk, Clip, Samples, Word
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.levels import joined
-from asr_server.telemetry import unique_request_id
+from asr_server.telemetry import new_handle_id
 from asr_server.transcription.progress import StallWatch
 from asr_server.transcription.segments import decode_part
 from asr_server.transcription.transcriber import Transcriber, task_group
@@ -109,7 +109,7 @@ class StretchReader:
         clips = joined([(each.start / SAMPLE_RATE, each.end / SAMPLE_RATE) for each in readings])
         recording = self.open_recording([Clip(*clip) for clip in clips])
         recording.listener = cutter.push
-        handle = transcriber.dispatcher.open(unique_request_id())
+        handle = transcriber.dispatcher.open(new_handle_id())
         watch, this = StallWatch(handle, transcriber.pool, transcriber.stall_limits), asyncio.current_task()
         assert this is not None
         reading: list[asyncio.Task[Said | None]] = []

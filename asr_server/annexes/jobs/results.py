@@ -44,8 +44,8 @@ class KnownResults:
         self._dispatcher, self._engine, self._keep = dispatcher, engine.encode(), keep
         self._reports = reports  # those kept, by chunk and part
 
-    def open(self, request_id: str) -> RequestHandle:
-        return replace(self._dispatcher.open(request_id), dispatcher=self, is_background=True)
+    def open(self, handle_id: str) -> RequestHandle:
+        return replace(self._dispatcher.open(handle_id), dispatcher=self, is_background=True)
 
     async def enqueue(self, chunk: PendingChunk) -> ChunkResult:
         key, digest = (chunk.submit.id.chunk, chunk.submit.id.part), self._digest(chunk.submit)

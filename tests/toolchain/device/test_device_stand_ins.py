@@ -235,6 +235,6 @@ def test_running_out_of_memory_fails_the_chunks_of_the_batch_alone(
     monkeypatch.setattr(engine._runner, where, works)
     submit(engine, "good", make_clip(0, 1), options)
     events += run(engine)
-    assert [event.id.request_id for event in events if isinstance(event, Failed)] == ["bad"]
-    assert [event.id.request_id for event in events if isinstance(event, Result)] == ["good"]
+    assert [event.id.handle_id for event in events if isinstance(event, Failed)] == ["bad"]
+    assert [event.id.handle_id for event in events if isinstance(event, Result)] == ["good"]
     assert engine.slots_in_use == 0

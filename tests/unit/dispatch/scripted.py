@@ -35,7 +35,7 @@ class ScriptedReplica:
 
     @property
     def cancelled(self) -> list[str]:
-        return [command.request_id for command in self.commands if isinstance(command, Cancel)]
+        return [command.handle_id for command in self.commands if isinstance(command, Cancel)]
 
     def say(self, event: Event) -> None:
         self._events.put_nowait(event)
@@ -56,7 +56,7 @@ class ScriptedReplica:
             raise ReplicaGone(self.name)
         self.commands.append(command)
         if isinstance(command, Cancel) and self.obeys:
-            self.say(Cancelled(command.request_id, command.id))
+            self.say(Cancelled(command.handle_id, command.id))
 
     async def receive(self) -> list[Event]:
         event = await self._events.get()

@@ -54,7 +54,7 @@ async def test_after_one_death_chunks_go_out_again_beside_newcomers(app: Running
     second = await next_replica(app, first)
     tasks |= send_each(app, "x")
     await until(lambda: len(second.submitted) == 4)
-    assert {(id.request_id, id.attempt) for id in second.submitted} == {
+    assert {(id.handle_id, id.attempt) for id in second.submitted} == {
         ("a", 1),
         ("b", 1),
         ("c", 1),
@@ -83,7 +83,7 @@ async def answer_all_but(poison: str, replica: ScriptedReplica) -> None:
     """Until the poisonous chunk is under way."""
     for index in range(10):
         await until(lambda: len(replica.submitted) > index)
-        if replica.submitted[index].request_id == poison:
+        if replica.submitted[index].handle_id == poison:
             return
         replica.answer(replica.submitted[index])
 
@@ -125,7 +125,7 @@ async def test_a_suspect_that_killed_again_goes_behind_the_others(app: RunningDi
     replica = await next_replica(app, replica)
     for index, name in enumerate("abp"):
         await until(lambda: len(replica.submitted) > index)
-        assert replica.submitted[-1].request_id == name
+        assert replica.submitted[-1].handle_id == name
         replica.answer(replica.submitted[-1])
     await asyncio.gather(*tasks.values())
 
@@ -150,7 +150,7 @@ async def test_other_replicas_go_on_with_other_work() -> None:
     assert len(left.submitted) == 1  # the suspect, and nothing beside it
     left.answer(left.submitted[0])
     right.answer(right.submitted[1])
-    assert left.submitted[0].request_id == poison.request_id
+    assert left.submitted[0].handle_id == poison.handle_id
     assert [await task for task in tasks.values()] == [result(0)] * 3
     await app.dispatcher.stop()
 
@@ -164,7 +164,7 @@ async def test_a_suspect_whose_client_leaves_makes_room_once_it_is_dropped(app: 
     replica.obeys = False  # it is busy with the chunk
     leaves.cancel()
     await let_the_loop_run()
-    assert [id.request_id for id in replica.submitted] == ["leaves"]
+    assert [id.handle_id for id in replica.submitted] == ["leaves"]
     replica.die()
     replica = await next_replica(app, replica)
     await until(lambda: replica.submitted)

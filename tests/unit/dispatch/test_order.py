@@ -34,7 +34,7 @@ async def served(app: RunningDispatcher, count: int, num_before: int = 0) -> lis
     for index in range(num_before, num_before + count):
         await until(lambda: len(app.replica.submitted) > index)
         app.replica.answer(app.replica.submitted[index])
-    return [id.request_id for id in app.replica.submitted[num_before:]]
+    return [id.handle_id for id in app.replica.submitted[num_before:]]
 
 
 def send_all(app: RunningDispatcher, key: str, count: int) -> list[asyncio.Task[ChunkResult]]:
@@ -73,9 +73,9 @@ async def test_a_long_request_does_not_starve_behind_a_row_of_short_ones(app: Ru
         await until(lambda: app.dispatcher.num_chunks == 3)
         app.replica.answer(app.replica.submitted[-1])
         await until(lambda: len(app.replica.submitted) == index + 2)
-        if app.replica.submitted[-1].request_id == "long":
+        if app.replica.submitted[-1].handle_id == "long":
             break
-    assert "long" in [id.request_id for id in app.replica.submitted]
+    assert "long" in [id.handle_id for id in app.replica.submitted]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -144,7 +144,7 @@ async def test_beside_others_a_sixteenth_of_what_a_replica_has_is_of_the_backgro
     job.is_background = True
     tasks = [app.send(job, index) for index in range(6)]
     await until(lambda: app.dispatcher.num_chunks == 38)
-    assert keys_of([id.request_id for id in app.replica.submitted[32:]]) == ["job"] * 2
+    assert keys_of([id.handle_id for id in app.replica.submitted[32:]]) == ["job"] * 2
     for id in app.replica.submitted[:32]:
         app.replica.answer(id)
     await until(lambda: len(app.replica.submitted) == 38)
@@ -170,7 +170,7 @@ async def test_who_waits_gets_the_slots_of_the_background_which_is_done_again_la
     assert len(withdrawn) == 4
     app.replica.say(Credit(4))
     await until(lambda: len(app.replica.submitted) == 8)
-    assert keys_of([id.request_id for id in app.replica.submitted[6:]]) == ["nobody"] * 2
+    assert keys_of([id.handle_id for id in app.replica.submitted[6:]]) == ["nobody"] * 2
     for id in [id for id in app.replica.submitted if id not in withdrawn]:
         app.replica.answer(id)
     await until(lambda: len(app.replica.submitted) == 12)
@@ -238,11 +238,11 @@ async def live(steps: list[tuple[str, int, float]]) -> None:
     requests = [dispatcher.open(str(number), is_live=number == 5) for number in range(6)]
     for number, request in enumerate(requests):
         request.stats.account = Account(Key("key", "")) if number % 2 else None
-    pushed, waiting = Counter[str](), {request.request_id: list[int]() for request in requests}
+    pushed, waiting = Counter[str](), {request.handle_id: list[int]() for request in requests}
 
     def pop() -> None:
         found = queue.pop(limit)
-        can_leave = [each for each in requests if waiting[each.request_id]]
+        can_leave = [each for each in requests if waiting[each.handle_id]]
         if not drains:
             can_leave = [each for each in can_leave if each.num_in_flight < limit]
         if found is None:
@@ -251,17 +251,17 @@ async def live(steps: list[tuple[str, int, float]]) -> None:
         assert found.request in can_leave
         if drains:
             assert found.request is min(can_leave, key=lambda each: (not each.is_live, each.number))
-        assert found.submit.id.chunk == waiting[found.request.request_id].pop(0)
+        assert found.submit.id.chunk == waiting[found.request.handle_id].pop(0)
         found.request.num_in_flight += 1
 
     for action, number, duration_s in steps:
         request = requests[number]
         match action:
             case "push":
-                index = pushed[request.request_id]
-                pushed[request.request_id] += 1
-                waiting[request.request_id].append(index)
-                submit = Submit(ChunkId(request.request_id, index), chunk(index, duration_s).samples, OPTIONS)
+                index = pushed[request.handle_id]
+                pushed[request.handle_id] += 1
+                waiting[request.handle_id].append(index)
+                submit = Submit(ChunkId(request.handle_id, index), chunk(index, duration_s).samples, OPTIONS)
                 pending = PendingChunk(submit, request)
                 queue.set_finish_tag(pending)
                 queue.push(pending)
@@ -271,7 +271,7 @@ async def live(steps: list[tuple[str, int, float]]) -> None:
                 request.num_in_flight = max(0, request.num_in_flight - 1)
             case "cancel":
                 queue.remove(request)
-                waiting[request.request_id].clear()
+                waiting[request.handle_id].clear()
             case "drain":
                 drains = True
                 queue.serve_in_order()

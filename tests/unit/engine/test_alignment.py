@@ -208,8 +208,8 @@ def test_attention_of_nan_fails_its_chunk_alone(pocket: Checkpoint, monkeypatch:
         submit(engine, name, make_clip(1, duration_s), WORDS)
     events = run(engine)
     (failed,) = [event for event in events if isinstance(event, Failed)]
-    assert failed.id.request_id == "long"
+    assert failed.id.handle_id == "long"
     assert "NaN" in failed.message
-    assert [event.id.request_id for event in events if isinstance(event, Result)] == ["short"]
+    assert [event.id.handle_id for event in events if isinstance(event, Result)] == ["short"]
     assert sum(event.count for event in events if isinstance(event, Credit)) == 2
     assert engine.slots_in_use == 0

@@ -130,7 +130,7 @@ def test_every_chunk_ends_once_and_gives_its_credit_back(pocket: Checkpoint) -> 
     submit(engine, "gone", CLIPS[0], PLAIN)
     engine.handle(Cancel("gone"))
     events = run(engine)
-    ended = [event.id.request_id for event in events if isinstance(event, Result | Failed)]
+    ended = [event.id.handle_id for event in events if isinstance(event, Result | Failed)]
     assert sorted(ended) == ["0", "1", "2", "3", "4", "bad"]
     assert credits(events) == 7
     assert engine.slots_in_use == 0
@@ -171,9 +171,9 @@ def test_a_chunk_that_cannot_be_decoded_fails_and_the_engine_goes_on(
     submit(engine, "good", CLIPS[1], PLAIN)
     events = run(engine)
     (failure,) = [event for event in events if isinstance(event, Failed)]
-    assert failure.id.request_id == "bad"
+    assert failure.id.handle_id == "bad"
     assert reason in failure.message
-    assert [event.id.request_id for event in events if isinstance(event, Result)] == ["good"]
+    assert [event.id.handle_id for event in events if isinstance(event, Result)] == ["good"]
 
 
 # -- Language -------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def test_a_held_chunk_can_be_cancelled_or_told_nonsense(pocket: Checkpoint) -> N
     engine.handle(Cancel("leaver"))
     engine.handle(SetLanguage(ChunkId("fool", 0), "tlh"))
     (failure,) = [event for event in run(engine) if isinstance(event, Failed)]
-    assert failure.id.request_id == "fool"
+    assert failure.id.handle_id == "fool"
     assert engine.slots_in_use == 0
 
 
@@ -324,7 +324,7 @@ def test_audio_of_which_the_model_makes_no_numbers_fails_and_harms_no_later_chun
     ladder = msgspec.structs.replace(PLAIN, max_new_tokens=30, temperatures=(0.0, 0.5, 1.0))
     for i in range(2):
         submit(engine, f"too loud {i}", CLIPS[2] * np.float32(1e25), ladder)
-    failed = [event.id.request_id for event in run(engine) if isinstance(event, Failed)]
+    failed = [event.id.handle_id for event in run(engine) if isinstance(event, Failed)]
     assert failed == ["too loud 0", "too loud 1"]
     assert engine.heartbeat().num_decode_steps < 2 * 30, "nothing is tried again at another temperature"
     assert hear(engine) == hear(pocket.engine(num_slots=2, short_audio=short_audio, lookahead=True))

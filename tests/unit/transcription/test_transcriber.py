@@ -98,9 +98,9 @@ async def test_live_speech_goes_before_files(app: RunningApp, monkeypatch: pytes
     opened: list[bool] = []
     open_request = app.dispatcher.open
 
-    def noted(request_id: str, is_live: bool) -> object:
+    def noted(handle_id: str, is_live: bool) -> object:
         opened.append(is_live)
-        return open_request(request_id, is_live)
+        return open_request(handle_id, is_live)
 
     monkeypatch.setattr(app.dispatcher, "open", noted)
     delta = await app.transcriber.transcribe_chunk(Chunk(0, 0, noise(3)), ENGLISH)
