@@ -22,7 +22,7 @@ TEMPERATURE_LADDER: Final = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """A piece of audio of at most one window, cut at a quiet point."""
+    """At most one window of audio, cut at a quiet point. Silence between chunks is left out."""
 
     index: int  # 0, 1, 2 ... within the file
     start_sample: int  # from the start of the file
@@ -36,16 +36,6 @@ class Chunk(msgspec.Struct, frozen=True):
     @property
     def duration_s(self) -> float:
         return len(self.samples) / SAMPLE_RATE
-
-
-class Silence(msgspec.Struct, frozen=True):
-    """A stretch without sound, which is left out."""
-
-    start_sample: int
-    num_samples: int
-
-
-Piece = Chunk | Silence
 
 
 # Lengths below a whole window in which chunks are encoded, in positions: every half second up to 6 s, then

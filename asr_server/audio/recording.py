@@ -45,7 +45,7 @@ from asr_server.audio.ffmpeg_client import RemoteStream, decode_processes
 from asr_server.audio.native import SndfileDecoder, WavDecoder
 from asr_server.audio.split import Splitter
 from asr_server.audio.stream import ClippedStream, DecodedStream, FallbackStream, Stream
-from asr_server.core import SAMPLE_RATE, Chunk, Clip, Piece, Samples, Track
+from asr_server.core import SAMPLE_RATE, Chunk, Clip, Samples, Track
 from asr_server.errors import AudioTooShort, DecodingUnavailable
 
 Source = Path | BinaryIO  # a file that is open is one of the system's, and stays its owner's
@@ -100,7 +100,7 @@ logger = logging.getLogger(__name__)
 
 
 class DecodeSlice(NamedTuple):
-    pieces: list[Piece]
+    chunks: list[Chunk]
     finished: bool
 
 
@@ -188,25 +188,25 @@ class Recording:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _decode_slice(self, max_pieces: int) -> DecodeSlice:
-        pieces: list[Piece] = []
+    def _decode_slice(self, max_chunks: int) -> DecodeSlice:
+        chunks: list[Chunk] = []
         started_at, started_work_at_s = time.monotonic(), time.thread_time()
         spent_s = worked_s = 0.0
         if not any(splitter.num_chunks for splitter in self._splitters):
-            max_pieces = 1
-        while not self._finished and len(pieces) < max_pieces:
-            if spent_s > (FILLED_SLICE_S if pieces else MAX_SLICE_S):
+            max_chunks = 1
+        while not self._finished and len(chunks) < max_chunks:
+            if spent_s > (FILLED_SLICE_S if chunks else MAX_SLICE_S):
                 break
             if self._closed.is_set():
                 raise Cancelled
-            pieces += self._step()
+            chunks += self._step()
             spent_s = time.monotonic() - started_at
             worked_s = time.thread_time() - started_work_at_s  # a busy machine makes no file more work
             self._task.limits.check_work(self.work_s + worked_s)
         self.work_s += worked_s
-        return DecodeSlice(pieces, self._finished)
+        return DecodeSlice(chunks, self._finished)
 
-    def _step(self) -> list[Piece]:
+    def _step(self) -> list[Chunk]:
         if self._stream is None:
             opened = self._open()
             self._stream = ClippedStream(opened, self._clips) if self._clips else opened
@@ -223,25 +223,23 @@ class Recording:
                 f"The audio is {self.duration_s:g} s long; at least {MIN_AUDIO_S} s are needed."
             )
         return [
-            self._numbered(piece, channel)
+            self._numbered(chunk, channel)
             for channel, splitter in enumerate(self._splitters)
-            for piece in splitter.finish()
+            for chunk in splitter.finish()
         ]
 
-    def _push(self, samples: Samples) -> list[Piece]:
+    def _push(self, samples: Samples) -> list[Chunk]:
         if self.listener is not None:
             self.listener(samples)
         channels = samples.T if self._task.split_channels else (samples,)
         return [
-            self._numbered(piece, channel)
+            self._numbered(chunk, channel)
             for channel, (splitter, of_channel) in enumerate(zip(self._splitters, channels, strict=True))
-            for piece in splitter.push(of_channel)
+            for chunk in splitter.push(of_channel)
         ]
 
-    def _numbered(self, piece: Piece, channel: int) -> Piece:
-        if isinstance(piece, Chunk):
-            return msgspec.structs.replace(piece, index=next(self._numbers), channel=channel)
-        return piece
+    def _numbered(self, chunk: Chunk, channel: int) -> Chunk:
+        return msgspec.structs.replace(chunk, index=next(self._numbers), channel=channel)
 
     def _open(self) -> Stream:
         if self._source is None:
@@ -336,8 +334,7 @@ class PreprocessPool:
             recording.close()
             raise
         metrics.audio_received_seconds.inc(recording.duration_s - before_s)
-        chunks = [piece for piece in decoded.pieces if isinstance(piece, Chunk)]
-        self._count(slices=1, chunk_bytes=sum(chunk.samples.nbytes for chunk in chunks))
+        self._count(slices=1, chunk_bytes=sum(chunk.samples.nbytes for chunk in decoded.chunks))
         return decoded
 
     async def run(self, function: Callable[..., T], *args: object) -> T:

@@ -11,7 +11,7 @@ import copy
 import numpy as np
 import numpy.typing as npt
 
-from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, Silence
+from asr_server.core import SAMPLE_RATE, Chunk, Samples
 from asr_server.levels import HOP, HOPS_PER_LEVEL, SILENCE_POWER, Powers, decibels, powers, runs
 
 HOPS_PER_PAUSE = 40  # 200 ms
@@ -27,7 +27,7 @@ MARGIN = SAMPLE_RATE // 4  # of silence kept around speech
 
 
 class Splitter:
-    """Turn blocks into pieces that tile them exactly; wait for `min_rest_samples` behind a cut."""
+    """Turn blocks into chunks; leave out silence. Wait for `min_rest_samples` behind a cut."""
 
     def __init__(self, max_chunk_samples: int, min_rest_samples: int = MIN_REST) -> None:
         self.num_chunks = 0  # given so far
@@ -37,7 +37,6 @@ class Splitter:
         self._buffer = np.empty(self._size, np.float32)
         self._num_held = 0  # samples at the start of `_buffer`
         self._start = 0  # where they begin in the file
-        self._num_silent = 0  # samples just before them, in a silence not yet reported
 
     @property
     def num_samples(self) -> int:
@@ -55,39 +54,38 @@ class Splitter:
     def drop(self) -> None:
         self._start, self._num_held, self._buffer = self.num_samples, 0, np.empty(0, np.float32)
 
-    def push(self, samples: Samples) -> list[Piece]:
-        """Return the pieces with known ends. Copies the samples."""
-        pieces: list[Piece] = []
+    def push(self, samples: Samples) -> list[Chunk]:
+        """Return the chunks with known ends. Copies the samples."""
+        chunks: list[Chunk] = []
         while len(samples):
             if self._num_held == self._size:
-                pieces += self._split(last=False)
+                chunks += self._split(last=False)
             taken = samples[: self._size - self._num_held]
             self._buffer[self._num_held : self._num_held + len(taken)] = taken
             self._num_held += len(taken)
             samples = samples[len(taken) :]
-        return pieces
+        return chunks
 
-    def finish(self) -> list[Piece]:
-        pieces: list[Piece] = []
+    def finish(self) -> list[Chunk]:
+        chunks: list[Chunk] = []
         while self._num_held:
-            pieces += self._split(last=True)
-        return pieces + self._report_silence()
+            chunks += self._split(last=True)
+        return chunks
 
-    def peek(self) -> list[Piece]:
+    def peek(self) -> list[Chunk]:
         """Return what `finish` would, and keep the samples: the chunks may share the buffer's memory."""
         return copy.copy(self).finish()
 
-    def _split(self, last: bool) -> list[Piece]:
+    def _split(self, last: bool) -> list[Chunk]:
         held = self._buffer[: self._num_held]
         skip, take = self._next_chunk(held, last)
-        self._num_silent += skip
         self._start += skip
-        pieces = [*self._report_silence(), self._chunk(held[skip : skip + take])] if take else []
+        chunks = [self._chunk(held[skip : skip + take])] if take else []
         rest = held[skip + take :]
         self._buffer = np.empty(self._size, np.float32)  # the old one has left with the chunk
         self._buffer[: len(rest)] = rest
         self._num_held = len(rest)
-        return pieces
+        return chunks
 
     def _next_chunk(self, held: Samples, last: bool) -> tuple[int, int]:
         """Return the samples of silence to skip, and of the chunk behind it.
@@ -116,10 +114,6 @@ class Splitter:
         self.num_chunks += 1
         self._start += len(samples)
         return chunk
-
-    def _report_silence(self) -> list[Piece]:
-        num_samples, self._num_silent = self._num_silent, 0
-        return [Silence(self._start - num_samples, num_samples)] if num_samples else []
 
 
 def _trimmed(loud: npt.NDArray[np.intp], end: int) -> int:

@@ -252,8 +252,7 @@ class Transcription:
             with self._watch.waiting_for_pool():
                 decoded = await self._next_slice(room)
             finished = decoded.finished
-            chunks = [piece for piece in decoded.pieces if isinstance(piece, Chunk)]
-            for chunk in chunks:
+            for chunk in decoded.chunks:
                 heard = await self._reader.hear(chunk)
                 if heard.is_copy:
                     self._builder.drop_copy(chunk)
@@ -262,7 +261,7 @@ class Transcription:
                 language, progress = await self._language.next_language(), ChunkProgress()
                 self._pending.put_nowait(progress)
                 read = partial(self._reader.read, heard, language, progress)
-                if finished and chunk is chunks[-1]:
+                if finished and chunk is decoded.chunks[-1]:
                     read_last = read  # in this task: a short file needs no other
                 else:
                     self._run(group, read())

@@ -26,7 +26,6 @@ from asr_server.core import (
     SAMPLE_RATE,
     Chunk,
     DecodingOptions,
-    Piece,
     Samples,
     Segment,
     TokenLogprob,
@@ -163,7 +162,7 @@ class TurnReader:
     def push(self, samples: Samples) -> None:
         if self.speakers:
             self.speakers.push(samples)
-        for chunk in _chunks(self._splitter.push(samples)):
+        for chunk in self._splitter.push(samples):
             self.discard_ahead()
             self._cancel_interim()
             self._add(self._read(chunk))
@@ -198,7 +197,7 @@ class TurnReader:
     def finish(self) -> None:
         self._cancel_interim()
         if self._ahead is None:
-            self._ahead = [self._read(chunk) for chunk in _chunks(self._splitter.finish())]
+            self._ahead = [self._read(chunk) for chunk in self._splitter.finish()]
         for task in self._ahead:
             self._add(task)
         self._chunks.put_nowait(None)
@@ -214,7 +213,7 @@ class TurnReader:
             self.speakers.close()
 
     def _growing(self) -> list[Chunk]:
-        return _chunks(self._splitter.peek())
+        return self._splitter.peek()
 
     def _read(self, chunk: Chunk) -> asyncio.Task[Outcome]:
         self.backlog.add(1)
@@ -314,7 +313,3 @@ async def _attempt(
         return delta
     except Exception as error:
         return error
-
-
-def _chunks(pieces: list[Piece]) -> list[Chunk]:
-    return [piece for piece in pieces if isinstance(piece, Chunk)]

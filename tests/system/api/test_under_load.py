@@ -237,9 +237,10 @@ def borders(file: bytes) -> list[int]:
     """The samples at which the front end of a server with default settings cuts."""
     recording, places, finished = Recording(MemoryFile(file), LIMITS), list[int](), False
     while not finished:
-        pieces, finished = recording.next_slice()
-        places += [piece.start_sample for piece in pieces if piece.start_sample > 0]
-    return places
+        chunks, finished = recording.next_slice()
+        for chunk in chunks:
+            places += [chunk.start_sample, chunk.start_sample + len(chunk.samples)]
+    return places[1:-1]
 
 
 def parts_at_borders(parts: list[Spoken], places: list[int]) -> list[int]:

@@ -14,7 +14,7 @@ from asr_server.api.upload import Form, ReadingTurns, UploadStore, read_form
 from asr_server.errors import RequestError
 from tests.conftest import Server
 from tests.system.fuzz.fuzzing import answer_to, damaged, fuzz, fuzzing, pieces_of
-from tests.unit.api.test_upload_form import BOUNDARY, FILE, Client, body, part
+from tests.unit.api.test_upload import BOUNDARY, FILE, Client, body, part
 
 REQUEST = (
     b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n"

@@ -18,7 +18,7 @@ import soundfile
 from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.recording import Recording
 from asr_server.audio.split import Splitter
-from asr_server.core import Chunk, Piece, Samples
+from asr_server.core import Chunk, Samples
 from tests.support.memory_file import MemoryFile
 from tests.support.speech import RECORDINGS as REAL
 from tests.support.speech import say
@@ -245,51 +245,50 @@ def opened(path: Path) -> int:
     return os.open(path, os.O_RDONLY)
 
 
-def slices(recording: Recording) -> Iterator[Piece]:
+def slices(recording: Recording) -> Iterator[Chunk]:
     finished = False
     while not finished:
-        pieces, finished = recording.next_slice()
-        yield from pieces
+        chunks, finished = recording.next_slice()
+        yield from chunks
 
 
-def pieces_of(source: bytes | Path | BinaryIO, **limits: Any) -> tuple[list[Piece], Recording]:
-    """All pieces of a file, having checked that they tile it exactly."""
+def chunks_of(source: bytes | Path | BinaryIO, **limits: Any) -> tuple[list[Chunk], Recording]:
+    """All chunks of a file, having checked their order and bounds."""
     recording = Recording(MemoryFile(source) if isinstance(source, bytes) else source, AudioLimits(**limits))
-    pieces = list(slices(recording))
-    assert tiled(pieces) == round(recording.duration_s * 16_000)
-    return pieces, recording
+    chunks = list(slices(recording))
+    assert end_of(chunks) <= round(recording.duration_s * 16_000)
+    return chunks, recording
 
 
-def pieces_by(splitter: Splitter, samples: Samples, block: int) -> list[Piece]:
-    """What the splitter makes of the samples, in blocks of that length; asserts that it tiles them."""
-    pieces: list[Piece] = []
+def chunks_by(splitter: Splitter, samples: Samples, block: int) -> list[Chunk]:
+    """What the splitter makes of the samples, in blocks of that length; asserts their order and bounds."""
+    chunks: list[Chunk] = []
     for at in range(0, len(samples), block):
-        pieces += splitter.push(samples[at : at + block])
-    pieces += splitter.finish()
-    assert tiled(pieces) == splitter.num_samples == len(samples)
-    return pieces
+        chunks += splitter.push(samples[at : at + block])
+    chunks += splitter.finish()
+    assert end_of(chunks) <= splitter.num_samples == len(samples)
+    return chunks
 
 
-def tiled(pieces: list[Piece]) -> int:
-    """Where the last piece ends; asserts that each begins where the one before it ends."""
-    end = num_chunks = 0
-    for piece in pieces:
-        assert piece.start_sample == end
-        if isinstance(piece, Chunk):
-            assert piece.index == num_chunks
-            assert 0 < len(piece.samples) <= 480_000
-            assert piece.samples.dtype == np.float32
-            assert piece.samples.flags.c_contiguous
-            num_chunks += 1
-        end += len(piece.samples) if isinstance(piece, Chunk) else piece.num_samples
+def end_of(chunks: list[Chunk]) -> int:
+    """Where the last chunk ends; asserts that none begins before the one before it ends."""
+    end = 0
+    for number, chunk in enumerate(chunks):
+        assert chunk.index == number
+        assert chunk.start_sample >= end
+        assert 0 < len(chunk.samples) <= 480_000
+        assert chunk.samples.dtype == np.float32
+        assert chunk.samples.flags.c_contiguous
+        end = chunk.start_sample + len(chunk.samples)
     return end
 
 
-def audio_of(pieces: list[Piece]) -> Frames:
-    """The chunks' samples with zeros for the silences."""
-    return np.concatenate(
-        [p.samples if isinstance(p, Chunk) else np.zeros(p.num_samples, np.float32) for p in pieces]
-    )
+def audio_of(chunks: list[Chunk]) -> Frames:
+    """The chunks' samples, with zeros for the silences between them."""
+    audio = np.zeros(end_of(chunks), np.float32)
+    for chunk in chunks:
+        audio[chunk.start_sample :][: len(chunk.samples)] = chunk.samples
+    return audio
 
 
 def real_recordings() -> list[Path]:

@@ -30,7 +30,7 @@ from asr_server.audio.recording import Recording
 from asr_server.core import Chunk
 from asr_server.errors import DecodingUnavailable, InvalidAudio
 from tests.support.until import wait_until as until
-from tests.unit.audio.audio_files import audio_of, make, pieces_of, slices, voice
+from tests.unit.audio.audio_files import audio_of, chunks_of, make, slices, voice
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +79,7 @@ def test_one_process_for_each_open_file_and_idle_ones_are_used_again(path: Path)
     assert len(busy) == MAX_IDLE + 2
     for recording in recordings:
         assert list(slices(recording))
-    pieces_of(path)
+    chunks_of(path)
     until(lambda: len(decoding()) == MAX_IDLE)
     assert {process.pid for process in decoding()} < busy
 
@@ -111,25 +111,24 @@ def test_a_process_that_crashes_costs_its_own_file_only(path: Path) -> None:
         list(slices(other))
     assert metrics.REGISTRY.get_sample_value(deaths) == deaths_before + 1
     assert list(slices(one))
-    assert pieces_of(path)[1].duration_s == pytest.approx(65, abs=0.05)
+    assert chunks_of(path)[1].duration_s == pytest.approx(65, abs=0.05)
 
 
 def begun(path: Path) -> tuple[Recording, list[Chunk], psutil.Process]:
     """A recording whose first chunk is there, and the process that decodes it."""
     recording = Recording(path, AudioLimits())
-    pieces = [piece for piece in recording.next_slice().pieces if isinstance(piece, Chunk)]
-    return recording, pieces, decoding()[-1]
+    return recording, recording.next_slice().chunks, decoding()[-1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGALRM])
 def test_a_process_that_the_system_ended_is_replaced_and_nothing_is_lost_or_doubled(
     path: Path, number: signal.Signals, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = audio_of(pieces_of(path)[0])
+    expected = audio_of(chunks_of(path)[0])
     decode_processes.shutdown()
-    recording, pieces, process = begun(path)
+    recording, chunks, process = begun(path)
     process.send_signal(number)
-    assert np.array_equal(audio_of([*pieces, *slices(recording)]), expected)
+    assert np.array_equal(audio_of([*chunks, *slices(recording)]), expected)
     assert "decoded once more" in caplog.text
 
 
@@ -150,17 +149,17 @@ def test_processes_that_are_frozen_are_killed_and_the_file_decoded_once_more(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    expected = audio_of(pieces_of(path)[0])
+    expected = audio_of(chunks_of(path)[0])
     idle = Recording(path, AudioLimits())
     idle.next_slice()
-    recording, pieces, _ = begun(path)
+    recording, chunks, _ = begun(path)
     list(slices(idle))
     frozen = family() if is_forkserver_frozen_too else decoding()
     assert len(frozen) == 2 + is_forkserver_frozen_too
     monkeypatch.setattr(ffmpeg_client, "MAX_SILENCE_MS", LimitOfTheFrozen(frozen))
     for process in frozen:
         process.suspend()
-    assert np.array_equal(audio_of([*pieces, *slices(recording)]), expected)
+    assert np.array_equal(audio_of([*chunks, *slices(recording)]), expected)
     assert "no answer for 1.5 s" in caplog.text
     assert "decoded once more" in caplog.text
     until(lambda: not any(alive(process) for process in frozen))
@@ -175,7 +174,7 @@ def test_a_file_whose_process_the_system_ends_twice_is_no_fault_of_its_sender(pa
     replaced[0].kill()
     with pytest.raises(DecodingUnavailable):
         list(slices(recording))
-    assert pieces_of(path)[0]
+    assert chunks_of(path)[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGPROF])
@@ -195,18 +194,18 @@ def test_a_process_that_cannot_be_started_is_no_fault_of_the_file(
     with monkeypatch.context() as patch:
         patch.setattr(os, "pipe", no_handles)
         with pytest.raises(DecodingUnavailable):
-            pieces_of(path)
+            chunks_of(path)
     assert "Too many open files" in caplog.text
-    assert pieces_of(path)[0]
+    assert chunks_of(path)[0]
 
 
 def test_a_forkserver_that_died_is_replaced(path: Path) -> None:
-    pieces_of(path)
+    chunks_of(path)
     processes = family()
     for process in processes:
         process.kill()
     until(lambda: not any(alive(process) for process in processes))
-    assert pieces_of(path)[0]
+    assert chunks_of(path)[0]
 
 
 def test_a_process_that_hangs_is_ended_by_the_system(path: Path) -> None:
@@ -252,7 +251,7 @@ def test_an_answer_longer_than_any_packet_is_not_read(path: Path, monkeypatch: p
     monkeypatch.setattr(decode_processes, "take", lambda *_: DecodeProcess(ours, status_fd))
     theirs.sendall(HEADER.pack((256 << 20) + 1))
     with pytest.raises(InvalidAudio):
-        pieces_of(path)
+        chunks_of(path)
     theirs.close()
     os.close(other)
 

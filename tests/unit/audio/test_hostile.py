@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from asr_server.errors import AudioTooLong, RequestError, SampleRateTooHigh
-from tests.unit.audio.audio_files import FORMATS, make, pieces_of, streamed, voice
+from tests.unit.audio.audio_files import FORMATS, chunks_of, make, streamed, voice
 from tests.unit.audio.hostile import mutated
 from tests.unit.audio.test_native_wav import raw_wav
 
@@ -37,7 +37,7 @@ def test_200_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
     for name, content in mutated(files, count, seed=1):
         start = time.perf_counter()
         with contextlib.suppress(RequestError):
-            pieces_of(content)
+            chunks_of(content)
             num_read += 1
         assert time.perf_counter() - start < 30, name
     assert 0.2 * count < num_read < 0.9 * count  # the mutations are neither harmless nor all fatal
@@ -51,7 +51,7 @@ def silent_opus(duration_s: float) -> bytes:
 
 def test_decoded_bytes_are_counted_at_the_file_s_own_rate_and_layout() -> None:
     with pytest.raises(AudioTooLong, match="decoded size"):
-        pieces_of(silent_opus(120), max_decoded_bytes=100 * 48_000 * 4)
+        chunks_of(silent_opus(120), max_decoded_bytes=100 * 48_000 * 4)
 
 
 def flac_header(sample_rate: int, num_channels: int, bits: int = 16, num_frames: int = 1 << 35) -> bytes:
@@ -63,13 +63,13 @@ def flac_header(sample_rate: int, num_channels: int, bits: int = 16, num_frames:
 
 def test_a_forged_flac_header_is_refused_by_its_rate() -> None:
     with pytest.raises(SampleRateTooHigh, match=r"655350 Hz.*384000 Hz"):
-        pieces_of(flac_header(655_350, 8))
+        chunks_of(flac_header(655_350, 8))
 
 
 @pytest.mark.parametrize("size", [0xFFFFFFF0, 0xFFFFFFFF, 0xF0000000])
 def test_a_wav_that_claims_4_gb_is_what_it_is(size: int) -> None:
     before_mb, _ = resident_mb()
-    _, recording = pieces_of(raw_wav(np.random.default_rng(1).bytes(320_000), data_size=size))
+    _, recording = chunks_of(raw_wav(np.random.default_rng(1).bytes(320_000), data_size=size))
     assert recording.duration_s == 10.0
     assert resident_mb()[0] - before_mb < 64
 
@@ -80,7 +80,7 @@ def test_a_wav_of_too_many_channels_is_refused(num_channels: int) -> None:
     header[22:24] = num_channels.to_bytes(2, "little")
     header[32:34] = min(2 * num_channels, 65_535).to_bytes(2, "little")
     with pytest.raises(RequestError) as caught:
-        pieces_of(bytes(header))
+        chunks_of(bytes(header))
     assert caught.value.param == "file"
 
 
@@ -95,7 +95,7 @@ def test_25_mib_of_silent_opus_stops_at_12_hours_within_bounds(tmp_path: Path) -
     before_mb, _ = resident_mb()
     start = time.perf_counter()
     with pytest.raises(AudioTooLong, match=r"--max-(audio-s|decoded-bytes|preprocess-s)"):
-        pieces_of(bomb)
+        chunks_of(bomb)
     after_mb, decoding_mb = resident_mb()
     print(f"refused after {time.perf_counter() - start:.1f} s, {after_mb - before_mb:.0f} MB more")
     assert after_mb - before_mb < 32

@@ -26,9 +26,9 @@ with Recording(pathlib.Path(sys.argv[2]), AudioLimits()) as warm:  # code and li
 start = time.perf_counter()
 recording, first_s, num_chunks, finished = Recording(pathlib.Path(sys.argv[1]), AudioLimits()), None, 0, False
 while not finished:
-    pieces, finished = recording.next_slice()
-    num_chunks += len(pieces)
-    if pieces and first_s is None: first_s = time.perf_counter() - start
+    chunks, finished = recording.next_slice()
+    num_chunks += len(chunks)
+    if chunks and first_s is None: first_s = time.perf_counter() - start
 print(recording.duration_s, first_s, time.perf_counter() - start, num_chunks, peak_mb())
 """
 

@@ -19,9 +19,9 @@ from asr_server.errors import AudioTooLong
 from tests.unit.audio.audio_files import (
     Frames,
     audio_of,
+    chunks_of,
     make,
     opened,
-    pieces_of,
     slices,
     voice,
     write_ffmpeg,
@@ -205,17 +205,17 @@ def more_follows(path: Path) -> bool:
 @pytest.mark.parametrize("share", [0.02, 1 / 3, 0.5])
 def test_a_flac_whose_header_counts_too_few_samples_is_read_to_its_end(tmp_path: Path, share: float) -> None:
     path = flac_with_count(make(tmp_path, "a.flac", OTHER, 16_000), share)
-    pieces, recording = pieces_of(path)
-    assert rms(audio_of(pieces) - OTHER[:, 0]) < 1e-4
+    chunks, recording = chunks_of(path)
+    assert rms(audio_of(chunks) - OTHER[:, 0]) < 1e-4
     assert recording.duration_s == pytest.approx(5.0)
     assert not recording.truncated
 
 
 @pytest.mark.parametrize("name", ["a.flac", "a.mp3", "a.mpga", "untagged.mp3"])
 def test_files_joined_together_are_read_to_the_last(tmp_path: Path, name: str) -> None:
-    alone = [audio_of(pieces_of(make(tmp_path, name, part, 16_000))[0]) for part in (ONE, OTHER, ONE)]
-    pieces, recording = pieces_of(joined(tmp_path, name, ONE, OTHER, ONE))
-    samples = audio_of(pieces)
+    alone = [audio_of(chunks_of(make(tmp_path, name, part, 16_000))[0]) for part in (ONE, OTHER, ONE)]
+    chunks, recording = chunks_of(joined(tmp_path, name, ONE, OTHER, ONE))
+    samples = audio_of(chunks)
     assert recording.duration_s == pytest.approx(sum(map(len, alone)) / 16_000, abs=0.3)
     assert rms(samples[: len(alone[0]) - 4000] - alone[0][:-4000]) < 1e-3
     assert rms(samples[-16_000:]) == pytest.approx(rms(alone[2][-16_000:]), rel=0.2)
@@ -225,14 +225,14 @@ def test_files_joined_together_are_read_to_the_last(tmp_path: Path, name: str) -
 @pytest.mark.parametrize("name", ["a.mp3", "a.flac"])
 def test_tags_behind_the_sound_are_no_more_of_it(tmp_path: Path, name: str) -> None:
     path = make(tmp_path, name, ONE, 16_000)
-    plain, alone = path.read_bytes(), audio_of(pieces_of(path)[0])
+    plain, alone = path.read_bytes(), audio_of(chunks_of(path)[0])
     rng = np.random.default_rng(8)
     picture = rng.integers(0, 255, 40_000, np.uint8).tobytes()
     ape = b"APETAGEX" + struct.pack("<IIII8x", 2000, len(picture), 1, 0) + picture
     for tags in (b"", b"TAG".ljust(128), ape, ape + b"TAG".ljust(128), bytes(3000)):
         path.write_bytes(plain + tags)
-        pieces, recording = pieces_of(path)
-        assert len(audio_of(pieces)) == len(alone)
+        chunks, recording = chunks_of(path)
+        assert len(audio_of(chunks)) == len(alone)
         assert not recording.truncated
 
 
@@ -264,10 +264,10 @@ def test_surround_is_mixed_by_its_layout_in_every_format(tmp_path: Path) -> None
     weights = np.array([0.7, 0.7, 1, 0, 0.5, 0.5], np.float32) / np.float32(3.4)
     (tmp_path / "mono").mkdir()
     expected = audio_of(
-        pieces_of(write_sndfile(tmp_path / "mono" / "a.wav", frames @ weights, 48_000, subtype="FLOAT"))[0]
+        chunks_of(write_sndfile(tmp_path / "mono" / "a.wav", frames @ weights, 48_000, subtype="FLOAT"))[0]
     )
     for name in ("a.flac", "a.m4a", "a.ac3", "a.wav"):
-        samples = audio_of(pieces_of(tmp_path / name)[0])[: len(expected)]
+        samples = audio_of(chunks_of(tmp_path / name)[0])[: len(expected)]
         lag = int(np.argmax(np.correlate(samples[8000:24_000], expected[8000:20_000], "valid")))
         aligned = samples[8000 + lag : 20_000 + lag]
         assert np.corrcoef(aligned, expected[8000:20_000])[0, 1] > 0.95, name
@@ -279,10 +279,10 @@ def test_a_joined_flac_of_another_rate_and_layout_is_read(tmp_path: Path) -> Non
         for rate, num_channels in ((16_000, 1), (44_100, 2))
     )
     (tmp_path / "a.flac").write_bytes(one + other + one)
-    pieces, recording = pieces_of(tmp_path / "a.flac")
+    chunks, recording = chunks_of(tmp_path / "a.flac")
     assert recording.duration_s == pytest.approx(6.0, abs=0.01)
     assert not recording.truncated
-    assert rms(audio_of(pieces)[-30_000:] - voice(16_000, 1, 2.0)[-30_000:, 0]) < 0.01
+    assert rms(audio_of(chunks)[-30_000:] - voice(16_000, 1, 2.0)[-30_000:, 0]) < 0.01
 
 
 def test_an_mp3_of_constant_rate_without_a_count_is_whole_behind_a_tag(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_an_mp3_of_constant_rate_without_a_count_is_whole_behind_a_tag(tmp_path:
         path = make(tmp_path, name, OTHER, 16_000)
         tag = b"ID3\x04\0\0" + bytes([0, 0, num_before >> 7, num_before & 127]) + bytes(num_before)
         path.write_bytes(tag + path.read_bytes() + b"TAG".ljust(num_behind, b"x"))
-        recording = pieces_of(path)[1]
+        recording = chunks_of(path)[1]
         assert recording.duration_s == pytest.approx(5.0, abs=0.2)
         assert not recording.truncated
 

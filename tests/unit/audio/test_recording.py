@@ -1,4 +1,4 @@
-"""A file's session from bytes to pieces, in every format and every state of repair."""
+"""A file's session from bytes to chunks, in every format and every state of repair."""
 
 import io
 import struct
@@ -17,14 +17,14 @@ from asr_server.audio.decoder import RECORDING_FORMATS as SUPPORTED
 from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.recording import Cancelled, Recording, memory_file
 from asr_server.audio.split import Splitter
-from asr_server.core import Chunk, Piece, Samples
+from asr_server.core import Chunk, Samples
 from asr_server.errors import AudioTooLong, AudioTooShort, InvalidAudio, NotStereo
 from tests.support.speech import RECORDINGS
 from tests.unit.audio.audio_files import (
     FORMATS,
     audio_of,
+    chunks_of,
     make,
-    pieces_of,
     real_recordings,
     spoken,
     streamed,
@@ -47,10 +47,10 @@ TALK_S = len(spoken()) / 16_000
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_gives_the_same_speech(tmp_path: Path, name: str) -> None:
     path = make(tmp_path, name, np.repeat(spoken(), 3, axis=0), 48_000)
-    pieces, recording = pieces_of(path)
+    chunks, recording = chunks_of(path)
     assert recording.duration_s == pytest.approx(TALK_S, abs=0.1 if name in UNTRIMMED else 0.04)
     assert not recording.truncated
-    samples, expected = audio_of(pieces), spoken()[:, 0]
+    samples, expected = audio_of(chunks), spoken()[:, 0]
     lag = (
         int(np.argmax(np.correlate(samples[:36_000], expected[:32_000], "valid"))) if name in UNTRIMMED else 0
     )
@@ -72,7 +72,7 @@ def test_the_length_is_known_from_the_first_slice_if_the_header_has_it(tmp_path:
 def test_a_header_that_promises_more_than_the_file_holds_is_not_believed(tmp_path: Path) -> None:
     path = make(tmp_path, "a.wav", spoken(), 16_000)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    _, recording = pieces_of(path)
+    _, recording = chunks_of(path)
     assert recording.expected_duration_s == pytest.approx(TALK_S / 2, abs=0.1)
 
 
@@ -80,9 +80,9 @@ def test_a_header_that_promises_more_than_the_file_holds_is_not_believed(tmp_pat
 @pytest.mark.parametrize("name", ["a.wav", "a.mp3", "a.m4a"])
 def test_an_open_file_is_read_from_its_start_and_left_open(tmp_path: Path, name: str, kind: str) -> None:
     path = make(tmp_path, name, voice(48_000, 1, 1.0), 48_000)
-    expected, data = audio_of(pieces_of(path)[0]), path.read_bytes()
+    expected, data = audio_of(chunks_of(path)[0]), path.read_bytes()
     with path.open("rb") if kind == "open file" else filled(kind, data) as source:
-        assert np.array_equal(audio_of(pieces_of(source)[0]), expected)
+        assert np.array_equal(audio_of(chunks_of(source)[0]), expected)
         source.seek(0)
         assert source.read() == data
 
@@ -102,15 +102,15 @@ def test_a_file_cut_short_is_read_or_said_why_not(tmp_path: Path, name: str, sha
     part = data[: int(len(data) * share)]
     if name in INDEX_LAST or (share == 0.1 and name in FEW_PAGES):
         with pytest.raises(InvalidAudio, match="Supported formats"):
-            pieces_of(part)
+            chunks_of(part)
     else:
-        assert pieces_of(part)[1].duration_s == pytest.approx(10.0 * share, abs=1.5)
+        assert chunks_of(part)[1].duration_s == pytest.approx(10.0 * share, abs=1.5)
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.mp3", "index-first.mp4", "fragmented.mp4"])
 def test_a_file_cut_short_says_so(tmp_path: Path, name: str) -> None:
     data = make(tmp_path, name, voice(48_000, 1, 10.0), 48_000).read_bytes()
-    _, recording = pieces_of(data[: len(data) // 2])
+    _, recording = chunks_of(data[: len(data) // 2])
     assert recording.truncated
 
 
@@ -140,7 +140,7 @@ def test_a_file_cut_short_says_so(tmp_path: Path, name: str) -> None:
 )
 def test_what_is_not_audio_is_refused_with_the_formats_that_are(content: bytes) -> None:
     with pytest.raises(InvalidAudio, match="Supported formats") as caught:
-        pieces_of(content)
+        chunks_of(content)
     assert caught.value.param == "file"
     assert SUPPORTED in caught.value.message
 
@@ -149,7 +149,7 @@ def test_what_is_not_audio_is_refused_with_the_formats_that_are(content: bytes) 
 def test_less_than_a_tenth_of_a_second_is_too_short(tmp_path: Path, name: str) -> None:
     path = make(tmp_path, name, voice(48_000, 1, 0.02), 48_000)
     with pytest.raises(AudioTooShort, match=r"at least 0\.1 s"):
-        pieces_of(path)
+        chunks_of(path)
 
 
 @pytest.mark.parametrize(
@@ -166,23 +166,23 @@ def test_less_than_a_tenth_of_a_second_is_too_short(tmp_path: Path, name: str) -
 def test_each_limit_is_named(tmp_path: Path, name: str, limit: str, value: float, words: list[str]) -> None:
     path = make(tmp_path, name, voice(48_000, 2, 5.0), 48_000)
     with pytest.raises(AudioTooLong) as caught:
-        pieces_of(path, **{limit: value})
+        chunks_of(path, **{limit: value})
     assert all(word in caught.value.message for word in words)
-    assert len(pieces_of(path)[0]) == 1
+    assert len(chunks_of(path)[0]) == 1
 
 
 @pytest.mark.slow
 def test_a_busy_machine_makes_no_file_too_much_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     push = Splitter.push
 
-    def push_late(self: Splitter, samples: Samples) -> list[Piece]:
+    def push_late(self: Splitter, samples: Samples) -> list[Chunk]:
         time.sleep(0.2)
         return push(self, samples)
 
     monkeypatch.setattr(Splitter, "push", push_late)
     path = make(tmp_path, "a.wav", voice(24_000, 1, 65.0), 24_000)
     started_at = time.monotonic()
-    assert pieces_of(path, max_preprocess_s=0.5)[1].duration_s == pytest.approx(65, abs=0.05)
+    assert chunks_of(path, max_preprocess_s=0.5)[1].duration_s == pytest.approx(65, abs=0.05)
     assert time.monotonic() - started_at > 0.5
 
 
@@ -190,9 +190,9 @@ def test_a_browser_s_recording_has_no_duration_and_is_read_whole() -> None:
     data = streamed(voice(24_000, 1, 65.0), 24_000, "libopus", "webm")
     with av.open(io.BytesIO(data), "r") as container:
         assert container.duration is None
-    pieces, recording = pieces_of(data)
+    chunks, recording = chunks_of(data)
     assert recording.duration_s == pytest.approx(65.0, abs=0.02)
-    assert len(pieces) >= 3
+    assert len(chunks) >= 3
     assert not recording.truncated
 
 
@@ -200,13 +200,13 @@ def test_a_browser_s_recording_has_no_duration_and_is_read_whole() -> None:
 def test_what_libsndfile_gives_up_on_is_read_on_by_ffmpeg(tmp_path: Path, name: str) -> None:
     """MP3s joined together, of which a header counts the first; a FLAC with a hole in the middle."""
     path = make(tmp_path, name, voice(48_000, 1, 10.0), 48_000)
-    expected, data = audio_of(pieces_of(path)[0]), bytearray(path.read_bytes())
+    expected, data = audio_of(chunks_of(path)[0]), bytearray(path.read_bytes())
     if name == "a.mp3":
         data = data + bytes(5000) + data
     else:
         data[len(data) // 2 : len(data) // 2 + 100] = bytes(100)
-    pieces, recording = pieces_of(bytes(data))
-    samples = audio_of(pieces)
+    chunks, recording = chunks_of(bytes(data))
+    samples = audio_of(chunks)
     assert recording.duration_s == pytest.approx(20.0 if name == "a.mp3" else 10.0, abs=0.3)
     assert recording.truncated == (name == "a.flac")
     assert np.abs(samples[:70_000] - expected[:70_000]).max() < 1e-5
@@ -215,8 +215,8 @@ def test_what_libsndfile_gives_up_on_is_read_on_by_ffmpeg(tmp_path: Path, name: 
 
 def test_the_first_chunk_leaves_before_the_rest_is_read(tmp_path: Path) -> None:
     recording = Recording(make(tmp_path, "a.mp3", voice(16_000, 1, 65.0), 16_000), AudioLimits())
-    pieces, finished = recording.next_slice()
-    assert len(pieces) == 1
+    chunks, finished = recording.next_slice()
+    assert len(chunks) == 1
     assert not finished
     assert recording.duration_s < 45
     assert recording.held_bytes < 4 * 480_000
@@ -260,13 +260,12 @@ def test_channels_kept_apart_are_cut_from_one_pass(tmp_path: Path, name: str) ->
     frames = np.hstack([sound, np.roll(sound, 20 * 16_000)])
     frames[25 * 16_000 : 55 * 16_000, 1] = 0  # then the channels are cut at different places
     recording = Recording(make(tmp_path, name, frames, 16_000), AudioLimits(), split_channels=True)
-    pieces: list[Piece] = []
+    chunks: list[Chunk] = []
     finished = False
     while not finished:
         more, finished = recording.next_slice()
         assert recording.held_bytes <= 2 * 4 * 41 * 16_000
-        pieces += more
-        chunks = [piece for piece in pieces if isinstance(piece, Chunk)]
+        chunks += more
         settled = recording.settled_s * 16_000
     assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
     assert settled == 16_000 * recording.duration_s == pytest.approx(len(frames), abs=800)
@@ -277,11 +276,7 @@ def test_channels_kept_apart_are_cut_from_one_pass(tmp_path: Path, name: str) ->
             together[chunk.start_sample :][: len(chunk.samples)] = chunk.samples
         assert np.corrcoef(together[: len(frames)], frames[:, channel])[0, 1] > 0.9
         if name == "a.wav":
-            expected = [
-                piece
-                for piece in pieces_of(write_sndfile(tmp_path / "alone.wav", frames[:, channel], 16_000))[0]
-                if isinstance(piece, Chunk)
-            ]
+            expected, _ = chunks_of(write_sndfile(tmp_path / "alone.wav", frames[:, channel], 16_000))
             assert [chunk.start_sample for chunk in alone] == [chunk.start_sample for chunk in expected]
 
 
@@ -293,7 +288,7 @@ def test_no_chunk_comes_before_what_is_settled(tmp_path: Path) -> None:
     while not finished:
         settled = recording.settled_s * 16_000
         more, finished = recording.next_slice()
-        assert all(piece.start_sample >= settled for piece in more if isinstance(piece, Chunk))
+        assert all(chunk.start_sample >= settled for chunk in more)
         if not finished:
             assert recording.duration_s - recording.settled_s <= 41, "the silent channel holds the other up"
 
@@ -329,10 +324,10 @@ def field(name: str) -> Path:
     ],
 )
 def test_a_file_has_its_length_and_says_whether_it_is_whole(name: str, duration_s: float) -> None:
-    pieces, recording = pieces_of(field(name))
+    chunks, recording = chunks_of(field(name))
     assert recording.duration_s == pytest.approx(duration_s, abs=0.1)
     assert recording.truncated == (name in TRUNCATED)
-    assert loudness(audio_of(pieces)) > 0.04
+    assert loudness(audio_of(chunks)) > 0.04
 
 
 def loudness(samples: Samples) -> float:
@@ -350,8 +345,8 @@ def test_a_bump_of_the_microphone_changes_no_sample_of_speech(tmp_path: Path, pa
     bump = 12 * np.sin(np.arange(int(0.3 * sample_rate)) / 40).astype(np.float32)
     bumped = np.concatenate([sound, np.repeat(bump[:, None], sound.shape[1], axis=1), sound])
     soundfile.write(tmp_path / "a.wav", bumped, sample_rate, subtype="FLOAT")
-    samples = audio_of(pieces_of(tmp_path / "a.wav")[0])
-    alone = audio_of(pieces_of(path)[0])
+    samples = audio_of(chunks_of(tmp_path / "a.wav")[0])
+    alone = audio_of(chunks_of(path)[0])
     num_alone = len(alone) - 1600
     assert np.abs(samples[:num_alone] - alone[:num_alone]).max() < 1e-3
     behind = samples[-num_alone:] - alone[-num_alone:]

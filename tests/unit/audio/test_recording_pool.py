@@ -10,9 +10,9 @@ import pytest
 
 from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.recording import Cancelled, PreprocessPool, Recording
-from asr_server.core import Piece
+from asr_server.core import Chunk
 from tests.support.until import until
-from tests.unit.audio.audio_files import make, spoken, tiled
+from tests.unit.audio.audio_files import end_of, make, spoken
 
 pytestmark = pytest.mark.slow
 
@@ -39,13 +39,13 @@ def hours_of_mp3(folder: Path, hours: float) -> Path:
     return path
 
 
-async def finish(pool: PreprocessPool, recording: Recording) -> list[Piece]:
-    pieces: list[Piece] = []
+async def finish(pool: PreprocessPool, recording: Recording) -> list[Chunk]:
+    chunks: list[Chunk] = []
     finished = False
     while not finished:
         more, finished = await pool.decode_slice(recording)
-        pieces += more
-    return pieces
+        chunks += more
+    return chunks
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.mp3", "a.m4a"])
@@ -53,7 +53,7 @@ async def test_many_files_at_once_are_read_whole(pool: PreprocessPool, tmp_path:
     path = talk(tmp_path, name, 0.8)
     recordings = [Recording(path, AudioLimits()) for _ in range(12)]
     results = await asyncio.gather(*(finish(pool, recording) for recording in recordings))
-    lengths = {tiled(pieces) for pieces in results}
+    lengths = {end_of(chunks) for chunks in results}
     assert lengths == {round(recordings[0].duration_s * 16_000)}
     await until(lambda: pool.stats.busy == 0)
     assert pool.stats.queued == 0
@@ -124,7 +124,7 @@ async def test_a_slice_cancelled_in_the_queue_gives_its_place_back(tmp_path: Pat
     await asyncio.gather(*waiting[:4], return_exceptions=True)
     gate.set()
     await blocker
-    assert (await waiting[4]).pieces
+    assert (await waiting[4]).chunks
     await until(lambda: pool.stats.busy == pool.stats.queued == 0)
     assert pool.stats.cancelled == 4
     pool.shutdown()

@@ -6,22 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr_server.audio.split import MARGIN, MIN_REST, MIN_SILENCE, Splitter, best_cut
-from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, Silence
+from asr_server.core import SAMPLE_RATE, Chunk, Samples
 from asr_server.levels import powers
 from harness.speech import corpus
 from tests.support.long_recordings import digits_not_whole, long_recording
 from tests.support.speech import Spoken, audible, say, silence
-from tests.unit.audio.audio_files import audio_of, pieces_by
+from tests.unit.audio.audio_files import audio_of, chunks_by, end_of
 
 MAX_CHUNK = 30 * SAMPLE_RATE
 
 
-def split(samples: Samples, block: int = 20_000, max_chunk: int = MAX_CHUNK) -> list[Piece]:
-    return pieces_by(Splitter(max_chunk), samples, block)
-
-
-def chunks(pieces: list[Piece]) -> list[Chunk]:
-    return [piece for piece in pieces if isinstance(piece, Chunk)]
+def split(samples: Samples, block: int = 20_000, max_chunk: int = MAX_CHUNK) -> list[Chunk]:
+    return chunks_by(Splitter(max_chunk), samples, block)
 
 
 def noise(num_samples: int, level: float, seed: int = 0) -> Samples:
@@ -34,8 +30,9 @@ def long_talk(gap_s: float = 0.3, voice: str = "f3", seed: int = 1, count: int =
     return say(digits, voice, gap_s=[float(gap) for gap in rng.uniform(0.7, 1.3, count) * gap_s])
 
 
-def cuts_inside_words(pieces: list[Piece], talk: Spoken) -> int:
-    cuts_s = [piece.start_sample / SAMPLE_RATE for piece in pieces[1:]]
+def cuts_inside_words(chunks: list[Chunk], talk: Spoken) -> int:
+    edges_s = [(chunk.start_s, chunk.start_s + chunk.duration_s) for chunk in chunks]
+    cuts_s = [time_s for edges in edges_s for time_s in edges]
     return sum(start + 0.03 < cut < end - 0.03 for cut in cuts_s for start, end in talk.times)
 
 
@@ -45,9 +42,9 @@ def cuts_inside_words(pieces: list[Piece], talk: Spoken) -> int:
 def test_no_cut_falls_inside_a_word(voice: str, level: float, offset: float) -> None:
     talk = long_talk(voice=voice)
     samples = talk.samples + noise(len(talk.samples), level) + np.float32(offset)
-    pieces = split(samples)
-    assert len(pieces) >= 3
-    assert cuts_inside_words(pieces, talk) == 0
+    chunks = split(samples)
+    assert len(chunks) >= 3
+    assert cuts_inside_words(chunks, talk) == 0
 
 
 def test_people_who_speak_faintly_are_sent_whole() -> None:
@@ -65,7 +62,7 @@ def test_people_who_speak_faintly_are_sent_whole() -> None:
         at += len(samples) + len(parts[-1])
     sound = np.asarray(np.round(np.concatenate(parts) * 2**15) / 2**15, np.float32)
     left_out = np.ones(len(sound), bool)
-    for chunk in chunks(split(sound)):
+    for chunk in split(sound):
         left_out[chunk.start_sample : chunk.start_sample + len(chunk.samples)] = False
     cut = [clip.name for clip, (first, last) in zip(clips, said, strict=True) if left_out[first:last].any()]
     assert cut == []
@@ -74,18 +71,18 @@ def test_people_who_speak_faintly_are_sent_whole() -> None:
 @pytest.mark.parametrize("max_chunk_s", [3, 6, 8, 15])
 def test_shorter_chunks_are_cut_by_the_same_rule(max_chunk_s: int) -> None:
     talk = long_talk(count=60)
-    pieces = split(talk.samples, max_chunk=max_chunk_s * SAMPLE_RATE)
-    durations_s = [chunk.duration_s for chunk in chunks(pieces)]
+    chunks = split(talk.samples, max_chunk=max_chunk_s * SAMPLE_RATE)
+    durations_s = [chunk.duration_s for chunk in chunks]
     assert max(durations_s) <= max_chunk_s
     assert min(durations_s[:-2]) >= max_chunk_s / 2
     assert min(durations_s) >= max_chunk_s / 3
-    assert cuts_inside_words(pieces, talk) == 0
+    assert cuts_inside_words(chunks, talk) == 0
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_windows_are_filled_as_far_as_the_long_pauses_allow(seed: int) -> None:
     talk = long_talk(seed=seed)
-    for chunk in chunks(split(talk.samples))[:-1]:
+    for chunk in split(talk.samples)[:-1]:
         end_s = chunk.start_s + chunk.duration_s
         window_end_s = chunk.start_s + 30
         pauses = [(end, start) for (_, end), (start, _) in zip(talk.times, talk.times[1:], strict=False)]
@@ -111,28 +108,24 @@ def test_a_pause_between_words_is_preferred_to_a_stop_consonant() -> None:
 
 
 def test_sound_without_any_pause_is_cut_all_the_same() -> None:
-    pieces = split(noise(100 * SAMPLE_RATE, 0.1))
-    assert all(isinstance(piece, Chunk) for piece in pieces)
-    assert 4 <= len(pieces) <= 5
+    chunks = split(noise(100 * SAMPLE_RATE, 0.1))
+    assert sum(len(chunk.samples) for chunk in chunks) == 100 * SAMPLE_RATE
+    assert 4 <= len(chunks) <= 5
 
 
 @pytest.mark.parametrize("level", [0.0, 1e-5])
 @pytest.mark.parametrize("duration_s", [0.2, 5.0, 30.0, 95.0])
-def test_a_silent_file_is_one_silence(duration_s: float, level: float) -> None:
+def test_a_silent_file_has_no_chunk(duration_s: float, level: float) -> None:
     samples = noise(int(duration_s * SAMPLE_RATE), level)
-    assert split(samples) == [Silence(0, len(samples))]
+    assert split(samples) == []
 
 
 def test_long_silences_are_left_out_with_a_margin_around_speech() -> None:
     first, second = say("123", lead_s=0.0), say("456", lead_s=0.0)
     samples = np.concatenate([silence(40), first.samples, silence(45), second.samples, silence(50)])
-    pieces = split(samples)
-    assert [type(piece) for piece in pieces] == [Silence, Chunk, Silence, Chunk, Silence]
-    before, talk, _, _, after = pieces
-    assert isinstance(before, Silence)
-    assert after
-    assert 40 * SAMPLE_RATE - before.num_samples == pytest.approx(MARGIN, abs=SAMPLE_RATE // 20)
-    assert isinstance(talk, Chunk)
+    talk, later = split(samples)
+    assert 40 * SAMPLE_RATE - talk.start_sample == pytest.approx(MARGIN, abs=SAMPLE_RATE // 20)
+    assert end_of([talk, later]) < len(samples) - 49 * SAMPLE_RATE
     assert talk.duration_s < first.times[-1][1] + 2 * MARGIN / SAMPLE_RATE + 0.5
 
 
@@ -145,12 +138,12 @@ def test_short_pauses_stay_within_their_chunk() -> None:
 def test_quiet_speech_is_kept_whole(peak_db: float) -> None:
     talk = long_talk()
     quiet = talk.samples * np.float32(10 ** (peak_db / 20) / np.abs(talk.samples).max())
-    pieces = split(quiet)
+    chunks = split(quiet)
     for start_s, end_s in talk.times:
         assert any(
-            piece.start_sample <= start_s * SAMPLE_RATE + 800
-            and end_s * SAMPLE_RATE - 800 <= piece.start_sample + len(piece.samples)
-            for piece in chunks(pieces)
+            chunk.start_sample <= start_s * SAMPLE_RATE + 800
+            and end_s * SAMPLE_RATE - 800 <= chunk.start_sample + len(chunk.samples)
+            for chunk in chunks
         )
 
 
@@ -168,29 +161,29 @@ def test_a_cut_leaves_at_least_a_third_for_the_last_chunk(max_chunk_s: int, over
     max_chunk = max_chunk_s * SAMPLE_RATE
     samples = noise(max_chunk + round(over_s * SAMPLE_RATE), 0.1)
     samples[max_chunk - SAMPLE_RATE // 5 : max_chunk] = 0
-    *before, last = chunks(split(samples, max_chunk=max_chunk))
+    *before, last = split(samples, max_chunk=max_chunk)
     assert all(len(chunk.samples) <= max_chunk for chunk in before)
     assert len(last.samples) >= max_chunk // 3
 
 
 def test_speech_that_fits_a_chunk_is_not_cut_because_of_the_silence_behind_it() -> None:
-    pieces = split(np.concatenate([noise(25 * SAMPLE_RATE, 0.1), silence(9.0)]))
-    assert [type(piece) for piece in pieces] == [Chunk, Silence]
+    (chunk,) = split(np.concatenate([noise(25 * SAMPLE_RATE, 0.1), silence(9.0)]))
+    assert chunk.duration_s == pytest.approx(25 + MARGIN / SAMPLE_RATE, abs=0.05)
 
 
 def test_a_word_alone_after_a_long_pause_is_a_chunk_however_short() -> None:
     word = say("3", lead_s=0.0).samples[: SAMPLE_RATE // 2]
-    pieces = split(np.concatenate([say("12").samples, silence(40), word]))
-    assert chunks(pieces)[-1].duration_s == pytest.approx(0.5 + MARGIN / SAMPLE_RATE, abs=0.05)
+    chunks = split(np.concatenate([say("12").samples, silence(40), word]))
+    assert chunks[-1].duration_s == pytest.approx(0.5 + MARGIN / SAMPLE_RATE, abs=0.05)
 
 
 def test_samples_are_copied_because_their_memory_is_used_again() -> None:
     splitter, block, sound = Splitter(MAX_CHUNK), np.empty(16_000, np.float32), noise(40 * SAMPLE_RATE, 0.1)
-    pieces: list[Piece] = []
+    chunks: list[Chunk] = []
     for at in range(0, len(sound), len(block)):
         block[:] = sound[at : at + len(block)]
-        pieces += splitter.push(block)
-    assert np.array_equal(audio_of(pieces + splitter.finish()), sound)
+        chunks += splitter.push(block)
+    assert np.array_equal(audio_of(chunks + splitter.finish()), sound)
 
 
 parts = st.lists(
@@ -202,29 +195,27 @@ parts = st.lists(
 
 @given(parts, st.integers(1, 700_000))
 @settings(max_examples=12, deadline=None)
-def test_every_sample_is_in_a_chunk_or_silence(parts: list[tuple[str, float, float]], block: int) -> None:
+def test_every_sample_is_in_a_chunk_or_silent(parts: list[tuple[str, float, float]], block: int) -> None:
     talk = np.tile(say("8675309").samples, 25)
     sounds = {"talk": talk, "hiss": noise(len(talk), 0.05), "nothing": np.zeros_like(talk)}
     samples = np.concatenate(
         [sounds[kind][: int(seconds * SAMPLE_RATE)] * np.float32(gain) for kind, seconds, gain in parts]
     )
-    pieces = split(samples, block)
-    rebuilt = audio_of(pieces) if pieces else samples
-    for chunk in chunks(pieces):
-        end = chunk.start_sample + len(chunk.samples)
-        assert np.array_equal(rebuilt[chunk.start_sample : end], samples[chunk.start_sample : end])
-    for piece in pieces:
-        if isinstance(piece, Silence) and piece.num_samples >= MIN_SILENCE:
-            hushed = samples[piece.start_sample : piece.start_sample + piece.num_samples]
-            assert np.percentile(np.abs(hushed), 99) < 1e-3
+    chunks = split(samples, block)
+    ended_at = 0
+    for chunk in [*chunks, Chunk(len(chunks), len(samples), samples[:0])]:
+        left_out = samples[ended_at : chunk.start_sample]
+        assert len(left_out) < MIN_SILENCE or np.percentile(np.abs(left_out), 99) < 1e-3
+        ended_at = chunk.start_sample + len(chunk.samples)
+        assert np.array_equal(chunk.samples, samples[chunk.start_sample : ended_at])
 
 
 @given(st.integers(1, 3_000_000))
 @settings(max_examples=8, deadline=None)
-def test_blocks_of_any_size_give_the_same_pieces(block: int) -> None:
+def test_blocks_of_any_size_give_the_same_chunks(block: int) -> None:
     samples = long_talk(count=80).samples
-    starts = [piece.start_sample for piece in split(samples)]
-    assert [piece.start_sample for piece in split(samples, block)] == starts
+    starts = [chunk.start_sample for chunk in split(samples)]
+    assert [chunk.start_sample for chunk in split(samples, block)] == starts
 
 
 @pytest.mark.parametrize(
@@ -237,8 +228,8 @@ def test_blocks_of_any_size_give_the_same_pieces(block: int) -> None:
 )
 def test_hours_of_turns_between_noises_are_cut_outside_of_words(duration_s: float, max_chunk_s: int) -> None:
     recording = long_recording(duration_s, seed=4)
-    pieces = split(recording.samples, max_chunk=max_chunk_s * SAMPLE_RATE)
-    assert digits_not_whole(recording, chunks(pieces)) == []
+    chunks = split(recording.samples, max_chunk=max_chunk_s * SAMPLE_RATE)
+    assert digits_not_whole(recording, chunks) == []
 
 
 @given(st.integers(1, 100), st.integers(0, 100))
@@ -248,8 +239,8 @@ def test_a_peek_shows_what_the_end_would_give_and_changes_nothing(num_before: in
     samples = noise((num_before + num_after) * SAMPLE_RATE // 10, 0.1)
     before, after = np.split(samples, [num_before * SAMPLE_RATE // 10])
     splitter = Splitter(3 * SAMPLE_RATE)
-    pieces = splitter.push(before)
-    shown = [*pieces, *splitter.peek()]
-    pieces += [*splitter.push(after), *splitter.finish()]
+    chunks = splitter.push(before)
+    shown = [*chunks, *splitter.peek()]
+    chunks += [*splitter.push(after), *splitter.finish()]
     assert np.array_equal(audio_of(shown), before)
-    assert np.array_equal(audio_of(pieces), samples)
+    assert np.array_equal(audio_of(chunks), samples)

@@ -78,6 +78,6 @@ def chunks_of(checkpoint: Path, sound: Samples) -> list[Chunk]:
     with Recording(MemoryFile(wav(sound)), limits) as recording:
         finished, chunks = False, list[Chunk]()
         while not finished:
-            pieces, finished = recording.next_slice(4)
-            chunks += [piece for piece in pieces if isinstance(piece, Chunk)]
+            more, finished = recording.next_slice(4)
+            chunks += more
     return chunks
