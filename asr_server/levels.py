@@ -29,7 +29,7 @@ _AVERAGE = np.full(HOPS_PER_LEVEL, 1 / (HOPS_PER_LEVEL * HOP), np.float32)
 _FEWER_HOPS = HOPS_PER_LEVEL / np.arange(HOPS_PER_LEVEL - 1, 0, -1, dtype=np.float32)
 _NOISE_AVERAGE = np.full(HOPS_OF_NOISE, 1 / HOPS_OF_NOISE, np.float32)
 
-Stretch = tuple[float, float]  # start and end
+Interval = tuple[float, float]  # start and end
 Powers = npt.NDArray[np.float32]  # one every HOP samples, of the HOPS_PER_LEVEL hops from there
 Pauses = npt.NDArray[np.floating]  # [count, 2]: start and end in seconds, in order
 
@@ -81,10 +81,10 @@ def runs(flags: npt.ArrayLike) -> npt.NDArray[np.intp]:
     return np.flatnonzero(np.diff(np.asarray(flags, bool), prepend=False, append=False)).reshape(-1, 2)
 
 
-def joined(stretches: Iterable[Stretch], max_gap: float = 0.0) -> list[Stretch]:
-    """Order stretches by start, and join those at most `max_gap` apart."""
-    result: list[Stretch] = []
-    for start, end in sorted(stretches):
+def joined(intervals: Iterable[Interval], max_gap: float = 0.0) -> list[Interval]:
+    """Order intervals by start, and join those at most `max_gap` apart."""
+    result: list[Interval] = []
+    for start, end in sorted(intervals):
         if result and start - result[-1][1] <= max_gap:
             result[-1] = result[-1][0], max(end, result[-1][1])
         else:

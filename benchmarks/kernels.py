@@ -256,11 +256,11 @@ def compile_all(arch: int, parts: Iterable[str] = CASES) -> list[tuple[str, Comp
     return results
 
 
-def compile_start(arch: int, num_texts: int = SLOTS) -> list[str]:
+def compile_start(arch: int, num_text_slots: int = SLOTS) -> list[str]:
     """The kernels that a start in bfloat16 compiles for its check, its graphs and its warm-up."""
     device = CompilingDriver(arch, inspects=False)
     driver.set_active(device)
-    for rows in sizes_up_to(num_texts, 16):
+    for rows in sizes_up_to(num_text_slots, 16):
         for of_audio in (True, False):
             attention(torch.bfloat16, rows, of_audio)
         token_choice(rows=rows)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr_server.core import SAMPLE_RATE, Samples
-from asr_server.levels import Stretch, runs
+from asr_server.levels import Interval, runs
 from asr_server.machine import VNNI_FLAGS, cpu_flags
 
 # Read when onnxruntime is loaded. From 1.29 on it would tell Microsoft what it runs, and keep an identifier
@@ -36,7 +36,7 @@ STATE_SHAPE: Final = (1, 1, 128)
 MAX_FRAMES: Final = 128  # in a call: 4 s, quicker than 2 s and than 8
 # Speech goes on at a probability lower by this than the one that starts it: Silero's rule.
 HYSTERESIS: Final = 0.15
-# Whether a stretch of sound holds speech (`holds_speech`).
+# Whether a sound holds speech (`holds_speech`).
 LIKELY: Final = 0.9
 SPELLED: Final = 0.5  # of one letter, as people spell a name: coughs and barks have 0.47 at most
 MIN_SPEECH_FRAMES: Final = 4  # 128 ms
@@ -136,13 +136,13 @@ def _sustained_probability(samples: Samples, phase: int) -> float:
     return float(np.sort(_score_isolated(samples, phase))[-MIN_SPEECH_FRAMES])
 
 
-def possible_and_certain_speech_s(samples: Samples) -> tuple[list[Stretch], list[Stretch]]:
+def possible_and_certain_speech_s(samples: Samples) -> tuple[list[Interval], list[Interval]]:
     probabilities = _score_isolated(samples)[SILENCE // FRAME :]
-    possible_s = _stretches_s(probabilities, 0.0, MIN_SPEECH_FRAMES)
-    return possible_s, _stretches_s(probabilities, CERTAIN, MIN_CERTAIN_FRAMES)
+    possible_s = _intervals_s(probabilities, 0.0, MIN_SPEECH_FRAMES)
+    return possible_s, _intervals_s(probabilities, CERTAIN, MIN_CERTAIN_FRAMES)
 
 
-def _stretches_s(probabilities: Probabilities, threshold: float, min_frames: int) -> list[Stretch]:
+def _intervals_s(probabilities: Probabilities, threshold: float, min_frames: int) -> list[Interval]:
     return [
         (first * FRAME_S, end * FRAME_S)
         for first, end in runs(is_speech(probabilities, POSSIBLE)).tolist()
@@ -150,17 +150,17 @@ def _stretches_s(probabilities: Probabilities, threshold: float, min_frames: int
     ]
 
 
-def first_missed_s(speech_s: Sequence[Stretch]) -> float | None:
+def first_missed_s(speech_s: Sequence[Interval]) -> float | None:
     """Return where speech begins behind a pause, or lasts longer than a text before 0 may end too early."""
     begins_s = _behind_pause_s(speech_s, PAUSE_S)
     if begins_s is None and _total_s(speech_s) >= MISSED_S:
         begins_s = _behind_pause_s(speech_s, SHORT_PAUSE_S)
-    before_s = [stretch_s for stretch_s in speech_s if begins_s is None or stretch_s[0] < begins_s]
+    before_s = [interval_s for interval_s in speech_s if begins_s is None or interval_s[0] < begins_s]
     return before_s[0][0] if _total_s(before_s) >= MISSED_S else begins_s
 
 
-def _total_s(stretches_s: Iterable[tuple[float, float]]) -> float:
-    return sum(end_s - start_s for start_s, end_s in stretches_s)
+def _total_s(intervals_s: Iterable[Interval]) -> float:
+    return sum(end_s - start_s for start_s, end_s in intervals_s)
 
 
 def _behind_pause_s(speech_s: Iterable[tuple[float, float]], min_pause_s: float) -> float | None:

@@ -19,7 +19,7 @@ from asr_server.cli.checks import Check, model_fits, problem
 from asr_server.config import EMBEDDED_MODEL, flag_name
 from asr_server.core import Clip
 from asr_server.errors import CheckpointError
-from asr_server.levels import Stretch, joined
+from asr_server.levels import Interval, joined
 from asr_server.server.settings import FIELDS, ServerSettings, environment_names, extra
 from asr_server.telemetry import configure_logging, printable
 
@@ -303,10 +303,10 @@ def parse_clips(ctx: click.Context, param: click.Parameter, values: tuple[str, .
         clips = [_clip(text.strip()) for value in values for text in value.split(",")]
     except ValueError as error:
         raise click.BadParameter(str(error), ctx, param) from None
-    return tuple(Clip(*stretch) for stretch in joined(clips))
+    return tuple(Clip(*interval) for interval in joined(clips))
 
 
-def _clip(text: str) -> Stretch:
+def _clip(text: str) -> Interval:
     match = _CLIP.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is no START-END, such as 90-120, 1:30-2:00 or 1:02:30- for the rest.")

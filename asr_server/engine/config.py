@@ -82,7 +82,7 @@ class EngineConfig:
         return self.num_slots if self.device == "cpu" else -(-self.num_slots // _CHUNKS_PER_SEARCH)
 
     @property
-    def num_texts(self) -> int:
+    def num_text_slots(self) -> int:
         return self.num_slots + self.num_searches * (self.beam_size - 1)
 
     def resolved(
@@ -110,7 +110,7 @@ class EngineConfig:
                 free_bytes(device, self.num_on_device),
                 self.num_ranks,
                 int8_audio,
-                num_texts=1 if on_cpu else 1 + (self.beam_size - 1) / _CHUNKS_PER_SEARCH,
+                num_text_slots=1 if on_cpu else 1 + (self.beam_size - 1) / _CHUNKS_PER_SEARCH,
             ),
             encode_batch=self.encode_batch
             or (workers * chunks_of_worker if on_cpu else max(1, _ENCODED_ON_CUDA // sizes.audio_positions)),
@@ -170,13 +170,13 @@ def choose_num_slots(
     num_free_bytes: int,
     num_ranks: int = 1,
     int8_audio: bool = False,
-    num_texts: float = 1,
+    num_text_slots: float = 1,
 ) -> int:
     """Return the slots that a share of free memory holds, up to the number that speeds up a step."""
     share = SLOT_MEMORY_SHARE[device.type] * num_free_bytes
     # On CPU all parts of a slot lie in one memory.
     ranks_elsewhere = num_ranks if device.type == "cuda" else 1
-    chunk_bytes = DecoderCache.bytes_per_chunk(sizes, dtype, int8_audio, num_texts) // ranks_elsewhere
+    chunk_bytes = DecoderCache.bytes_per_chunk(sizes, dtype, int8_audio, num_text_slots) // ranks_elsewhere
     return max(1, min(MAX_SLOTS[device.type], int(share) // chunk_bytes))
 
 

@@ -101,25 +101,25 @@ class Runner:
     ) -> None:
         """`tell` sends what this rank does to the others; None: it is alone, or follows."""
         self.tell, self._kernels = tell, kernels
-        num_texts, device, specials = config.num_texts, model.device, tokenizer.specials
+        num_text_slots, device, specials = config.num_text_slots, model.device, tokenizer.specials
         self.model = model
         self._rules = TokenRules(rules, specials, model.sizes.vocabulary, device)
-        self.cache = model.new_cache(config.num_slots, kernels, bool(config.int8_audio), num_texts)
-        self.state = SlotState.empty(num_texts, model.sizes.text_positions, device)
+        self.cache = model.new_cache(config.num_slots, kernels, bool(config.int8_audio), num_text_slots)
+        self.state = SlotState.empty(num_text_slots, model.sizes.text_positions, device)
         self._specials = specials
         self._language_tokens = torch.tensor(
             list(specials.languages.values()), dtype=torch.long, device=device
         )
         # What the current step has chosen for each slot: written by its first half, read by its second.
-        self._tokens = torch.zeros(num_texts, dtype=torch.long, device=device)
-        self._logprobs = torch.zeros(num_texts, device=device)
+        self._tokens = torch.zeros(num_text_slots, dtype=torch.long, device=device)
+        self._logprobs = torch.zeros(num_text_slots, device=device)
         # Of beam searches: of each slot its likeliest next tokens, and their log-probabilities; then the
         # likeliest that keywords name.
         self._num_candidates, self._num_named = num_candidates(config.beam_size), num_named(config.beam_size)
         num_lines = 2 * (self._num_candidates + self._num_named)
-        self._candidates = torch.zeros(num_lines, num_texts, device=device)
+        self._candidates = torch.zeros(num_lines, num_text_slots, device=device)
         # One for all graphs: an output that each of them kept would take 8 GB with the defaults.
-        self._scores = model.decoder.new_scores(num_texts)
+        self._scores = model.decoder.new_scores(num_text_slots)
         self._decode_stream = decode_stream(device)
         self._transfers = Transfers(device, config.copy_overlap)
         self._encoder = make_encoder(model, self.cache, config, self._transfers)
@@ -128,13 +128,13 @@ class Runner:
         self._graphs: tuple[Graphs, Graphs] | None = None  # of a step's halves
         self.row_sizes: list[int] = []  # in which steps are computed; empty: in any
         if config.cuda_graphs:
-            self._record(num_texts)
+            self._record(num_text_slots)
         if self._decode_stream is not None:  # what fills weights and caches comes first
             self._decode_stream.wait_stream(torch.cuda.current_stream())
 
-    def _record(self, num_texts: int) -> None:
+    def _record(self, num_text_slots: int) -> None:
         sizes, device, context = (
-            sizes_up_to(num_texts, 16),
+            sizes_up_to(num_text_slots, 16),
             self.model.device,
             self.model.sizes.text_positions,
         )

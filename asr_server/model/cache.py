@@ -67,12 +67,12 @@ class DecoderCache:
         num_ranks: int = 1,  # that share the heads
         kernels: Kernels = TORCH,
         int8_audio: bool = False,  # in packed rows
-        num_texts: int | None = None,  # slots; None: `num_slots`
+        num_text_slots: int | None = None,  # None: `num_slots`
     ) -> None:
         self.kernels = kernels
-        num_texts = num_texts or num_slots
+        num_text_slots = num_text_slots or num_slots
         heads, depth = sizes.decoder_heads // num_ranks, sizes.width // sizes.decoder_heads
-        text = (sizes.decoder_layers, num_texts, heads, sizes.text_positions, depth)
+        text = (sizes.decoder_layers, num_text_slots, heads, sizes.text_positions, depth)
         alignment = _ROW_ALIGNMENT if device.type == "cuda" or kernels.flash_decode is not None else 1
         row = -(-sizes.audio_positions // alignment) * alignment
         audio_keys = (sizes.decoder_layers, num_slots, heads, depth, row)
@@ -80,7 +80,7 @@ class DecoderCache:
         # Zeros, not empty: masked positions are multiplied by zero, and zero times a stray NaN is NaN.
         self._texts = _zeros((2, *text), device, dtype)
         self.keys, self.values = self._texts.unbind()
-        self.text_ends = TextEnds(num_texts, sizes.text_positions)
+        self.text_ends = TextEnds(num_text_slots, sizes.text_positions)
         self.is_packed = int8_audio
         self.block = key_block(sizes.audio_positions)
         if self.is_packed:
@@ -93,7 +93,7 @@ class DecoderCache:
             self.cross_keys = _zeros(audio_keys, device, dtype)[..., : sizes.audio_positions]
             self.cross_values = _zeros(audio_values, device, dtype)
         # The audio slot of each slot: one of the same number, until `attend_to` gives another.
-        self.audio_of = torch.arange(num_texts, device=device) % num_slots
+        self.audio_of = torch.arange(num_text_slots, device=device) % num_slots
         # On the CPU, positions stored in each audio slot; silence follows them. A slot that was never written
         # may be read between others: it has a whole window of zeros.
         self.audio_lengths = torch.full((num_slots,), sizes.audio_positions, dtype=torch.int32)
@@ -104,9 +104,9 @@ class DecoderCache:
 
     @staticmethod
     def bytes_per_chunk(
-        sizes: WhisperSizes, dtype: torch.dtype, int8_audio: bool = False, num_texts: float = 1
+        sizes: WhisperSizes, dtype: torch.dtype, int8_audio: bool = False, num_text_slots: float = 1
     ) -> int:
-        text_bytes = round(num_texts * sizes.text_positions) * dtype.itemsize
+        text_bytes = round(num_text_slots * sizes.text_positions) * dtype.itemsize
         audio_bytes = sizes.audio_positions * (1 if int8_audio else dtype.itemsize)
         whole = 2 * sizes.decoder_layers * sizes.width * (text_bytes + audio_bytes)
         if int8_audio:

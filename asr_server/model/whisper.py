@@ -355,10 +355,10 @@ class Whisper(nn.Module):
         num_slots: int,
         kernels: Kernels = TORCH,
         int8_audio: bool = False,
-        num_texts: int | None = None,
+        num_text_slots: int | None = None,
     ) -> DecoderCache:
         ranks, device, dtype = self.shard.count, self.device, self.dtype
-        return DecoderCache(self.sizes, num_slots, device, dtype, ranks, kernels, int8_audio, num_texts)
+        return DecoderCache(self.sizes, num_slots, device, dtype, ranks, kernels, int8_audio, num_text_slots)
 
     @torch.inference_mode()
     def encode_silence(self, kernels: Kernels = TORCH) -> Silence:

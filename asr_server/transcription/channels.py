@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from asr_server.audio.recording import ChunkSource, PreprocessPool, Recording
 from asr_server.core import SAMPLE_RATE, Chunk, Samples
-from asr_server.levels import Stretch, runs
+from asr_server.levels import Interval, runs
 from asr_server.transcription.heard import SURELY_S, Heard, hear
 
 MAX_CHANNELS: Final = 8  # searched for a voice; a microphone array has more, and all of them hear the same
@@ -81,7 +81,7 @@ class _Channel:
         return held[first - self._start : end - self._start]
 
 
-def _hidden_s(chunk: Chunk, heard: Heard) -> list[Stretch]:
+def _hidden_s(chunk: Chunk, heard: Heard) -> list[Interval]:
     end_s = chunk.start_s + chunk.duration_s
     starts_s = [chunk.start_s, *(last_s for _, last_s in heard.possible_s)]
     ends_s = [*(first_s for first_s, _ in heard.possible_s), end_s]
@@ -99,7 +99,7 @@ def _samples(start_s: float, end_s: float, chunk: Chunk) -> slice:
     return slice(first - chunk.start_sample, end - chunk.start_sample)
 
 
-def _with_clearest(heard: Heard, hidden_s: Sequence[Stretch], channels: Sequence[Samples]) -> Heard:
+def _with_clearest(heard: Heard, hidden_s: Sequence[Interval], channels: Sequence[Samples]) -> Heard:
     chunk = heard.chunk
     alone = [msgspec.structs.replace(chunk, samples=samples) for samples in channels]
     heard_alone = [hear(each) for each in alone if len(each.samples) == len(chunk.samples)]
@@ -137,8 +137,8 @@ class SplitChannels:
     async def hear(self, chunk: Chunk, pool: PreprocessPool) -> Heard:
         muted, is_copy = await pool.run(self._mute, chunk)
         heard = await pool.run(hear, muted)
-        pieces = heard.pieces if heard.possible_s or muted is chunk else []
-        return msgspec.structs.replace(heard, pieces=pieces, is_copy=is_copy)
+        stretches = heard.stretches if heard.possible_s or muted is chunk else []
+        return msgspec.structs.replace(heard, stretches=stretches, is_copy=is_copy)
 
     def _mute(self, chunk: Chunk) -> tuple[Chunk, bool]:
         first = chunk.start_sample // HOP

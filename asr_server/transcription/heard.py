@@ -12,7 +12,7 @@ import numpy as np
 
 from asr_server.audio.voice import possible_and_certain_speech_s
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, Samples
-from asr_server.levels import Stretch, joined
+from asr_server.levels import Interval, joined
 from asr_server.transcription.segments import between
 
 SURELY_S: Final = 0.5  # of certain speech: Whisper's own judgement counts no more
@@ -24,17 +24,17 @@ NO_SPEECH_S: Final = 3.0  # of sound in which nobody may be speaking, at least: 
 KEPT_S: Final = 1.0  # but for this much beside speech
 LANGUAGE_S: Final = 1.0  # of certain speech, by which a language is known
 LANGUAGE_PAUSE_S: Final = 0.2  # between two languages, as the detector hears it: a tenth less than it is
-LOUD: Final = 0.5  # of the level of the pieces: what lies between them may hide speech
+LOUD: Final = 0.5  # of the level of the stretches: what lies between them may hide speech
 
 
 class Heard(msgspec.Struct, frozen=True):
-    """The stretches of a chunk with possible and with certain speech, on the file's clock."""
+    """When speech in a chunk is possible and when certain, on the file's clock, and what is to be read."""
 
     chunk: Chunk
-    pieces: Sequence[Chunk]  # of the chunk, to be read one after another
-    possible_s: Sequence[Stretch] = ()
-    certain_s: Sequence[Stretch] = ()
-    is_loud_between: bool = False  # much sound is left out between the pieces
+    stretches: Sequence[Chunk]  # of the chunk, to be read one after another
+    possible_s: Sequence[Interval] = ()
+    certain_s: Sequence[Interval] = ()
+    is_loud_between: bool = False  # much sound is left out between the stretches
     is_checked: bool = False
     is_copy: bool = False  # of the other channel, and therefore silent
 
@@ -48,25 +48,25 @@ class Heard(msgspec.Struct, frozen=True):
 
     @property
     def apart(self) -> Heard:
-        """Return this with the pieces cut in their pauses, where the language may change."""
-        pieces = [part for piece in self.pieces for part in self._sentences(piece)]
-        return msgspec.structs.replace(self, pieces=pieces)
+        """Return this with the stretches cut in their pauses, where the language may change."""
+        stretches = [part for stretch in self.stretches for part in self._sentences(stretch)]
+        return msgspec.structs.replace(self, stretches=stretches)
 
-    def _sentences(self, piece: Chunk) -> list[Chunk]:
-        end_s = piece.start_s + piece.duration_s
-        edges_s = [piece.start_s]
-        for last_s, next_s in self.pauses(piece.start_s, end_s):
+    def _sentences(self, stretch: Chunk) -> list[Chunk]:
+        end_s = stretch.start_s + stretch.duration_s
+        edges_s = [stretch.start_s]
+        for last_s, next_s in self.pauses(stretch.start_s, end_s):
             cut_s = (last_s + next_s) / 2
             is_long = next_s - last_s >= LANGUAGE_PAUSE_S
             sides_s = (edges_s[-1], cut_s), (cut_s, end_s)
             if is_long and all(self.certainly_spoken_s(*each) >= LANGUAGE_S for each in sides_s):
                 edges_s.append(cut_s)
         return [
-            between(piece, start_s - piece.start_s, stop_s - piece.start_s)
+            between(stretch, start_s - stretch.start_s, stop_s - stretch.start_s)
             for start_s, stop_s in pairwise([*edges_s, end_s])
         ]
 
-    def certain(self, start_s: float, end_s: float) -> list[Stretch]:
+    def certain(self, start_s: float, end_s: float) -> list[Interval]:
         clipped = [(max(start_s, first_s), min(end_s, last_s)) for first_s, last_s in self.certain_s]
         return [(first_s, last_s) for first_s, last_s in clipped if first_s < last_s]
 
@@ -76,7 +76,7 @@ class Heard(msgspec.Struct, frozen=True):
     def is_surely_speech(self, start_s: float, end_s: float) -> bool:
         return self.certainly_spoken_s(start_s, end_s) >= SURELY_S
 
-    def pauses(self, start_s: float, end_s: float) -> list[Stretch]:
+    def pauses(self, start_s: float, end_s: float) -> list[Interval]:
         between_s = [(before[1], behind[0]) for before, behind in pairwise(self.possible_s)]
         return [(last_s, next_s) for last_s, next_s in between_s if start_s <= last_s and next_s <= end_s]
 
@@ -99,17 +99,18 @@ class Heard(msgspec.Struct, frozen=True):
 def hear(chunk: Chunk) -> Heard:
     """Run the detector; cut the chunk at long gaps in speech. Without speech it stays whole, unread."""
     possible_s, certain_s = possible_and_certain_speech_s(chunk.samples)
-    pieces_s = _pieces_s(possible_s, chunk.duration_s) if possible_s else []
-    pieces = [between(chunk, start_s, end_s) for start_s, end_s in pieces_s] or [chunk]
-    is_loud = sum(len(piece.samples) for piece in pieces) < len(chunk.samples) and _is_loud(pieces, chunk)
+    intervals_s = _stretches_s(possible_s, chunk.duration_s) if possible_s else []
+    stretches = [between(chunk, start_s, end_s) for start_s, end_s in intervals_s] or [chunk]
+    is_cut = sum(len(stretch.samples) for stretch in stretches) < len(chunk.samples)
+    is_loud = is_cut and _is_loud(stretches, chunk)
     possible_s, certain_s = (
-        [(chunk.start_s + start_s, chunk.start_s + end_s) for start_s, end_s in stretches_s]
-        for stretches_s in (possible_s, certain_s)
+        [(chunk.start_s + start_s, chunk.start_s + end_s) for start_s, end_s in intervals_s]
+        for intervals_s in (possible_s, certain_s)
     )
-    return Heard(chunk, pieces, possible_s, certain_s, is_loud, is_checked=True)
+    return Heard(chunk, stretches, possible_s, certain_s, is_loud, is_checked=True)
 
 
-def _pieces_s(speech_s: Sequence[Stretch], duration_s: float) -> list[Stretch]:
+def _stretches_s(speech_s: Sequence[Interval], duration_s: float) -> list[Interval]:
     edges_s = [0.0]
     spoken_to_s = 0.0
     for start_s, end_s in [*speech_s, (duration_s, duration_s)]:
@@ -125,11 +126,11 @@ def _pieces_s(speech_s: Sequence[Stretch], duration_s: float) -> list[Stretch]:
     return list(zip(edges_s[::2], edges_s[1::2], strict=True))
 
 
-def _is_loud(pieces: Sequence[Chunk], chunk: Chunk) -> bool:
+def _is_loud(stretches: Sequence[Chunk], chunk: Chunk) -> bool:
     is_left_out = np.ones(len(chunk.samples), bool)
-    for piece in pieces:
-        first = piece.start_sample - chunk.start_sample
-        is_left_out[first : first + len(piece.samples)] = False
+    for stretch in stretches:
+        first = stretch.start_sample - chunk.start_sample
+        is_left_out[first : first + len(stretch.samples)] = False
     return bool(np.std(chunk.samples[is_left_out]) >= LOUD * np.std(chunk.samples[~is_left_out]))
 
 

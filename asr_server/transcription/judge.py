@@ -18,7 +18,7 @@ import numpy as np
 from asr_server.audio.voice import SHORT_PAUSE_S, first_missed_s
 from asr_server.checkpoint.tokenizer import MIN_TAIL_S, Tokenizer, num_letters
 from asr_server.core import Chunk, ChunkResult, Word
-from asr_server.levels import Stretch
+from asr_server.levels import Interval
 from asr_server.transcription.heard import SURELY_S, Heard
 from asr_server.transcription.segments import DecodedPart, Span, ending_at, on_frame_s, with_dropped
 
@@ -36,7 +36,7 @@ MANY_LETTERS_PER_S: Final = 12.0
 # What one word of known time may fill: drawn out, or of many letters.
 SLOW_WORD_S: Final = 1.5
 SLOW_LETTERS_PER_S: Final = 5.0
-TOUCHING_S: Final = 0.1  # a word that reaches less far into a stretch is not of it
+TOUCHING_S: Final = 0.1  # a word that reaches less far into an interval is not of it
 LEAD_S: Final = 0.3  # before speech that was passed over
 MIN_ADVANCE_S: Final = 0.5  # from a chunk's start to where it is read again: the same audio has the same text
 
@@ -46,7 +46,7 @@ class Known(msgspec.Struct, frozen=True):
     tokenizer: Tokenizer
     prompt: Collection[str] = ()  # letters of the sentences that it was read with
     before: str = ""  # letters of the segment before the part
-    is_before_early: bool = False  # it has no room for its words
+    is_before_cramped: bool = False  # it has no room for its words
     num_sent: int = 0  # leading segments that a client has already
     voiceless: Collection[int] = ()  # doubtful segments in which the detector hears nobody
     may_go_on: bool = True  # whether a tail can be read
@@ -75,7 +75,7 @@ def may_leave(early: DecodedPart, chunk: Chunk, known: Known) -> bool:
     known = msgspec.structs.replace(known, voiceless=voiceless, num_sent=0)
     early = msgspec.structs.replace(early, tail_s=early.spans[-1].end_s if early.spans else 0.0)
     is_kept = judge(early, chunk, known) == early and not tells_again(early, known)
-    is_kept &= not any(is_early(span, early, known.heard, known.tokenizer) for span in early.spans)
+    is_kept &= not any(is_cramped(span, early, known.heard, known.tokenizer) for span in early.spans)
     return is_kept and not (known.may_complete and _is_overlong(early, known))
 
 
@@ -118,10 +118,10 @@ def _without_echoes(part: DecodedPart, known: Known) -> DecodedPart:
 def tells_again(part: DecodedPart, known: Known) -> bool:
     """Return whether the part begins with the segment before it, which has no room for its words."""
     first = [letters_of(span, known.tokenizer) for span in part.spans[:1]]
-    return known.is_before_early and first == [known.before]
+    return known.is_before_cramped and first == [known.before]
 
 
-def is_early(span: Span, part: DecodedPart, heard: Heard, tokenizer: Tokenizer) -> bool:
+def is_cramped(span: Span, part: DecodedPart, heard: Heard, tokenizer: Tokenizer) -> bool:
     """Return whether a sentence has no room for its words: a model may time them seconds too early."""
     num = len(letters_of(span, tokenizer))
     return num >= MIN_LETTERS and not _has_room(span, part, heard, num)
@@ -210,7 +210,7 @@ def _until_wordless(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPar
     return part
 
 
-def _wordless_s(part: DecodedPart, known: Known) -> Iterator[Stretch]:
+def _wordless_s(part: DecodedPart, known: Known) -> Iterator[Interval]:
     words = [word for span in part.spans for word in span.words]
     if not words:
         return
@@ -225,17 +225,17 @@ def _wordless_s(part: DecodedPart, known: Known) -> Iterator[Stretch]:
             yield run_s[0][0], run_s[-1][1]
 
 
-def _is_wordless(words: Sequence[Word], stretch_s: Stretch) -> bool:
+def _is_wordless(words: Sequence[Word], interval_s: Interval) -> bool:
     filled_s = sum(
         max(SLOW_WORD_S, num_letters(word.text) / SLOW_LETTERS_PER_S)
         for word in words
-        if _reaches_into(word, stretch_s)
+        if _reaches_into(word, interval_s)
     )
-    return filled_s == 0 or stretch_s[1] - stretch_s[0] - filled_s >= SURELY_S
+    return filled_s == 0 or interval_s[1] - interval_s[0] - filled_s >= SURELY_S
 
 
-def _reaches_into(word: Word, stretch_s: Stretch) -> bool:
-    overlap_s = min(word.end_s, stretch_s[1]) - max(word.start_s, stretch_s[0])
+def _reaches_into(word: Word, interval_s: Interval) -> bool:
+    overlap_s = min(word.end_s, interval_s[1]) - max(word.start_s, interval_s[0])
     return overlap_s > min(TOUCHING_S, (word.end_s - word.start_s) / 2)
 
 

@@ -1,7 +1,7 @@
 """Read one chunk to its end, stretch after stretch, in the detected language.
 
-A stretch is first a piece of the chunk, then what `judge` has read again: an unread tail, or speech without
-text. Pieces that lose text beside loud sound are read again as one: music deafens the detector more than
+A stretch lies between long pauses; later it is what `judge` has read again: an unread tail, or speech without
+text. Stretches that lose text beside loud sound are read again as one: music deafens the detector more than
 the model.
 """
 
@@ -29,7 +29,7 @@ from asr_server.transcription.language import LanguageDetector
 from asr_server.transcription.progress import ChunkProgress, EarlyResults, PreviousText, StallWatch
 from asr_server.transcription.segments import DecodedPart
 
-MAX_READINGS: Final = 8  # of one piece, tails and speech without text included
+MAX_READINGS: Final = 8  # of one stretch, tails and speech without text included
 MAX_COMPLETIONS: Final = 3  # of them for speech without text, each of less audio than the one before
 NOTHING_READ: Final = ChunkResult((), (), 0.0, 1.0, 0.0, 0.0, None, "stop")
 SECOND_READING: Final = 1000  # the number of its first part, above those of any first reading
@@ -46,7 +46,8 @@ class ChunkReader:
     tokenizer: Tokenizer
     options: DecodingOptions
     language: LanguageDetector
-    voice_pool: PreprocessPool | None  # threads that listen for voices; None: all text stands
+    pool: PreprocessPool  # threads that listen for voices
+    check_voice: bool  # else all text stands
     watch: StallWatch
     source: Recording | ChunkSource
     is_split: bool  # each of two channels is a speaker
@@ -57,25 +58,25 @@ class ChunkReader:
             self._channels = SplitChannels(self.source)
         self._shows_words = self.options.word_timestamps
         # Speech without words is found, and no segment that is shown begins in a pause.
-        if self.voice_pool is not None:
+        if self.check_voice:
             self.options = msgspec.structs.replace(self.options, word_timestamps=True)
         prompt = self.options.prompt_tokens
         self._previous_texts = [PreviousText(prompt), PreviousText(prompt)]  # of channels that are kept apart
 
     async def hear(self, chunk: Chunk) -> Heard:
         """Find speech in the chunk; a client's limit on tokens keeps the chunk whole."""
-        if self.voice_pool is None:
+        if not self.check_voice:
             return Heard(chunk, [chunk])
         with self.watch.waiting_for_pool():
             if self._channels is None and isinstance(self.source, Recording) and self.source.num_channels > 1:
                 self._channels = ClearChannels(self.source)
-            pool, channels = self.voice_pool, self._channels
+            pool, channels = self.pool, self._channels
             heard = await (channels.hear(chunk, pool) if channels else pool.run(hear, chunk))
         if self.language.is_per_chunk:
             heard = heard.apart
-        if self.options.max_new_tokens is None or not heard.pieces:
+        if self.options.max_new_tokens is None or not heard.stretches:
             return heard
-        return msgspec.structs.replace(heard, pieces=[heard.chunk], is_loud_between=False)
+        return msgspec.structs.replace(heard, stretches=[heard.chunk], is_loud_between=False)
 
     def close(self) -> None:
         if self._channels is not None:
@@ -126,16 +127,16 @@ class _Reading:
         if not self.heard.may_be_spoken:
             chunk = self.heard.chunk
             return [DecodedPart(chunk.start_s, chunk.duration_s, NOTHING_READ, (), 0, channel=chunk.channel)]
-        for piece in self.heard.pieces:
+        for stretch in self.heard.stretches:
             if self.reader.language.is_per_chunk:  # what was said before it may be in another language
                 self.language, self.previous_text.tokens = None, self._prompt_before
-            await self._read_piece(piece)
+            await self._read_whole(stretch)
             if await self._read_as_one():
                 break
         return self.parts
 
-    async def _read_piece(self, piece: Chunk) -> None:
-        todo = deque([_Stretch(piece)])
+    async def _read_whole(self, chunk: Chunk) -> None:
+        todo = deque([_Stretch(chunk)])
         num_left = MAX_READINGS
         while todo:
             stretch = todo.popleft()
@@ -143,7 +144,7 @@ class _Reading:
             part = await self._read_stretch(stretch, is_last=num_left <= len(todo))
             num_completions = stretch.num_completions + (part.reason == "speech_passed_over")
             rest = segments.unread(stretch.chunk, part)
-            todo.extendleft(_Stretch(chunk, num_completions) for chunk in reversed(rest))
+            todo.extendleft(_Stretch(unread, num_completions) for unread in reversed(rest))
 
     async def _read_stretch(self, stretch: _Stretch, is_last: bool) -> DecodedPart:
         chunk, options = stretch.chunk, self._options(stretch.chunk, is_last)
@@ -175,7 +176,7 @@ class _Reading:
             tokenizer,
             prompt=set() if self._is_alone else judge.sentences_of(self.parts, tokenizer),
             before=judge.letters_of(spans[-1][0], tokenizer) if spans else "",
-            is_before_early=bool(spans) and judge.is_early(*spans[-1], heard, tokenizer),
+            is_before_cramped=bool(spans) and judge.is_cramped(*spans[-1], heard, tokenizer),
             may_go_on=may_go_on,
             may_complete=may_complete and self.heard.is_checked,
         )
@@ -212,14 +213,16 @@ class _Reading:
     async def _voiceless(self, part: DecodedPart, chunk: Chunk, num_sent: int) -> set[int]:
         """Return the doubtful segments without a voice; all behind one are in doubt too."""
         voiceless: set[int] = set()
-        pool = self.reader.voice_pool
+        if not self.reader.check_voice:
+            return voiceless
         for number, span in enumerate(part.spans):
             is_in_doubt = number >= num_sent and (voiceless or judge.is_doubtful(span, part))
-            if pool is None or not is_in_doubt or judge.is_surely_spoken(span, part, self.heard):
+            if not is_in_doubt or judge.is_surely_spoken(span, part, self.heard):
                 continue
             likely = SPELLED if self._tokenizer.num_letters(span.tokens) == 1 else LIKELY
             with self.reader.watch.waiting_for_pool():
-                if not await pool.run(holds_speech, samples_around(span.start_s, span.end_s, chunk), likely):
+                samples = samples_around(span.start_s, span.end_s, chunk)
+                if not await self.reader.pool.run(holds_speech, samples, likely):
                     voiceless.add(number)
         return voiceless
 
@@ -245,7 +248,7 @@ class _Reading:
             self._stats.on_segments_dropped("echo", 1)
 
     async def _read_as_one(self) -> bool:
-        """Read the rest of the chunk uncut if its pieces lost text. Return whether that text stands."""
+        """Read the rest of the chunk uncut if its stretches lost text. Return whether that text stands."""
         if not self.heard.is_loud_between:
             return False
         chunk, heard = self.heard.chunk, self.heard.uncut
@@ -289,6 +292,6 @@ class _Reading:
         if not judge.is_trusted(result, self._tokenizer.decode(result.tokens), chunk.duration_s):
             return False
         part = self._add(judge.judge(self._decode(chunk, result, options), chunk, known), known)
-        for piece in segments.unread(chunk, part):
-            await self._read_piece(piece)
+        for rest in segments.unread(chunk, part):
+            await self._read_whole(rest)
         return True

@@ -166,9 +166,9 @@ class Transcription:
             per_chunk=options.multilingual,
         )
         self._watch = StallWatch(handle, pool, transcriber.stall_limits)
-        voice_pool = pool if transcriber.check_voice else None
         self._reader = ChunkReader(
-            handle, tokenizer, options, self._language, voice_pool, self._watch, source, self._is_split
+            *(handle, tokenizer, options, self._language, pool, transcriber.check_voice),
+            *(self._watch, source, self._is_split),
         )
         self._builder = TranscriptBuilder(tokenizer, source, options, self._language, speakers)
         # What to wait for, in the order of the file. A number: all before these seconds has been sent.

@@ -39,7 +39,7 @@ from asr_server.audio.recording import PreprocessPool, Recording, memory_file
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import SAMPLE_RATE, Samples, SpeakerCount, Transcript
 from asr_server.errors import InvalidValue, RequestError
-from asr_server.levels import Stretch, joined, runs
+from asr_server.levels import Interval, joined, runs
 from asr_server.machine import available_cores, lower_thread_priority
 
 _NUM_TOGETHER: Final = 4  # windows that are heard at once
@@ -204,7 +204,7 @@ def _by_stretch(voice: Voice, start: int, own: int, means: Floats) -> Iterator[t
 
 
 def names_of_labels(
-    spoken: Mapping[int, list[Stretch]], known: Mapping[int, int], names: Sequence[str]
+    spoken: Mapping[int, list[Interval]], known: Mapping[int, int], names: Sequence[str]
 ) -> dict[int, str]:
     """Return each label's name: that of its reference, or the next letter by who spoke first."""
     lengths = (itertools.product(ascii_uppercase, repeat=length) for length in itertools.count(1))
@@ -215,9 +215,9 @@ def names_of_labels(
     }
 
 
-def _spoken_s(activity: Sequence[Mapping[int, Floats]]) -> dict[int, list[Stretch]]:
+def _spoken_s(activity: Sequence[Mapping[int, Floats]]) -> dict[int, list[Interval]]:
     """Join each window's probabilities, [2, STEP_FRAMES] a speaker."""
-    spoken: dict[int, list[Stretch]] = {}
+    spoken: dict[int, list[Interval]] = {}
     for number in range(len(activity) + 1):
         total = np.zeros(STEP_FRAMES)
         sums: dict[int, npt.NDArray[np.float64]] = {}
@@ -231,7 +231,7 @@ def _spoken_s(activity: Sequence[Mapping[int, Floats]]) -> dict[int, list[Stretc
     return spoken
 
 
-def _stretches_s(active: Flags, first_sample: int) -> list[Stretch]:
+def _stretches_s(active: Flags, first_sample: int) -> list[Interval]:
     first_s = (first_sample + FIRST_FRAME - FRAME / 2) / SAMPLE_RATE
     return [
         (first_s + start * FRAME_S - _BEFORE_S, first_s + end * FRAME_S + _AFTER_S)
@@ -239,7 +239,7 @@ def _stretches_s(active: Flags, first_sample: int) -> list[Stretch]:
     ]
 
 
-def _turns(stretches_s: list[Stretch]) -> list[Stretch]:
+def _turns(stretches_s: list[Interval]) -> list[Interval]:
     return [stretch for stretch in joined(stretches_s, _PAUSE_S) if stretch[1] - stretch[0] >= _SHORTEST_S]
 
 

@@ -10,7 +10,7 @@ from hypothesis.strategies import SearchStrategy, binary, builds, integers, list
 
 from asr_server.errors import RequestError
 from tests.system.fuzz.fuzzing import fuzz, fuzzing
-from tests.unit.audio.audio_files import pieces_of
+from tests.unit.audio.audio_files import chunks_of
 from tests.unit.audio.hostile import mutated
 from tests.unit.audio.test_hostile import originals
 
@@ -54,7 +54,7 @@ def test_odd_wav_files_and_damaged_files_of_every_format_are_read_or_refused(tmp
 
     def check(content: bytes) -> None:
         with contextlib.suppress(RequestError):
-            pieces_of(content)
+            chunks_of(content)
 
-    pieces_of(files["a.m4a"])  # the decode processes are started
+    chunks_of(files["a.m4a"])  # the decode processes are started
     fuzz(one_of(wav_files(), integers(0, 1 << 40).map(damaged)), check, psutil.Process())

@@ -28,13 +28,13 @@ from asr_server.audio.voice import (
     speech_probabilities,
 )
 from asr_server.core import SAMPLE_RATE, Samples
-from asr_server.levels import Stretch
+from asr_server.levels import Interval
 from asr_server.machine import VNNI_FLAGS
 from tests.support.noises import KINDS, make_noise, thump
 from tests.support.speech import VOICES, say
 
 
-def certain_speech_s(samples: Samples) -> list[Stretch]:
+def certain_speech_s(samples: Samples) -> list[Interval]:
     return possible_and_certain_speech_s(samples)[1]
 
 

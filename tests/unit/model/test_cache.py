@@ -76,7 +76,7 @@ def test_a_gpu_stores_a_batch_as_the_cpu_stores_each_chunk(length: int) -> None:
 
 
 def test_a_text_reads_the_audio_that_it_was_given() -> None:
-    cache = DecoderCache(SIZES, 4, CPU, torch.float32, num_texts=8)
+    cache = DecoderCache(SIZES, 4, CPU, torch.float32, num_text_slots=8)
     assert cache.audio_slots(slice(1, 3)) == slice(1, 3)
     assert cache.audio_slots(slice(3, 5)) == [3, 0]
     cache.attend_to(torch.tensor([[0, 1], [2, 2]]))
@@ -105,9 +105,9 @@ def test_a_copied_text_takes_its_audio_along_where_slots_change_places() -> None
 @pytest.mark.parametrize("num_layers", [LAYERS, 3])
 def test_the_bytes_of_a_chunk_are_those_that_are_allocated(num_layers: int, num_ranks: int) -> None:
     sizes = replace(SIZES, decoder_layers=num_layers)
-    cache = DecoderCache(sizes, 4, CPU, torch.float32, num_ranks, num_texts=8)
+    cache = DecoderCache(sizes, 4, CPU, torch.float32, num_ranks, num_text_slots=8)
     allocated = sum(each.nbytes for each in (cache.keys, cache.values, cache.cross_keys, cache.cross_values))
-    told = DecoderCache.bytes_per_chunk(sizes, torch.float32, num_texts=2)
+    told = DecoderCache.bytes_per_chunk(sizes, torch.float32, num_text_slots=2)
     assert 4 * told == num_ranks * allocated
 
 

@@ -1,4 +1,4 @@
-"""Where speech is in a chunk, which pieces of it are read, and which pauses part words."""
+"""Where speech is in a chunk, which stretches of it are read, and which pauses part words."""
 
 import msgspec
 import numpy as np
@@ -14,26 +14,26 @@ from tests.unit.transcription.parts import TALK, TALK_S
 CHUNK = Chunk(0, 0, silence(10.0))
 
 
-def pieces_of(sound: Samples, start_sample: int = 0) -> list[tuple[float, float]]:
-    pieces = hear(Chunk(0, start_sample, sound)).pieces
-    return [(piece.start_s, piece.start_s + piece.duration_s) for piece in pieces]
+def stretches_of(sound: Samples, start_sample: int = 0) -> list[tuple[float, float]]:
+    stretches = hear(Chunk(0, start_sample, sound)).stretches
+    return [(stretch.start_s, stretch.start_s + stretch.duration_s) for stretch in stretches]
 
 
 def test_long_sounds_without_speech_are_left_out_but_for_a_second() -> None:
     hum = make_noise("hum", -30, 6.0)
-    pieces_s = pieces_of(np.concatenate([hum, TALK, hum, TALK, hum]))
+    stretches_s = stretches_of(np.concatenate([hum, TALK, hum, TALK, hum]))
     speech_s = [(6.0, 6.0 + TALK_S), (12.0 + TALK_S, 12.0 + 2 * TALK_S)]
     expected = [(start_s - KEPT_S, end_s + KEPT_S) for start_s, end_s in speech_s]
-    assert pieces_s == [pytest.approx(each, abs=0.5) for each in expected]
+    assert stretches_s == [pytest.approx(each, abs=0.5) for each in expected]
 
 
 @pytest.mark.parametrize("sound", [np.concatenate([TALK, silence(1.0), TALK]), make_noise("hum", -30, 8.0)])
 def test_a_chunk_without_a_long_sound_beside_speech_or_without_any_speech_stays_whole(sound: Samples) -> None:
-    assert pieces_of(sound, 7) == [pytest.approx((7 / SAMPLE_RATE, (7 + len(sound)) / SAMPLE_RATE))]
+    assert stretches_of(sound, 7) == [pytest.approx((7 / SAMPLE_RATE, (7 + len(sound)) / SAMPLE_RATE))]
 
 
 def test_a_piece_begins_on_a_frame_of_the_file() -> None:
-    first, second = pieces_of(np.concatenate([TALK, make_noise("hum", -30, 4.5), TALK]), 7)
+    first, second = stretches_of(np.concatenate([TALK, make_noise("hum", -30, 4.5), TALK]), 7)
     assert first[0] == 7 / SAMPLE_RATE
     assert round(second[0] * SAMPLE_RATE) % 160 == 0
 
@@ -44,15 +44,15 @@ def test_the_whole_chunk_is_kept_where_what_is_left_out_is_loud(level: float, is
     talk = TALK * np.float32(0.05 / np.std(TALK))
     chunk = Chunk(0, SAMPLE_RATE, np.concatenate([talk, noise(6.0) * np.float32(level / 0.1), talk]))
     heard = hear(chunk)
-    assert len(heard.pieces) == 2
+    assert len(heard.stretches) == 2
     assert heard.is_loud_between == is_kept
-    assert heard.uncut.pieces == [chunk]
+    assert heard.uncut.stretches == [chunk]
 
 
 def test_a_piece_may_be_cut_in_its_pauses_with_a_second_of_speech_on_both_sides() -> None:
     speech_s = [(0.5, 2.0), (2.3, 4.0), (4.1, 6.0), (6.5, 7.0), (7.5, 9.0)]
-    pieces = Heard(CHUNK, [CHUNK], speech_s, speech_s, is_checked=True).apart.pieces
-    edges_s = [(piece.start_s, piece.start_s + piece.duration_s) for piece in pieces]
+    stretches = Heard(CHUNK, [CHUNK], speech_s, speech_s, is_checked=True).apart.stretches
+    edges_s = [(stretch.start_s, stretch.start_s + stretch.duration_s) for stretch in stretches]
     assert edges_s == [pytest.approx(each) for each in ((0.0, 2.15), (2.15, 6.25), (6.25, 10.0))]
 
 

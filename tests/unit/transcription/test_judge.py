@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions
-from asr_server.levels import Stretch, joined
+from asr_server.levels import Interval, joined
 from asr_server.transcription.heard import Heard
 from asr_server.transcription.judge import Known, is_trusted, judge, letters_of, may_leave, sentences_of
 from asr_server.transcription.segments import DecodedPart, Span, decode_part
@@ -30,7 +30,7 @@ def part_of(*segments: tuple[float, float, float], duration_s: float = 12.0) -> 
     return DecodedPart(START_S, duration_s, say(), spans, 1), chunk
 
 
-def known(*certain_s: Stretch, **other: Any) -> Known:
+def known(*certain_s: Interval, **other: Any) -> Known:
     """Certain speech by the clock of the part."""
     in_file_s = [(START_S + start_s, START_S + end_s) for start_s, end_s in certain_s]
     return Known(Heard(CHUNK, [], in_file_s, in_file_s, is_checked=True), TOKENIZER, **other)
@@ -155,7 +155,7 @@ def test_a_part_ends_before_what_repeats_its_prompt_if_a_word_has_room_there(
         ([(9.5, 11.0)], None),
     ],
 )
-def test_speech_in_a_gap_is_read_again(certain_s: list[Stretch], tail_s: float | None) -> None:
+def test_speech_in_a_gap_is_read_again(certain_s: list[Interval], tail_s: float | None) -> None:
     part, chunk = part_of((0.0, 3.0, LIKELY), (8.0, 11.5, LIKELY))
     found = judge(part, chunk, known(*certain_s))
     assert found.tail_s == (None if tail_s is None else pytest.approx(tail_s, abs=0.011))
@@ -171,7 +171,7 @@ def test_speech_before_the_unread_tail_and_in_a_part_without_text_is_read_again(
     assert judge(empty, chunk, known((5.0, 6.0))).tail_s == pytest.approx(4.7)
 
 
-def spoken_words(*certain_s: Stretch, words_s: Stretch = (6.0, 9.0), **other: Any) -> DecodedPart:
+def spoken_words(*certain_s: Interval, words_s: Interval = (6.0, 9.0), **other: Any) -> DecodedPart:
     """The verdict on a segment of 12 s and five words of 12 letters in `words_s`."""
     chunk = Chunk(0, round(START_S * SAMPLE_RATE), silence(12.0))
     result = timed(spell(5 * f" {'x' * 12}"), *words_s, 12.0)
@@ -191,7 +191,7 @@ def spoken_words(*certain_s: Stretch, words_s: Stretch = (6.0, 9.0), **other: An
     ],
 )
 def test_half_a_second_of_certain_speech_without_a_word_is_read_again_at_most_three_times(
-    certain_s: list[Stretch], words_s: Stretch, verdict: tuple[int, float, float | None] | None
+    certain_s: list[Interval], words_s: Interval, verdict: tuple[int, float, float | None] | None
 ) -> None:
     found = spoken_words(*certain_s, words_s=words_s)
     assert spoken_words(*certain_s, words_s=words_s, may_complete=False).spans, "it has been read three times"
