@@ -7,8 +7,7 @@ from asr_server.core import SAMPLE_RATE, DecodingOptions
 from harness.engine_helpers import transcribe
 from harness.speech.corpora import corpus, sample
 from tests.support.real_weights import loaded_base, openai_whisper_base
-from tests.unit.engine.test_beam import WIDTH
-from tests.unit.engine.test_beam_openai import THEIR_WARNING, unpruned, with_beam  # noqa: F401
+from tests.unit.engine.test_beam import THEIR_WARNING, WIDTH, unpruned, with_beam  # noqa: F401
 
 
 @THEIR_WARNING

@@ -1,5 +1,6 @@
 """The engine as it runs on a GPU, imitated on CPU: the same tokens, nothing read back, encodes gathered."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -20,10 +21,11 @@ from tests.unit.engine.device_stand_ins import (
     living_tensors,
 )
 from tests.unit.engine.stream_stand_ins import address, imitate_streams, tensors_of
+from tests.unit.engine.test_beam import WIDTH, results_of_mixed
+from tests.unit.engine.test_beam_boosted import BOOSTED, strong, tokens_of  # noqa: F401
 from tests.unit.engine.test_engine import CLIPS, MIXED, PLAIN, run_mixed
 
 pytestmark = pytest.mark.slow
-
 WORDS = DecodingOptions(language="de", max_new_tokens=9, word_timestamps=True)
 KEYWORDS = DecodingOptions(language="de", max_new_tokens=9, keywords=("Kubernetes", "one two"))
 
@@ -238,3 +240,19 @@ def test_running_out_of_memory_fails_the_chunks_of_the_batch_alone(
     assert [event.id.handle_id for event in events if isinstance(event, Failed)] == ["bad"]
     assert [event.id.handle_id for event in events if isinstance(event, Result)] == ["good"]
     assert engine.slots_in_use == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("strong")
+@pytest.mark.parametrize(
+    ("asked", "seed"),
+    [(MIXED, 0), (BOOSTED, 0), pytest.param(MIXED, 1, marks=pytest.mark.trial)],
+    ids=["plain", "keywords", "plain 1"],
+)
+def test_a_search_is_the_same_on_a_device_that_is_late(
+    pocket: Checkpoint, asked: Sequence[DecodingOptions], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = results_of_mixed(pocket.engine(beam_size=WIDTH), asked)
+    imitate_late_device(monkeypatch, seed)
+    found = results_of_mixed(pocket.engine(num_slots=4, beam_size=WIDTH), asked)
+    assert tokens_of(found) == tokens_of(expected)

@@ -37,7 +37,7 @@ def test_outside_of_the_clips_is_silence_and_the_last_one_ends_the_recording(tmp
         inside = slice(round(start_s * SAMPLE_RATE), round(end_s * SAMPLE_RATE))
         expected[inside] = whole[inside]
     assert np.array_equal(found, expected)
-    assert recording.duration_s == 9.125
+    assert recording.duration_s == recording.expected_duration_s == 9.125
     assert not recording.truncated
 
 
@@ -72,13 +72,6 @@ def test_a_first_clip_behind_the_end_is_refused_with_both_times(tmp_path: Path) 
         read(tmp_path / "a.wav", Clip(60.0, 90.0))
     with pytest.raises(InvalidAudio, match=r"begins at 12 s, and the recording is 12\.0 s long"):
         read(tmp_path / "a.wav", Clip(12.0, 13.0))
-
-
-def test_a_recording_is_expected_to_last_to_its_last_clip(tmp_path: Path) -> None:
-    loud(tmp_path / "a.wav")
-    with Recording(tmp_path / "a.wav", clips=[Clip(1.0, 2.0)]) as recording:
-        recording.next_slice()
-        assert recording.expected_duration_s == 2.0
 
 
 def test_what_is_damaged_behind_the_last_clip_does_not_cut_it_short(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -23,7 +22,6 @@ from asr_server.audio.ffmpeg_client import (
     MAX_IDLE,
     MAX_SILENCE_MS,
     DecodeProcess,
-    RemoteStream,
     decode_processes,
 )
 from asr_server.audio.recording import Recording
@@ -82,20 +80,6 @@ def test_one_process_for_each_open_file_and_idle_ones_are_used_again(path: Path)
     chunks_of(path)
     until(lambda: len(decoding()) == MAX_IDLE)
     assert {process.pid for process in decoding()} < busy
-
-
-def test_a_process_works_only_while_a_thread_waits_for_it(path: Path) -> None:
-    recording = Recording(path, AudioLimits())
-    recording.next_slice()
-    (process,) = decoding()
-    until(lambda: process.status() == psutil.STATUS_SLEEPING)
-    worked_s = sum(process.cpu_times()[:2])
-    stream = recording._stream
-    assert isinstance(stream, RemoteStream)
-    assert stream._process
-    assert not select.select([stream._process.connection], [], [], 0.2)[0]  # nothing was made ahead
-    assert sum(process.cpu_times()[:2]) == worked_s
-    recording.close()
 
 
 def test_a_process_that_crashes_costs_its_own_file_only(path: Path) -> None:
