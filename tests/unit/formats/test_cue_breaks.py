@@ -1,8 +1,6 @@
 """Cues that people can read: the rules of subtitlers, on words of any kind."""
 
-from collections.abc import Sequence
-from itertools import chain, combinations, pairwise
-from math import inf
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -84,59 +82,6 @@ def test_a_long_sentence_is_cut_at_its_clauses() -> None:
 def test_a_line_breaks_before_a_small_word_and_never_behind_one() -> None:
     [cue] = lines_of(spoken("She put all of her old letters into the small box under the window"))
     assert cue == ["She put all of her old letters", "into the small box under the window"]
-
-
-def cue_cost(words: list[Word], first: int, end: int, first_width: float) -> float:
-    """Cost of one cue, one word after another; infinite where it fits no two lines or lasts too long."""
-    inside = words[first:end]
-    num_on_first = max([n for n in range(1, len(inside) + 1) if line_width(inside[:n]) <= first_width] or [1])
-    is_too_wide = line_width(inside[num_on_first:]) > 42
-    if len(inside) > 1 and (is_too_wide or inside[-1].end_s - inside[0].start_s > 7):
-        return inf
-    next_start_s = words[end].start_s if end < len(words) else inside[-1].end_s + 1
-    shown_s = min(next_start_s - inside[0].start_s, 7.0)
-    speed = line_width(inside) / max(shown_s, 0.01)
-    return (
-        0.5
-        + (break_cost(words[end - 1], words[end]) if end < len(words) else 0.0)
-        + sum(break_cost(*pair) == 0 for pair in pairwise(inside))
-        + 100 * (shown_s < 1)
-        + 0.1 * max(0.0, speed - 20)
-    )
-
-
-def line_cost(lines: Sequence[Sequence[Word]], first_width: float) -> float:
-    if len(lines) == 1:
-        return 0.0 if line_width(lines[0]) <= first_width or len(lines[0]) == 1 else inf
-    first, second = map(line_width, lines)
-    excess = max(0.0, first - first_width) + max(0.0, second - 42)
-    return 100 * excess + break_cost(lines[0][-1], lines[1][0]) + abs(first - second) / 8
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_of_all_ways_to_cut_a_text_the_cheapest_is_taken(seed: int) -> None:
-    random, at_s, words = Random(seed), 5.0, list[Word]()
-    label_width = random.choice([0.0, 11.0])
-    for _ in range(8):
-        end_s = at_s + random.choice([0.05, 0.2, 0.4, 0.9])
-        text = random.choice(["x" * random.randint(5, 16), "the", "and"]) + random.choice(
-            ["", "", "", ",", "."]
-        )
-        words.append(Word(" " + text, at_s, end_s))
-        at_s = end_s + random.choice([0.0, 0.0, 0.3, 0.9])
-    width = MAX_LINE_WIDTH - label_width
-
-    def total(starts: tuple[int, ...]) -> float:
-        return sum(cue_cost(words, *each, width) for each in pairwise([0, *starts, len(words)]))
-
-    cues = list(readable_cues(words, label_width))
-    starts = [words.index(cue.lines[0][0]) for cue in cues[1:]]
-    every = chain(*(combinations(range(1, len(words)), n) for n in range(len(words))))
-    assert total(tuple(starts)) == pytest.approx(min(map(total, every)))
-    for cue in cues:
-        inside = list(chain(*cue.lines))
-        ways = [[inside], *([inside[:n], inside[n:]] for n in range(1, len(inside)))]
-        assert line_cost(cue.lines, width) == min(line_cost(way, width) for way in ways)
 
 
 @pytest.mark.parametrize(
