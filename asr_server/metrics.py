@@ -17,8 +17,8 @@ import prometheus_client as prometheus
 from prometheus_client import Counter, Histogram
 
 from asr_server import __version__
-from asr_server.channel.messages import ChunkTimes, Submit
 from asr_server.core import TEMPERATURE_LADDER, ChunkResult, DroppedReason
+from asr_server.transport.messages import ChunkTimes, Submit
 
 ReadAgainReason = Literal[
     "unread_tail", "speech_passed_over", "uncut", "prompt_repeated", "language_outvoted", "replica_lost"

@@ -2,7 +2,7 @@
 
 `python -m asr_server.replica` starts one on this host; its settings come by standard input, as everybody can
 read a process's arguments. Other executors call `run`. Imports torch only to load the engine. Speaks to the
-API process through `channel` alone. Knows no text: only tokens leave it.
+API process through `transport` alone. Knows no text: only tokens leave it.
 
 With tensor parallelism the process is rank 0, which starts and ends the others (`Ranks`). When one ends or
 freezes, rank 0 ends all, and the replica is replaced. Operations go through a pipe for each rank, results
@@ -25,7 +25,17 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from setproctitle import setproctitle
 
-from asr_server.channel.messages import (
+from asr_server.config import Settings
+from asr_server.errors import CheckpointError
+from asr_server.machine import exit_reason, freeze_gc, gc_paused, lower_priority, never_interrupt_others
+from asr_server.process import (
+    be_killed_with_the_parent,
+    child_environment,
+    end_with_the_parent,
+    leave_stopping_to_the_parent,
+)
+from asr_server.telemetry import configure_logging, working_for
+from asr_server.transport.messages import (
     FROZEN_AFTER_S,
     HEARTBEAT_S,
     SILENT_STARTUP_LIMIT_S,
@@ -38,17 +48,7 @@ from asr_server.channel.messages import (
     Result,
     StartFailed,
 )
-from asr_server.channel.zeromq import ChildSpec, ReplicaSpec, ZmqEngineServer
-from asr_server.config import Settings
-from asr_server.errors import CheckpointError
-from asr_server.machine import exit_reason, freeze_gc, gc_paused, lower_priority, never_interrupt_others
-from asr_server.process import (
-    be_killed_with_the_parent,
-    child_environment,
-    end_with_the_parent,
-    leave_stopping_to_the_parent,
-)
-from asr_server.telemetry import configure_logging, working_for
+from asr_server.transport.zeromq import ChildSpec, ReplicaSpec, ZmqEngineServer
 
 if TYPE_CHECKING:
     from asr_server.engine import Engine

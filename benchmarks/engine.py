@@ -29,10 +29,10 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from asr_server.channel.messages import Result, Submit
 from asr_server.core import ChunkId, DecodingOptions, Samples
 from asr_server.engine import Engine, EngineConfig
 from asr_server.engine.config import choose_device
+from asr_server.transport.messages import Result, Submit
 from benchmarks.engine_report import Case, Setup, figures, show, show_profile
 from benchmarks.gpu_busy import GpuBusy
 from benchmarks.reporting import Budget, benchmark_parser, command, grid, machine, write_json

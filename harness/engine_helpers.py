@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from asr_server.channel.messages import Event, Failed, LanguageDetected, Result, SetLanguage, Submit
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.engine import Engine, EngineConfig
 from asr_server.engine.tokens import GenerationRules
 from asr_server.model import Whisper, load_whisper
+from asr_server.transport.messages import Event, Failed, LanguageDetected, Result, SetLanguage, Submit
 
 DEFAULTS: dict[str, Any] = {"num_slots": 16, "encode_batch": 8, "compute_workers": 1, "lookahead": False}
 

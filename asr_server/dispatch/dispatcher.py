@@ -14,18 +14,6 @@ from typing import Final
 
 import msgspec
 
-from asr_server.channel.messages import (
-    Cancel,
-    Cancelled,
-    Credit,
-    EarlyResult,
-    EngineInfo,
-    Event,
-    Failed,
-    LanguageDetected,
-    Result,
-    SetLanguage,
-)
 from asr_server.checkpoint.files import revision_of
 from asr_server.checkpoint.sizes import short_audio_mode
 from asr_server.config import Settings, flag_name
@@ -43,6 +31,18 @@ from asr_server.dispatch.supervisor import (
 from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded
 from asr_server.machine import available_cores
 from asr_server.telemetry import working_for
+from asr_server.transport.messages import (
+    Cancel,
+    Cancelled,
+    Credit,
+    EarlyResult,
+    EngineInfo,
+    Event,
+    Failed,
+    LanguageDetected,
+    Result,
+    SetLanguage,
+)
 
 # A chunk is given up when it has been in so many replicas that ended: twice beside others, then alone. Where
 # replicas end without it too, it is less likely to be the reason: each such end allows one more.

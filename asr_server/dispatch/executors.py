@@ -18,13 +18,13 @@ from typing import Any
 
 import zmq
 
-from asr_server.channel.messages import Command, Drain, Event
-from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineClient
 from asr_server.config import Settings
 from asr_server.dispatch.supervisor import Executor, ReplicaGone
 from asr_server.machine import exit_reason, visible_gpus
 from asr_server.process import child_environment
 from asr_server.replica import load_engine, run
+from asr_server.transport.messages import Command, Drain, Event
+from asr_server.transport.zeromq import ReplicaSpec, ZmqEngineClient
 
 KILL_LIMIT_S = 10.0  # a process in a call of a device's driver cannot be killed: it is left behind
 CLOSE_LIMIT_S = 10.0  # of a thread

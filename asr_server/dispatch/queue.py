@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from asr_server import metrics
-from asr_server.channel.messages import ChunkTimes, Submit
 from asr_server.core import AudioWindow, Chunk, ChunkId, ChunkResult, DecodingOptions
 from asr_server.dispatch.supervisor import ReplicaState
 from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded, ShuttingDown
+from asr_server.transport.messages import ChunkTimes, Submit
 
 CHUNKS_AHEAD: Final = 4  # chunks of a request that are decoded and in no replica yet
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from asr_server import metrics
-from asr_server.channel.messages import (
+from asr_server.core import ChunkId
+from asr_server.transport.messages import (
     FROZEN_AFTER_S,
     SILENT_STARTUP_LIMIT_S,
     Command,
@@ -23,7 +24,6 @@ from asr_server.channel.messages import (
     Heartbeat,
     StartFailed,
 )
-from asr_server.core import ChunkId
 
 
 class ReplicaGone(Exception):

@@ -17,13 +17,13 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
-from asr_server.channel.messages import ChunkTimes
 from asr_server.checkpoint.sizes import WhisperSizes
 from asr_server.checkpoint.tokenizer import SpecialTokens, Tokenizer
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.engine.beam import BeamSearch
 from asr_server.engine.boost import KeywordBoost, Row
 from asr_server.levels import Pauses, find_pauses
+from asr_server.transport.messages import ChunkTimes
 
 # A sentence that somebody says twice compresses to less than this; a loop of the model's to a fifth and less.
 LOOP_COMPRESSION_RATIO: Final = 3.5

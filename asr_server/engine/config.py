@@ -11,7 +11,6 @@ from typing import NamedTuple, Self
 
 import torch
 
-from asr_server.channel.messages import EngineInfo
 from asr_server.checkpoint.sizes import short_audio_mode
 from asr_server.checkpoint.tokenizer import SpecialTokens, Tokenizer
 from asr_server.config import Settings, naming, values_for
@@ -20,6 +19,7 @@ from asr_server.engine.tokens import GenerationRules
 from asr_server.machine import VNNI_FLAGS, available_cores, cpu_flags, free_memory_bytes, mps_is_running
 from asr_server.model import WHOLE, DecoderCache, Shard, Whisper, WhisperSizes, load_whisper
 from asr_server.model.products import can_multiply_in_int8
+from asr_server.transport.messages import EngineInfo
 
 # Positions: 11 whole windows of Whisper, or 33 chunks of 5 s. As 129 tiles of 128 rows they fill the 132
 # multiprocessors of an H100; 8 chunks of 5 s would leave a fifth of them idle.

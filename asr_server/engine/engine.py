@@ -19,7 +19,21 @@ from itertools import islice
 import msgspec
 import torch
 
-from asr_server.channel.messages import (
+from asr_server.checkpoint.tokenizer import Tokenizer
+from asr_server.config import naming
+from asr_server.core import ChunkResult
+from asr_server.engine.active_chunk import ActiveChunk, Stage, Stages, is_broken
+from asr_server.engine.alignment import ALIGN_BATCH, NAN, PendingAlignment
+from asr_server.engine.config import EngineConfig, engine_info, load
+from asr_server.engine.cuda import HostCopy, Pending
+from asr_server.engine.loop import DecodeLoop
+from asr_server.engine.ranks import Broadcast, lead
+from asr_server.engine.runner import Runner
+from asr_server.engine.slots import SlotTable, grouped
+from asr_server.engine.tokens import GenerationRules, TokenRules
+from asr_server.engine.warm_up import choose, warm_up
+from asr_server.model import WHOLE, Shard, Whisper
+from asr_server.transport.messages import (
     STEP_TIME_BOUNDS_S,
     Cancel,
     Command,
@@ -35,20 +49,6 @@ from asr_server.channel.messages import (
     StepTimes,
     Submit,
 )
-from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.config import naming
-from asr_server.core import ChunkResult
-from asr_server.engine.active_chunk import ActiveChunk, Stage, Stages, is_broken
-from asr_server.engine.alignment import ALIGN_BATCH, NAN, PendingAlignment
-from asr_server.engine.config import EngineConfig, engine_info, load
-from asr_server.engine.cuda import HostCopy, Pending
-from asr_server.engine.loop import DecodeLoop
-from asr_server.engine.ranks import Broadcast, lead
-from asr_server.engine.runner import Runner
-from asr_server.engine.slots import SlotTable, grouped
-from asr_server.engine.tokens import GenerationRules, TokenRules
-from asr_server.engine.warm_up import choose, warm_up
-from asr_server.model import WHOLE, Shard, Whisper
 
 logger = logging.getLogger(__name__)
 

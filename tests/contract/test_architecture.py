@@ -25,19 +25,20 @@ CORE = {
     "transcription": {"audio", "dispatch"},
     "audio": set(),
     "formats": set(),
-    "dispatch": {"channel"},
-    "channel": set(),
-    "replica": {"channel", "engine"},
-    "engine": {"channel", "model"},
+    "dispatch": {"transport"},
+    "transport": set(),
+    "replica": {"engine", "transport"},
+    "engine": {"model", "transport"},
     "model": set(),
-    "metrics": {"channel"},
+    "metrics": {"transport"},
 }
-FRONT = {"api", "audio", "channel", "dispatch", "formats", "protocols", "transcription"}  # of the API process
+# Of the API process:
+FRONT = {"api", "audio", "dispatch", "formats", "protocols", "transcription", "transport"}
 ANNEXES = {
     "annexes.alignment": {"api", "audio", "dispatch", "formats", "transcription"},
     "annexes.compat": {"api", "audio", "formats", "transcription"},
     "annexes.deepgram": {"annexes.realtime", "api", "audio"},
-    "annexes.jobs": {"api", "audio", "channel", "dispatch", "formats", "transcription"},
+    "annexes.jobs": {"api", "audio", "dispatch", "formats", "transcription", "transport"},
     "annexes.keys": {"api"},
     "annexes.model_loading": {"api"},
     "annexes.model_sources": {"model"},
@@ -47,7 +48,7 @@ ANNEXES = {
         *("audio", "dispatch", "formats", "transcription"),
     },
     "annexes.page": set(),
-    "annexes.ray": {"annexes.model_sources", "channel", "dispatch", "engine", "replica"},
+    "annexes.ray": {"annexes.model_sources", "dispatch", "engine", "replica", "transport"},
     "annexes.realtime": {"annexes.speakers", "api", "audio", "dispatch", "transcription"},
     "annexes.speakers": {"api", "audio", "transcription"},
     "annexes.wyoming": {"annexes.realtime", "api", "audio", "transcription"},

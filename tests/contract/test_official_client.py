@@ -17,8 +17,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAI
 
-from asr_server.channel.messages import Submit
 from asr_server.errors import ChunkFailed
+from asr_server.transport.messages import Submit
 from tests.conftest import Server
 from tests.contract.official_client import SPOKEN
 from tests.support.embedded import embedded

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult
+from asr_server.transport.messages import Submit
 from tests.page.both import SPEECH_FOR_A_MICROPHONE, AnyTab, OpenAny, choose, drop, encoded, faults
 from tests.page.browsing import LIMIT_MS
 from tests.page.firefox import ENTER, ESCAPE, NEEDS_SOUND, TAB

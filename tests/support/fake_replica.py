@@ -12,7 +12,9 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import soundfile
 
-from asr_server.channel.messages import (
+from asr_server.core import SAMPLE_RATE, ChunkId, ChunkResult, Samples
+from asr_server.dispatch.supervisor import ReplicaGone
+from asr_server.transport.messages import (
     Cancel,
     Cancelled,
     Command,
@@ -25,8 +27,6 @@ from asr_server.channel.messages import (
     SetLanguage,
     Submit,
 )
-from asr_server.core import SAMPLE_RATE, ChunkId, ChunkResult, Samples
-from asr_server.dispatch.supervisor import ReplicaGone
 
 Say = Callable[[Submit], ChunkResult | Exception]
 

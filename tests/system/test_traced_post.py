@@ -13,7 +13,7 @@ from tests.support.speech import say
 from tests.support.until import wait_until
 
 MOST_FILES = 50
-CLOCKS = {"annexes/monitoring/metrics.py", "channel/messages.py", "server/app.py"}  # tick beside any POST
+CLOCKS = {"annexes/monitoring/metrics.py", "transport/messages.py", "server/app.py"}  # tick beside any POST
 SERVER_MODULE = "traced_server"
 TRACED_SERVER = '''"""Serve; at each signal, write the files in which code ran since the last one."""
 import json, os, runpy, signal, sys, threading

@@ -12,9 +12,9 @@ import pytest
 from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.ffmpeg_client import decode_processes
 from asr_server.audio.recording import Recording
-from asr_server.channel.messages import Heartbeat
 from asr_server.dispatch.executors import MultiprocessExecutor
 from asr_server.replica import BEAT, _Rank
+from asr_server.transport.messages import Heartbeat
 from tests.support.embedded import embedded
 from tests.unit.audio.audio_files import make, voice
 from tests.unit.test_process import landlock_version

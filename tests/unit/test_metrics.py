@@ -9,9 +9,9 @@ from typing import get_args
 import pytest
 
 from asr_server import __version__, metrics
-from asr_server.channel.messages import ChunkTimes
 from asr_server.core import DroppedReason
 from asr_server.metrics import MAX_STAGES, REGISTRY, ReadAgainReason, RequestStats, Stage
+from asr_server.transport.messages import ChunkTimes
 
 
 def value(name: str, **labels: str) -> float:

@@ -11,10 +11,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.queue import PendingChunk, RequestHandle
+from asr_server.transport.messages import Submit
 
 SAMPLED: Final = 61  # of so many samples, one is part of a digest: a chunk of 30 s has two megabytes
 

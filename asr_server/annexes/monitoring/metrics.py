@@ -32,12 +32,12 @@ from asr_server.api.models import ServedModel
 from asr_server.api.openapi import metrics_responses
 from asr_server.api.state import AppState, get_state
 from asr_server.audio.ffmpeg_client import decode_processes
-from asr_server.channel.messages import STEP_TIME_BOUNDS_S, StepTimes
 from asr_server.checkpoint.files import revision_of
 from asr_server.config import Settings
 from asr_server.machine import in_url, sockets_for
 from asr_server.protocols.tls import server_config
 from asr_server.telemetry import announce
+from asr_server.transport.messages import STEP_TIME_BOUNDS_S, StepTimes
 
 router = APIRouter(tags=["operations"])
 

@@ -27,8 +27,6 @@ from asr_server.annexes.model_sources.find import resolve_checkpoint
 from asr_server.annexes.ray import RaySettings
 from asr_server.annexes.ray.cluster import check_answers, cluster_address
 from asr_server.annexes.ray.tcp import TcpEngineClient, TcpEngineServer
-from asr_server.channel.messages import Event, LogLine
-from asr_server.channel.zeromq import ReplicaSpec
 from asr_server.checkpoint.files import name_elsewhere
 from asr_server.dispatch.executors import RemoteReplica
 from asr_server.dispatch.supervisor import StartImpossible
@@ -36,6 +34,8 @@ from asr_server.errors import CheckpointError
 from asr_server.machine import in_daemon_thread
 from asr_server.replica import CannotStart, create_engine, run
 from asr_server.telemetry import configure_logging
+from asr_server.transport.messages import Event, LogLine
+from asr_server.transport.zeromq import ReplicaSpec
 
 if TYPE_CHECKING:
     from asr_server.engine import Engine

@@ -19,9 +19,9 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
-from asr_server.channel.messages import LogLine
-from asr_server.channel.zeromq import Address, CurveKeys, ZmqEngineClient, ZmqEngineServer
 from asr_server.machine import in_url
+from asr_server.transport.messages import LogLine
+from asr_server.transport.zeromq import Address, CurveKeys, ZmqEngineClient, ZmqEngineServer
 
 MAX_COMMAND_BYTES: Final = 64 << 20  # many times a chunk; a longer message ends the connection
 MAX_EVENT_BYTES: Final = 16 << 20

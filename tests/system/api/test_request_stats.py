@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult
 from asr_server.telemetry import JsonFormatter
+from asr_server.transport.messages import Submit
 from tests.conftest import Server
 from tests.support.fake_replica import noise, say, wav
 from tests.support.raw_client import RawClient

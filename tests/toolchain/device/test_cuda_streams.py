@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from asr_server.channel.messages import Event
 from asr_server.engine import Engine
+from asr_server.transport.messages import Event
 from harness.engine_helpers import Checkpoint, results, run, submit, transcribe
 from tests.toolchain.device.test_device_stand_ins import WORDS
 from tests.unit.engine.stream_stand_ins import StandInStream, imitate_streams, watching

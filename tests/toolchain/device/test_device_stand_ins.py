@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asr_server.channel.messages import Cancel, Event, Failed, Result
 from asr_server.core import DecodingOptions
 from asr_server.engine import cuda as engine_cuda
 from asr_server.engine import encoding, tokens
+from asr_server.transport.messages import Cancel, Event, Failed, Result
 from harness.clips import make_clip
 from harness.engine_helpers import Checkpoint, answer_languages, results, run, submit
 from tests.unit.engine.device_stand_ins import (

@@ -8,9 +8,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from asr_server.channel.messages import Event
 from asr_server.core import DecodingOptions
 from asr_server.model.kernels import TORCH, Kernels
+from asr_server.transport.messages import Event
 from harness.clips import make_clip
 from harness.engine_helpers import answer_languages, results, run, submit
 from tests.support.checkpoints import pocket_directory

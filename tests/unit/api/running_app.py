@@ -14,7 +14,6 @@ from fastapi import FastAPI
 from asr_server.annexes.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.api.models import Models, ServedModel
 from asr_server.audio.recording import PreprocessPool
-from asr_server.channel.messages import Submit
 from asr_server.core import AudioWindow, ChunkResult
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import ReplicaLimits
@@ -22,6 +21,7 @@ from asr_server.protocols.tls import http_protocol
 from asr_server.protocols.websockets import BoundedWebSocketProtocol
 from asr_server.server.app import create_app
 from asr_server.server.settings import ServerSettings
+from asr_server.transport.messages import Submit
 from tests.support.embedded import embedded
 from tests.support.fake_replica import FakeReplica, noise, say, wav
 from tests.support.tokens import make_tokenizer, words

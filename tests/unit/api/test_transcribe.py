@@ -15,11 +15,11 @@ import soundfile
 from asr_server.api import transcribe
 from asr_server.api.events import EventWriter
 from asr_server.api.transcribe import answer_headers
-from asr_server.channel.messages import Submit
 from asr_server.config import MIB
 from asr_server.core import ChunkResult, Samples
 from asr_server.formats.render import render
 from asr_server.server.settings import ServerSettings
+from asr_server.transport.messages import Submit
 from tests.support.embedded import embedded
 from tests.support.fake_replica import noise, say, wav
 from tests.support.speech import say as say_digits

@@ -9,10 +9,10 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from asr_server import replica
-from asr_server.channel.messages import Command, Submit
-from asr_server.channel.zeromq import ReplicaSpec
 from asr_server.core import Samples
 from asr_server.dispatch.executors import MultiprocessExecutor
+from asr_server.transport.messages import Command, Submit
+from asr_server.transport.zeromq import ReplicaSpec
 
 if TYPE_CHECKING:
     from asr_server.engine import Engine

@@ -8,12 +8,12 @@ from functools import partial
 import numpy as np
 
 import tests.support.until
-from asr_server.channel.messages import Cancel, Cancelled, Command, Credit, Event, Result, Submit
 from asr_server.config import Settings
 from asr_server.core import AudioWindow, Chunk, ChunkId, ChunkResult, DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.dispatch.supervisor import ReplicaGone, ReplicaLimits
+from asr_server.transport.messages import Cancel, Cancelled, Command, Credit, Event, Result, Submit
 
 
 class ScriptedReplica:

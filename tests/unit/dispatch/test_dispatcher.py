@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from asr_server import metrics
-from asr_server.channel.messages import (
+from asr_server.core import ChunkId, ChunkResult, DecodingOptions
+from asr_server.dispatch.dispatcher import Dispatcher
+from asr_server.dispatch.queue import CHUNKS_AHEAD, PendingChunk
+from asr_server.dispatch.supervisor import MAX_FAILED_STARTS
+from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded, ShuttingDown
+from asr_server.transport.messages import (
     ChunkTimes,
     Credit,
     EarlyResult,
@@ -16,11 +21,6 @@ from asr_server.channel.messages import (
     SetLanguage,
     Submit,
 )
-from asr_server.core import ChunkId, ChunkResult, DecodingOptions
-from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.dispatch.queue import CHUNKS_AHEAD, PendingChunk
-from asr_server.dispatch.supervisor import MAX_FAILED_STARTS
-from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded, ShuttingDown
 from tests.support.embedded import embedded
 from tests.unit.dispatch.scripted import OPTIONS, RunningDispatcher, chunk, result, until
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from asr_server.channel.messages import Cancel, Command, Credit, Drain, Event
 from asr_server.dispatch import executors
 from asr_server.dispatch.executors import InlineExecutor, InlineReplica
 from asr_server.dispatch.supervisor import ReplicaGone
+from asr_server.transport.messages import Cancel, Command, Credit, Drain, Event
 from tests.support.embedded import embedded
 
 

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from asr_server.channel.messages import Credit
 from asr_server.core import ChunkId, ChunkResult
 from asr_server.dispatch.dispatcher import MIN_ATTEMPTS
 from asr_server.errors import ReplicasEnded
+from asr_server.transport.messages import Credit
 from tests.unit.dispatch.scripted import RunningDispatcher, ScriptedReplica, result, until
 
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr_server.annexes.keys.accounts import Account, Key
-from asr_server.channel.messages import Cancel, Credit, Submit
 from asr_server.core import AudioWindow, ChunkId, ChunkResult
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.queue import ChunkQueue, PendingChunk, RequestHandle
+from asr_server.transport.messages import Cancel, Credit, Submit
 from tests.support.embedded import embedded
 from tests.unit.dispatch.scripted import OPTIONS, RunningDispatcher, chunk, until
 

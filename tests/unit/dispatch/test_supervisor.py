@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from asr_server import metrics
-from asr_server.channel.messages import Credit, Event, Heartbeat
 from asr_server.dispatch.supervisor import (
     MAX_FAILED_STARTS,
     USUAL_LIMITS,
@@ -19,6 +18,7 @@ from asr_server.dispatch.supervisor import (
     StartImpossible,
     Supervisor,
 )
+from asr_server.transport.messages import Credit, Event, Heartbeat
 from tests.support.until import until
 from tests.unit.dispatch.scripted import ScriptedExecutor, ScriptedReplica
 

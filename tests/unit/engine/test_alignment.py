@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_server.channel.messages import Cancel, Credit, Event, Failed, Result
 from asr_server.core import DecodingOptions, Samples
 from asr_server.engine import Engine, alignment
 from asr_server.engine.alignment import Aligner, first_frames
+from asr_server.transport.messages import Cancel, Credit, Event, Failed, Result
 from harness.clips import make_clip
 from harness.engine_helpers import Checkpoint, results, run, submit, transcribe
 from tests.support.speech import say

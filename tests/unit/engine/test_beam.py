@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from asr_server.channel.messages import Cancel
 from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.engine import Engine, active_chunk
 from asr_server.engine.beam import BeamSearch, leads, num_candidates
 from asr_server.engine.config import EngineConfig
+from asr_server.transport.messages import Cancel
 from harness.clips import make_clip
 from harness.engine_helpers import Checkpoint, results, run, submit, transcribe
 from harness.openai_whisper import load_openai_whisper

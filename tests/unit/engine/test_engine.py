@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from asr_server.channel.messages import (
+from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
+from asr_server.engine import Engine
+from asr_server.transport.messages import (
     Cancel,
     Credit,
     Event,
@@ -19,8 +21,6 @@ from asr_server.channel.messages import (
     SetLanguage,
     Submit,
 )
-from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
-from asr_server.engine import Engine
 from harness.clips import make_clip
 from harness.engine_helpers import Checkpoint, Reference, answer_languages, results, run, submit, transcribe
 from tests.support.checkpoints import pocket_directory

@@ -21,9 +21,9 @@ from asr_server.annexes.jobs.views import JobEvent, events_after
 from asr_server.api.models import Models
 from asr_server.api.schemas import TextDelta
 from asr_server.audio.recording import memory_file
-from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult
 from asr_server.errors import ChunkFailed, EngineUnavailable, StorageUnavailable
+from asr_server.transport.messages import Submit
 from tests.support.until import until
 from tests.unit.api.named_keys import SHOP, WEB, entry, write
 from tests.unit.api.running_app import SECOND, THREE_CHUNKS, error_of, number_of_the_chunk, run_app

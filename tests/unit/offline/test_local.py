@@ -12,7 +12,6 @@ import soundfile
 
 from asr_server.annexes.offline import local
 from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
-from asr_server.channel.messages import Submit
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, ChunkResult, Clip, DecodingOptions, Samples, Transcript
@@ -20,6 +19,7 @@ from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import ReplicaLimits, StartImpossible
 from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidValue
 from asr_server.formats.subtitles import SubtitleLayout
+from asr_server.transport.messages import Submit
 from tests.support.checkpoints import english_only_directory, kept_tokenizer, pocket_directory
 from tests.support.embedded import embedded
 from tests.support.fake_replica import FakeReplica, noise

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from asr_server.annexes.realtime.reader import Backlog, TurnReader
 from asr_server.annexes.realtime.turn_types import ChunkRead, Event, InterimRead, TurnFailed, TurnRead
-from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult, DecodingOptions, Samples, Segment
 from asr_server.errors import EngineUnavailable
+from asr_server.transport.messages import Submit
 from tests.support.embedded import embedded
 from tests.support.fake_replica import noise, say
 from tests.support.speech import silence

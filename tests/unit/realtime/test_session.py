@@ -17,11 +17,11 @@ from websockets.exceptions import ConnectionClosed
 
 from asr_server.annexes.realtime import session as session_module
 from asr_server.annexes.realtime.audio_in import AudioInput
-from asr_server.channel.messages import Submit
 from asr_server.config import MIB
 from asr_server.core import ChunkResult, Samples
 from asr_server.protocols.websockets import BoundedWebSocketProtocol
 from asr_server.telemetry import FIGURES
+from asr_server.transport.messages import Submit
 from tests.conftest import Server
 from tests.support.embedded import embedded
 from tests.support.fake_replica import noise, say

@@ -20,7 +20,11 @@ import zmq
 from asr_server import __version__, replica
 from asr_server.annexes.ray import executor as actor
 from asr_server.annexes.ray.tcp import TcpEngineServer, make_curve_keys
-from asr_server.channel.messages import (
+from asr_server.config import Settings
+from asr_server.core import ChunkId, DecodingOptions
+from asr_server.engine import Engine
+from asr_server.replica import CannotStart, HeartbeatThread, Ranks, RankSpec, load_engine, serve
+from asr_server.transport.messages import (
     Cancel,
     Cancelled,
     Command,
@@ -33,11 +37,7 @@ from asr_server.channel.messages import (
     StartFailed,
     Submit,
 )
-from asr_server.channel.zeromq import Address, ReplicaSpec
-from asr_server.config import Settings
-from asr_server.core import ChunkId, DecodingOptions
-from asr_server.engine import Engine
-from asr_server.replica import CannotStart, HeartbeatThread, Ranks, RankSpec, load_engine, serve
+from asr_server.transport.zeromq import Address, ReplicaSpec
 from harness.clips import make_clip
 from harness.engine_helpers import Checkpoint
 from tests.support.checkpoints import pocket_directory

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 
 from asr_server.audio.recording import PreprocessPool, Recording
-from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult, DecodingOptions, Transcript, TranscriptDelta
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.transcription.transcriber import Transcriber
+from asr_server.transport.messages import Submit
 from tests.support.embedded import embedded
 from tests.support.fake_replica import FakeReplica, noise, say, wav
 from tests.support.memory_file import MemoryFile

@@ -13,7 +13,6 @@ import pytest
 
 from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.recording import PreprocessPool, Recording
-from asr_server.channel.messages import EarlyResult, Submit
 from asr_server.checkpoint.sizes import read_window
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
@@ -22,6 +21,7 @@ from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.metrics import REGISTRY
 from asr_server.transcription.transcriber import Transcriber, Transcription
+from asr_server.transport.messages import EarlyResult, Submit
 from harness.clips import make_clip
 from tests.support.checkpoints import fragmentary_directory
 from tests.support.embedded import embedded

@@ -12,13 +12,13 @@ import pytest
 
 from asr_server.api.errors import response_to
 from asr_server.audio.recording import PreprocessPool, Recording
-from asr_server.channel.messages import Command, Event, Heartbeat
 from asr_server.core import DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import RequestStalled
 from asr_server.metrics import REGISTRY
 from asr_server.transcription.progress import MAX_STEPS_IN_FLIGHT, ChunkProgress, StallLimits
 from asr_server.transcription.transcriber import Transcriber
+from asr_server.transport.messages import Command, Event, Heartbeat
 from tests.support.embedded import embedded
 from tests.support.fake_replica import FakeReplica, noise, say, wav
 from tests.support.memory_file import MemoryFile

@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from asr_server.channel.messages import Submit
 from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples
 from asr_server.metrics import REGISTRY
 from asr_server.transcription.reading import MAX_READINGS
 from asr_server.transcription.transcriber import Transcriber
+from asr_server.transport.messages import Submit
 from tests.support.fake_replica import noise, say, wav
 from tests.support.speech import WORDS, silence
 from tests.support.speech import say as speak

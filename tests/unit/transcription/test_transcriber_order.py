@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from asr_server.audio.recording import Recording
-from asr_server.channel.messages import Submit
 from asr_server.core import Chunk, ChunkResult, DecodingOptions, TranscriptDelta
 from asr_server.dispatch.queue import CHUNKS_AHEAD
 from asr_server.errors import ChunkFailed
 from asr_server.metrics import REGISTRY
 from asr_server.transcription.transcriber import Transcription
+from asr_server.transport.messages import Submit
 from tests.support.fake_replica import noise, say, wav
 from tests.support.memory_file import MemoryFile
 from tests.support.tokens import t, words

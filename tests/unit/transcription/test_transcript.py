@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult, DecodingOptions
+from asr_server.transport.messages import Submit
 from tests.support.fake_replica import noise, say, wav
 from tests.support.tokens import spell, t, words
 from tests.unit.transcription.running_app import (

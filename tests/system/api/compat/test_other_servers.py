@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from openai import AsyncAzureOpenAI, AsyncOpenAI
 
 from asr_server.annexes.compat import INFERENCE_WITHOUT_EFFECT
-from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult
+from asr_server.transport.messages import Submit
 from tests.conftest import Server
 from tests.support.embedded import embedded
 from tests.support.fake_replica import noise, wav

@@ -14,9 +14,10 @@ import zmq
 from msgspec.structs import replace
 
 from asr_server.annexes.ray.tcp import TcpEngineClient, TcpEngineServer
-from asr_server.channel import wire
-from asr_server.channel.messages import Cancel, Command, Credit, Event, Heartbeat, Submit
-from asr_server.channel.zeromq import (
+from asr_server.core import ChunkId, DecodingOptions
+from asr_server.transport import wire
+from asr_server.transport.messages import Cancel, Command, Credit, Event, Heartbeat, Submit
+from asr_server.transport.zeromq import (
     MAX_EVENTS,
     Address,
     CurveKeys,
@@ -24,7 +25,6 @@ from asr_server.channel.zeromq import (
     ZmqEngineClient,
     ZmqEngineServer,
 )
-from asr_server.core import ChunkId, DecodingOptions
 from tests.support.embedded import embedded
 from tests.support.until import until
 
@@ -32,8 +32,8 @@ Ends = tuple[ZmqEngineClient, ZmqEngineServer]
 CHUNK = np.linspace(-1, 1, 480_000, dtype=np.float32)
 
 
-def make_ends(channel: str) -> Ends:
-    if channel == "ipc":
+def make_ends(transport: str) -> Ends:
+    if transport == "ipc":
         client = ZmqEngineClient()
         assert client.shared is not None
         return client, ZmqEngineServer(replace(client.address, shared_fd=os.dup(client.shared.fd)))
@@ -182,7 +182,7 @@ async def test_an_event_whose_replica_died_before_its_other_socket_came_is_still
     sockets: tuple[zmq.Socket[bytes], zmq.Socket[bytes]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("asr_server.channel.zeromq.CONNECT_LIMIT_MS", 50)
+    monkeypatch.setattr("asr_server.transport.zeromq.CONNECT_LIMIT_MS", 50)
     sockets[0].send_multipart(wire.encode(Credit(1)))
     assert await next_events(client) == [Credit(1)]
 
@@ -190,8 +190,8 @@ async def test_an_event_whose_replica_died_before_its_other_socket_came_is_still
 async def test_closing_leaves_no_file_no_socket_and_no_thread() -> None:
     process = psutil.Process()
     before = (process.num_fds(), process.num_threads(), len(asyncio.all_tasks()))
-    for channel in ("ipc", "tcp"):
-        client, server = make_ends(channel)
+    for transport in ("ipc", "tcp"):
+        client, server = make_ends(transport)
         folder = Path(client.address.events.removeprefix("ipc://")).parent
         server.close()
         client.close()
@@ -201,7 +201,7 @@ async def test_closing_leaves_no_file_no_socket_and_no_thread() -> None:
 
 
 async def test_without_free_handles_there_is_an_error_and_no_abort(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asr_server.channel.zeromq.FILE_HANDLES", 1 << 20)
+    monkeypatch.setattr("asr_server.transport.zeromq.FILE_HANDLES", 1 << 20)
     before = psutil.Process().num_fds()
     with pytest.raises(OSError, match="Too many open files"):
         ZmqEngineClient()

@@ -17,10 +17,10 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from asr_server.channel import wire
-from asr_server.channel.messages import Command, Event, Released
-from asr_server.channel.wire import SharedMemoryReader, SharedMemoryWriter, create_shared_memory
 from asr_server.config import Settings
+from asr_server.transport import wire
+from asr_server.transport.messages import Command, Event, Released
+from asr_server.transport.wire import SharedMemoryReader, SharedMemoryWriter, create_shared_memory
 
 PREFIX: Final = "asr-ipc-"
 

@@ -14,16 +14,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asr_server.channel import wire
-from asr_server.channel.messages import Command, Submit
-from asr_server.channel.wire import (
+from asr_server.core import ChunkId, DecodingOptions
+from asr_server.transport import wire
+from asr_server.transport.messages import Command, Submit
+from asr_server.transport.wire import (
     KEPT_SLOTS,
     SLOT_BYTES,
     SharedMemoryReader,
     SharedMemoryWriter,
     create_shared_memory,
 )
-from asr_server.core import ChunkId, DecodingOptions
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_a_system_without_shared_memory_is_warned_of(
 
 def test_nothing_is_left_when_the_writing_process_is_killed() -> None:
     code = (
-        "import numpy as np; from asr_server.channel.wire import *\n"
+        "import numpy as np; from asr_server.transport.wire import *\n"
         "writer = SharedMemoryWriter(64)\n"
         "[writer.write(np.ones(SLOT_BYTES, np.uint8)) for _ in range(64)]; print(1, flush=True); input()"
     )

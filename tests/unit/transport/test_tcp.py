@@ -23,11 +23,11 @@ from asr_server.annexes.ray.tcp import (
     connect_with,
     make_curve_keys,
 )
-from asr_server.channel import wire
-from asr_server.channel.messages import Cancel, Credit, LogLine, Submit
-from asr_server.channel.zeromq import Address, CurveKeys
 from asr_server.core import ChunkId, DecodingOptions
-from tests.unit.channel.test_connection import connected, next_events
+from asr_server.transport import wire
+from asr_server.transport.messages import Cancel, Credit, LogLine, Submit
+from asr_server.transport.zeromq import Address, CurveKeys
+from tests.unit.transport.test_connection import connected, next_events
 
 REFUSED = "wrong or missing key"
 
