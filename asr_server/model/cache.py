@@ -129,7 +129,7 @@ class DecoderCache:
             silent_slot = slice(self.silent_slot, None)
             for layer, each in enumerate(zip(self.silent_keys, self.silent_values, strict=True)):
                 self._write_packed(layer, silent_slot, *(matrix[None] for matrix in each))
-                rounded_keys, rounded_values = self._read_packed(layer, silent_slot)
+                rounded_keys, rounded_values = self._read_packed(layer, silent_slot, self._num_positions)
                 self.silent_keys[layer], self.silent_values[layer] = rounded_keys[0], rounded_values[0]
 
     def write_audio(self, slot: int, keys_values: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -174,10 +174,12 @@ class DecoderCache:
         self.cross_keys[layer, slots, :, : in_blocks.shape[2]] = pack_rows(in_blocks)
         self.cross_values[layer, slots, :, : values.shape[2]] = pack_rows(values)
 
-    def _read_packed(self, layer: int, slots: Slots | list[int]) -> tuple[Tensor, Tensor]:
-        keys, values = (
-            unpack_rows(each[layer, slots], self.keys.dtype) for each in (self.cross_keys, self.cross_values)
+    def _read_packed(self, layer: int, slots: Slots, length: int) -> tuple[Tensor, Tensor]:
+        packed = (
+            self.cross_keys[layer, slots][:, :, : length // self.block],
+            self.cross_values[layer, slots][:, :, :length],
         )
+        keys, values = (unpack_rows(each, self.keys.dtype) for each in packed)
         return keys.transpose(-3, -2).flatten(-2), values
 
     def attend_to(self, slots_and_audio: Tensor) -> None:
@@ -213,17 +215,21 @@ class DecoderCache:
         block = slice(audio_slots[0], audio_slots[0] + len(audio_slots))
         return block if audio_slots == list(range(block.start, block.stop)) else audio_slots
 
-    def audio(self, layer: int, slots: Slots | list[int]) -> tuple[Tensor, Tensor]:
-        """Return keys [B, H, d, F] and values [B, H, F, d]."""
+    def audio(self, layer: int, slots: Slots) -> list[tuple[Tensor, Tensor]]:
+        """Return keys [B, H, d, N] and values [B, H, N, d] of one stretch of positions after another.
+
+        There are two of a single slot with short audio: its own, and the shared silence after it.
+        """
+        if not (isinstance(slots, slice) and self.has_short_audio(slots)):
+            return [self._own_audio(layer, slots, self._num_positions)]
+        length = int(self.audio_lengths[slots])
+        silence = self.silent_keys[layer, None, ..., length:], self.silent_values[layer, None, :, length:]
+        return [self._own_audio(layer, slots, length), silence]
+
+    def _own_audio(self, layer: int, slots: Slots, length: int) -> tuple[Tensor, Tensor]:
         if self.is_packed:
-            keys, values = self._read_packed(layer, slots)
-        else:
-            keys, values = self.cross_keys[layer, slots], self.cross_values[layer, slots]
-        if self.has_short_audio(slots):
-            is_own = torch.arange(self._num_positions) < self.audio_lengths[slots, None]
-            keys = torch.where(is_own[:, None, None], keys, self.silent_keys[layer])
-            values = torch.where(is_own[:, None, :, None], values, self.silent_values[layer])
-        return keys, values
+            return self._read_packed(layer, slots, length)
+        return self.cross_keys[layer, slots][..., :length], self.cross_values[layer, slots][:, :, :length]
 
     def has_short_audio(self, slots: Slots | list[int]) -> bool:
         return self.shares_silence and bool((self.audio_lengths[slots] < self._num_positions).any())

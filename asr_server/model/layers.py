@@ -171,11 +171,18 @@ def attend_cached(
     return sum_weighted_rows(weights, values, value_rows).view(len(query), 1, -1)
 
 
-def attend_cached_audio(query: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor:
+def attend_cached_audio(query: Tensor, audio: Sequence[tuple[Tensor, Tensor]], rows: Tensor) -> Tensor:
     """Attend from a few scaled queries [B, T, H, d] to all cached audio, to [B, T, D].
 
-    Keys are [B, H, d, F], values [B, H, F, d], rows 0, 1, 2 ... up to B H F.
+    Of each stretch of positions, keys are [B, H, d, N], values [B, H, N, d]; rows 0, 1, 2 ... up to B H F.
     """
+    (keys, values), *behind = audio
+    if behind:
+        scores = torch.cat([_scores(query, keys) for keys, _ in audio], -1)
+        lengths = [keys.shape[-1] for keys, _ in audio]
+        each = torch.split_with_sizes(scores.softmax(-1), lengths, -1)
+        parts = [weights @ values for weights, (_, values) in zip(each, audio, strict=True)]
+        return torch.stack(parts).sum(0).transpose(1, 2).flatten(2)
     if query.shape[1] > 1 or query.is_cuda or not WEIGHTED_ROWS:
         return _weighted_sums(_scores(query, keys), values)  # scores [B, H, T, F]
     weights, keys, values = query[:, 0].flatten(0, 1), keys.flatten(0, 2), values.flatten(0, 2)

@@ -35,8 +35,9 @@ class TorchRows:
         self._mask = mask[:, None]  # [B, 1, T, context], zero or minus infinity
         self._context = context
         self._value_rows = self._rows_of_values() if positions.shape[1] == 1 else None
-        self._audio_slots = cache.audio_slots(slots)
-        self._own_blocks = own_blocks(cache, self._audio_slots, positions.shape[1])
+        audio_slots = cache.audio_slots(slots)
+        self._own_blocks = own_blocks(cache, audio_slots, positions.shape[1])
+        self._audio_slots = _read_together(cache, audio_slots)
 
     def _rows_of_values(self) -> Tensor | None:
         _, _, num_heads, num_positions, _ = self._cache.values.shape
@@ -58,15 +59,24 @@ class TorchRows:
         """Attend to the audio: [B, T, H, d], scaled, to [B, T, D]."""
         cache = self._cache
         if self._own_blocks is None:
-            if not isinstance(self._audio_slots, list):
-                return attend_cached_audio(query, *cache.audio(layer, self._audio_slots), cache.cross_rows)
+            queries = query.chunk(len(self._audio_slots))
             each = [
-                attend_cached_audio(one, *cache.audio(layer, slice(slot, slot + 1)), cache.cross_rows)
-                for one, slot in zip(query[:, None], self._audio_slots, strict=True)
+                attend_cached_audio(own, cache.audio(layer, slots), cache.cross_rows)
+                for own, slots in zip(queries, self._audio_slots, strict=True)
             ]
             return torch.cat(each)
         silence = (cache.silent_keys[layer], cache.silent_values[layer]) if cache.shares_silence else None
         return self._own_blocks.attend(query, cache.cross_keys[layer], cache.cross_values[layer], silence)
+
+
+def _read_together(cache: DecoderCache, audio_slots: Slots | list[int]) -> list[Slots]:
+    """Return slots that lie in order, with whole windows, as one; others one by one."""
+    if isinstance(audio_slots, Tensor) or not (
+        isinstance(audio_slots, list) or cache.has_short_audio(audio_slots)
+    ):
+        return [audio_slots]
+    each = slot_ids(audio_slots, cache.audio_lengths.device).tolist()
+    return [slice(slot, slot + 1) for slot in each]
 
 
 class FlashRows:

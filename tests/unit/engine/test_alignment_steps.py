@@ -16,6 +16,7 @@ from asr_server.engine.config import EngineConfig
 from asr_server.engine.runner import Runner, StepPlan
 from asr_server.engine.slots import SlotStart
 from asr_server.model.rows import rows_of
+from tests.support.audio_cache import whole_audio
 from tests.support.tokens import words
 from tests.unit.engine.small import PROMPT, SPECIALS, clip, small
 
@@ -58,7 +59,7 @@ def expected(number: int, text: tuple[int, ...], num_positions: int) -> tuple[li
     queries = list(model.decoder.audio_queries(tokens, positions, rows))
     attention, gains = [], []
     for layer, heads in model.alignment_heads.items():
-        keys = cache.audio(layer, [0])[0][0]
+        keys = whole_audio(cache, layer, 0)[0][0]
         for head in heads:
             weights = (queries[layer][0, :, head] @ keys[head, :, :num_positions]).softmax(-1).numpy()
             above = (weights - weights.mean(0)) / weights.std(0)

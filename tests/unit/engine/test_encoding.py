@@ -14,6 +14,7 @@ from asr_server.engine.cuda import Transfers
 from asr_server.engine.encoding import CudaEncoder
 from asr_server.model import DecoderCache
 from asr_server.model.whisper import Encoder
+from tests.support.audio_cache import whole_audio
 from tests.unit.engine.device_stand_ins import StandInGraphs
 from tests.unit.engine.small import LAYERS, SIZES, clip, small
 from tests.unit.engine.stream_stand_ins import imitate_streams
@@ -39,13 +40,13 @@ def expected(number: int, length: int = WHOLE) -> list[tuple[Tensor, Tensor]]:
     cache = model.new_cache(1)
     cache.write_silence(model.decoder.cross_keys_values(model.encode_silence().audio))
     cache.write_audio(0, model.decoder.cross_keys_values(audio))
-    return [tuple(each[0] for each in cache.audio(layer, [0])) for layer in range(LAYERS)]  # type: ignore[misc]
+    return [tuple(each[0] for each in whole_audio(cache, layer, 0)) for layer in range(LAYERS)]  # type: ignore[misc]
 
 
 def check(cache: DecoderCache, slots: Sequence[int], lengths: Sequence[int]) -> None:
     for number, (slot, length) in enumerate(zip(slots, lengths, strict=False)):
         for layer, (keys, values) in enumerate(expected(number, length)):
-            found = cache.audio(layer, [slot])
+            found = whole_audio(cache, layer, slot)
             torch.testing.assert_close(found[0][0], keys, atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(found[1][0], values, atol=1e-4, rtol=1e-4)
 

@@ -11,6 +11,7 @@ from asr_server.core import AudioWindow
 from asr_server.model.cache import DecoderCache
 from asr_server.model.kernels import Kernels
 from asr_server.model.rows import own_blocks
+from tests.support.audio_cache import whole_audio
 
 LAYERS, HEADS, DEPTH, WINDOW = 2, 3, 4, 1500
 SIZES = WhisperSizes(100, 80, HEADS * DEPTH, 1, HEADS, 48, LAYERS, HEADS, 48)
@@ -54,7 +55,7 @@ def test_silence_follows_each_chunks_audio_to_the_end_of_the_window(is_shared: b
         silent_keys, silent_values = by_head(*silence[layer])
         for slot, row in ((2, 0), (0, 1)):
             keys, values = by_head(*(each[row : row + 1] for each in audio[layer]))
-            found = cache.audio(layer, [slot])
+            found = whole_audio(cache, layer, slot)
             assert torch.equal(found[0], torch.cat([keys, silent_keys[..., length:]], -1))
             assert torch.equal(found[1], torch.cat([values, silent_values[:, :, length:]], 2))
             assert torch.equal(cache.audio_keys(layer, slot, 500), keys[0, ..., :500])
@@ -129,7 +130,7 @@ def test_audio_in_8_bits_is_read_nearly_as_it_was_written(is_shared: bool, lengt
         silent_keys, silent_values = by_head(*silence[layer])
         for slot, row in ((3, 0), (1, 1)):
             keys, values = by_head(*(each[row : row + 1] for each in audio[layer]))
-            found = cache.audio(layer, [slot])
+            found = whole_audio(cache, layer, slot)
             expected = torch.cat([keys, silent_keys[..., length:]], -1)
             assert (found[0] - expected).norm() / expected.norm() < 0.04
             expected = torch.cat([values, silent_values[:, :, length:]], 2)

@@ -86,7 +86,7 @@ def test_a_gpus_attention_scores_are_never_rounded_to_a_half_precision(dtype: to
             attended = attend_cached(query, values, values, torch.zeros(2, 1, 3, 1500, device="cuda"))
         else:
             rows = torch.zeros(0, device="cuda")
-            attended = attend_cached_audio(query, values.transpose(2, 3), values, rows)
+            attended = attend_cached_audio(query, [(values.transpose(2, 3), values)], rows)
     assert attended.shape == (2, 3, 128)
     assert attended.dtype == dtype
     assert "aten.bmm.dtype" in made.names
