@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -36,10 +37,37 @@ def _write_silence(model: Whisper, cache: DecoderCache, is_shared: bool) -> Sile
     return silence
 
 
-class CpuEncoder:
-    """Encode several chunks at once, the cores shared between them.
+class PendingChunk(Pending):
+    """One chunk on CPU: encoded by all threads once it is waited for, or by half of them beside decoding."""
 
-    A thread with its own chunk never waits. Two threads that share each product wait a hundred times a
+    def __init__(self, encode: Callable[[int], None], worker: Executor, num_threads: int) -> None:
+        super().__init__(is_on_gpu=False)
+        self._encode, self._worker, self._num_threads = encode, worker, num_threads
+        self._task: Future[None] | None = None
+
+    def is_ready(self) -> bool:
+        if self._num_threads == 1:
+            return True
+        if self._task is None:
+            share = self._num_threads // 2
+            self._task = self._worker.submit(self._encode, share)
+            torch.set_num_threads(self._num_threads - share)
+        return self._task.done()
+
+    def join(self) -> None:
+        if self._task is None:
+            self._encode(self._num_threads)
+            return
+        try:
+            self._task.result()
+        finally:
+            torch.set_num_threads(self._num_threads)
+
+
+class CpuEncoder:
+    """Encode several chunks at once, the cores shared between them, or one beside decoding.
+
+    A thread with its own work never waits. Two threads that share each product wait a hundred times a
     chunk, longer when a core is busy.
     """
 
@@ -55,26 +83,22 @@ class CpuEncoder:
 
     def start(self, slots: Sequence[int], chunks: Sequence[Samples]) -> Pending:
         """Fill the audio part of these slots."""
-        num_at_once = min(len(chunks), self._num_workers)
-        share = max(1, self._num_threads // num_at_once)
-        by_slot = zip(slots, chunks, strict=True)
-        if num_at_once == 1:
-            for slot, chunk in by_slot:
-                self._encode(slot, chunk)
-        else:
-            tasks = [self._workers.submit(self._encode, slot, chunk, share) for slot, chunk in by_slot]
-            wait(tasks)
-            for task in tasks:
-                task.result()
+        encodes = [partial(self._encode, *each) for each in zip(slots, chunks, strict=True)]
+        if len(encodes) == 1:
+            return PendingChunk(encodes[0], self._workers, self._num_threads)
+        share = max(1, self._num_threads // min(len(chunks), self._num_workers))
+        tasks = [self._workers.submit(encode, share) for encode in encodes]
+        wait(tasks)
+        for task in tasks:
+            task.result()
         return Pending(is_on_gpu=False)
 
     def close(self) -> None:
         self._workers.shutdown()
 
     @torch.inference_mode()
-    def _encode(self, slot: int, chunk: Samples, num_threads: int | None = None) -> None:
-        if num_threads is not None:
-            torch.set_num_threads(num_threads)  # of this thread
+    def _encode(self, slot: int, chunk: Samples, num_threads: int) -> None:
+        torch.set_num_threads(num_threads)  # of this thread
         num_frames = FRAMES_PER_POSITION * self.window.positions_for(len(chunk))
         audio = self._model.encoder(
             self._model.log_mel([chunk], num_frames), self._cache.kernels, self._silence

@@ -266,7 +266,8 @@ class Engine:
                 self._encoding.append((pending, admitted))
                 for chunk in admitted:
                     chunk.drop_samples()
-            self._seconds_per_encode = (time.perf_counter() - started) / len(admitted)
+            if len(admitted) > 1:  # one alone is encoded later, perhaps beside decoding
+                self._seconds_per_encode = (time.perf_counter() - started) / len(admitted)
         self._take_encoded()
 
     def _take_encoded(self) -> None:

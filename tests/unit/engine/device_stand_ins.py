@@ -92,7 +92,7 @@ class LateEncoder:
         return LateEncode(lambda: self._write(slots, chunks), self._choose.randrange(6))
 
     def _write(self, slots: Sequence[int], chunks: Sequence[Samples]) -> None:
-        self._encoder.start(slots, chunks)
+        self._encoder.start(slots, chunks).join()
 
     def close(self) -> None:
         self._encoder.close()
