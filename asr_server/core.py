@@ -100,6 +100,7 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     word_timestamps: bool = False  # align the text tokens with the audio once they are known
     text_only: bool = False  # nobody sees times: only a text that may lack words is aligned
     given_tokens: tuple[int, ...] = ()  # a text that is aligned with the audio; none is decoded
+    draft_tokens: tuple[int, ...] = ()  # a guess at the result, timestamps included; changes its time alone
     full_letters: int = 0  # so many letters leave none of the chunk's speech without text; 0: unknown
     token_logprobs: bool = False  # tell of each token how likely it was
     early_results: bool = False  # report each segment as it is closed, where nothing can take it back

@@ -34,6 +34,8 @@ _LOOP_TOKENS_PER_S: Final = 5.4
 _FEWEST_LOOP_TOKENS: Final = 48
 _LONGEST_REPEATED: Final = 32
 _TOKENS_PER_LOOP_CHECK: Final = 16
+_TOKENS_ALIKE: Final = 2  # behind which a draft is believed again
+_FEWEST_DRAFTED: Final = 3  # fewer are decoded as soon as checked
 _BESIDE_GIVEN: Final = 3  # tokens: a language that is detected yet, <|notimestamps|> and the text's end
 
 
@@ -214,6 +216,19 @@ class ActiveChunk:
         if self.boost is None or self.guess is None or self.boost_states == [self.guess]:
             return False
         return self.boost.row(self.boost_states[0]) != self.boost.row(self.guess)
+
+    def rest_of_draft(self) -> Sequence[int]:
+        """Return what the draft says behind the last two tokens; they may stand a little apart in it."""
+        draft = self.options.draft_tokens
+        if not draft or self.temperature_index or not self.is_greedy or self.boost is not None:
+            return ()
+        if self.beam is not None and not self.beam.agrees:
+            return ()
+        tokens = self.running_tokens
+        last, count = tuple(tokens[-_TOKENS_ALIKE:]), len(tokens)
+        ends = [end for end in range(len(draft)) if draft[max(0, end - _TOKENS_ALIKE) : end] == last]
+        rest = draft[min(ends, key=lambda end: abs(end - count)) :] if ends else ()
+        return rest[: self.max_tokens - count] if len(rest) >= _FEWEST_DRAFTED else ()
 
     def append(self, token: int, logprob: float, end_of_text: int) -> Literal["stop", "length"] | None:
         self.sum_logprob += logprob

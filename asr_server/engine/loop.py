@@ -32,9 +32,22 @@ class LaunchedChunk(NamedTuple):
         return self.chunk.stage is Stage.DECODING and self.chunk.restarts == self.restarts
 
 
+def _launched(chunk: ActiveChunk) -> LaunchedChunk:
+    return LaunchedChunk(chunk, chunk.beam, tuple(chunk.slots), chunk.restarts)
+
+
+class LaunchedDraft(NamedTuple):
+    """The check of a draft; the report has a column for each of its places."""
+
+    chunk: LaunchedChunk
+    draft: Sequence[int]
+    report: HostCopy
+
+
 class Launched(NamedTuple):
     chunks: list[LaunchedChunk]
-    report: HostCopy
+    report: HostCopy | None  # None: no chunk but those with drafts
+    drafts: list[LaunchedDraft]
 
 
 Rows = list[tuple[int, Row]]  # slots, and what keywords name in each
@@ -85,6 +98,7 @@ def _pairs(lines: npt.NDArray[np.float64], slots: Sequence[int]) -> Candidates:
 
 
 Finished = list[tuple[ActiveChunk, ChunkResult]]
+Branches = list[tuple[int, SlotStart]]  # slots to set, with those of their parents
 OnEarlyResult = Callable[[ActiveChunk, ChunkResult], None]
 
 
@@ -164,19 +178,31 @@ class DecodeLoop:
     # -- Launch -------------------------------------------------------------------------------------------
 
     def _launch(self) -> Launched | None:
-        in_flight = self._in_flight.chunks if self._in_flight else []
-        unread = {each.chunk for each in in_flight if each.is_current}
-        waiting = {chunk for chunk, _, _ in self._waiting}
+        chunks, drafts = self._in_flight[0::2] if self._in_flight else ([], [])
+        unread = {each.chunk for each in chunks if each.is_current}
+        waiting = {chunk for chunk, _, _ in self._waiting} | {each.chunk.chunk for each in drafts}
         # With lookahead, a search of several hypotheses waits for the host.
         waiting |= {chunk for chunk in unread if chunk.beam is not None and len(chunk.beam.running) > 1}
-        chunks = [chunk for chunk in self.chunks if chunk not in waiting]
-        if not chunks:
+        going_on = [chunk for chunk in self.chunks if chunk not in waiting]
+        if not going_on:
             return None
         self.num_steps += 1
-        self.num_tokens += sum(len(chunk.slots) for chunk in chunks)
-        plan = self._plan(chunks, *self._boost_rows(chunks, unread))
-        launched = [LaunchedChunk(each, each.beam, tuple(each.slots), each.restarts) for each in chunks]
-        return Launched(launched, self._runner.decode(plan))
+        drafts = [
+            self._check(chunk, rest)
+            for chunk in going_on
+            if chunk not in unread and (rest := chunk.rest_of_draft())
+        ]
+        drafted = {each.chunk.chunk for each in drafts}
+        stepping = [chunk for chunk in going_on if chunk not in drafted]
+        if not stepping:
+            return Launched([], None, drafts)
+        self.num_tokens += sum(len(chunk.slots) for chunk in stepping)
+        plan = self._plan(stepping, *self._boost_rows(stepping, unread))
+        return Launched(list(map(_launched, stepping)), self._runner.decode(plan), drafts)
+
+    def _check(self, chunk: ActiveChunk, draft: Sequence[int]) -> LaunchedDraft:
+        start = self._slot_start(chunk, chunk.slot, tuple(chunk.running_tokens))
+        return LaunchedDraft(_launched(chunk), draft, self._runner.verify(start, draft))
 
     def _boost_rows(self, chunks: list[ActiveChunk], unread: set[ActiveChunk]) -> tuple[Rows, Rows]:
         """Return what keywords name in the slots of texts of one hypothesis, and in those of searches."""
@@ -207,9 +233,16 @@ class DecodeLoop:
     def _collect(self, launched: Launched | None) -> Finished:
         if launched is None:
             return []
-        report = Report(launched.report.array(), self._tokenizer.specials.end_of_text)
         current = [each for each in launched.chunks if each.is_current]
-        ended = self._collect_tokens(current, report) + self._collect_searches(current, report)
+        ended: Finished = []
+        branches: Branches = []
+        if launched.report is not None:
+            report = self._read(launched.report)
+            for each in current:
+                if result := self._take(each, report, branches):
+                    ended.append((each.chunk, result))
+        self._apply(branches)
+        ended += [each for draft in launched.drafts for each in self._take_draft(draft)]
         finished: Finished = []
         again: list[ActiveChunk] = []
         for chunk, result in ended:
@@ -231,52 +264,71 @@ class DecodeLoop:
                 chunk.restarts += 1
         self._apply(branches)
 
-    def _collect_tokens(self, current: list[LaunchedChunk], report: Report) -> Finished:
-        ended: Finished = []
-        end_of_text = self._tokenizer.specials.end_of_text
-        for chunk, beam, (slot, *_), _ in current:
-            if beam is not None:
-                continue
-            chunk.no_speech_prob = report.no_speech[slot]
+    def _read(self, report: HostCopy) -> Report:
+        return Report(report.array(), self._tokenizer.specials.end_of_text)
+
+    def _take(
+        self, launched: LaunchedChunk, report: Report, branches: Branches, is_draft: bool = False
+    ) -> ChunkResult | None:
+        """Go on by a step's outcome. Return the chunk's result if it has ended, else add to `branches`."""
+        chunk, beam, slots, _ = launched
+        slot, tokenizer = slots[0], self._tokenizer
+        chunk.no_speech_prob = report.no_speech[slot]
+        result, parents = None, None
+        if beam is None:
+            end_of_text = tokenizer.specials.end_of_text
             reason = chunk.append(int(report.tokens[slot]), report.logprobs[slot], end_of_text)
-            if reason is not None:
-                result = chunk.result(reason, self._tokenizer)
-                ended.append((chunk, chunk.keep_early_result(result)))
-            elif early_result := chunk.next_early_result(self._tokenizer):
-                self._on_early_result(chunk, early_result)
-        return ended
+            result = None if reason is None else chunk.result(reason, tokenizer)
+        else:
+            parents = self._advance(chunk, beam, slots, report)
+            if beam.is_over or chunk.is_loop(beam.running[0].tokens, tokenizer.specials.end_of_text):
+                self._slots.resize(chunk, 1)
+                result = chunk.result_of_beam(beam, tokenizer)
+        if result is not None:
+            return chunk.keep_early_result(result)
+        if early_result := chunk.next_early_result(tokenizer):
+            self._on_early_result(chunk, early_result)
+        if beam is not None and parents is not None:
+            chosen = [] if is_draft else [int(report.tokens[each]) for each in slots]
+            branches += self._branch(chunk, beam, parents, chosen)
+        return None
+
+    def _take_draft(self, launched: LaunchedDraft) -> Finished:
+        """Take the places of a draft in turn, up to the first that says something else or is unsure."""
+        chunk, beam = launched.chunk.chunk, launched.chunk.beam
+        if not launched.chunk.is_current:
+            return []
+        report = self._read(launched.report)
+        for place, token in enumerate((*launched.draft, None)):
+            branches: Branches = []
+            self.num_tokens += 1
+            if result := self._take(launched.chunk._replace(slots=(place,)), report, branches, is_draft=True):
+                return [(chunk, result)]
+            if beam is not None and len(beam.running) > 1:
+                self._apply(branches)
+                return []
+            if chunk.running_tokens[-1] != token:
+                break
+        self._apply([(chunk.slot, self._slot_start(chunk, chunk.slot, tuple(chunk.running_tokens)))])
+        return []
 
     # -- Beam search --------------------------------------------------------------------------------------
 
-    def _collect_searches(self, current: list[LaunchedChunk], report: Report) -> Finished:
-        ended: Finished = []
-        branches: list[tuple[int, SlotStart]] = []
-        for chunk, beam, slots, _ in current:
-            if beam is None:
-                continue
-            chunk.no_speech_prob = report.no_speech[slots[0]]
-            has_keywords = chunk.boost is not None
-            is_sure = report.append_if_sure(beam, slots[0], has_keywords)
-            num_steps, num_sure, num_wide = self.search_steps
-            self.search_steps = num_steps + 1, num_sure + is_sure, num_wide + (len(slots) > 1)
-            if not is_sure:
-                named = report.named(slots) if has_keywords else ()
-                parents = beam.advance(report.candidates(slots), named)
-            if beam.is_over or chunk.is_loop(beam.running[0].tokens, self._tokenizer.specials.end_of_text):
-                self._slots.resize(chunk, 1)
-                result = chunk.result_of_beam(beam, self._tokenizer)
-                ended.append((chunk, chunk.keep_early_result(result)))
-                continue
-            if early_result := chunk.next_early_result(self._tokenizer):
-                self._on_early_result(chunk, early_result)
-            if not is_sure:  # else it goes on in its slot with the token that the device has chosen
-                branches += self._branch(chunk, beam, parents, [int(report.tokens[slot]) for slot in slots])
-        self._apply(branches)
-        return ended
+    def _advance(
+        self, chunk: ActiveChunk, beam: BeamSearch, slots: Sequence[int], report: Report
+    ) -> list[int] | None:
+        """Return the parents of the new hypotheses; None if one goes on with the device's token."""
+        has_keywords = chunk.boost is not None
+        is_sure = report.append_if_sure(beam, slots[0], has_keywords)
+        num_steps, num_sure, num_wide = self.search_steps
+        self.search_steps = num_steps + 1, num_sure + is_sure, num_wide + (len(slots) > 1)
+        if is_sure:
+            return None
+        return beam.advance(report.candidates(slots), report.named(slots) if has_keywords else ())
 
     def _branch(
         self, chunk: ActiveChunk, beam: BeamSearch, parents: list[int], chosen: Sequence[int]
-    ) -> list[tuple[int, SlotStart]]:
+    ) -> Branches:
         """Give each hypothesis a slot, its parent's if possible; return those to set, with their parents'.
 
         `chosen` are the tokens that the device has appended to the slots.
@@ -306,13 +358,13 @@ class DecodeLoop:
 
     def _branch_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        branches: list[tuple[int, SlotStart]] = []
+        branches: Branches = []
         for chunk, beam, parents in waiting:
             if chunk.stage is Stage.DECODING:
                 branches += self._branch(chunk, beam, parents, [])
         self._apply(branches)
 
-    def _apply(self, branches: list[tuple[int, SlotStart]]) -> None:
+    def _apply(self, branches: Branches) -> None:
         if branches:
             sources, starts = zip(*branches, strict=True)
             self._runner.branch(sources, starts)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TypeVar, TypeVarTuple
 
@@ -190,10 +190,11 @@ class Runner:
     def _begin(self, starts: Sequence[SlotStart]) -> None:
         self.state.begin(starts, self._specials.timestamp_begin - 1, self._transfers)
 
-    def _feed(self, slots: Slots, prompts: list[list[int]]) -> Tensor:
-        tokens = self._transfers.to_device(torch.tensor(prompts))
-        positions = torch.arange(tokens.shape[1], device=self.model.device).expand_as(tokens)
-        rows = rows_of(self.cache, slots, positions, context=tokens.shape[1])
+    def _feed(self, slots: Slots, texts: list[list[int]], first: int = 0) -> Tensor:
+        tokens = self._transfers.to_device(torch.tensor(texts))
+        end = first + tokens.shape[1]
+        positions = torch.arange(first, end, device=self.model.device).expand_as(tokens)
+        rows = rows_of(self.cache, slots, positions, context=end)
         hidden: Tensor = self.model.decoder(tokens, positions, rows)
         return hidden
 
@@ -243,6 +244,36 @@ class Runner:
 
     def _choice(self, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
         return self._tokens[:num_rows], self._logprobs[:num_rows], self._candidates[:, :num_rows]
+
+    @on_all_ranks
+    @torch.inference_mode()
+    def verify(self, start: SlotStart, draft: Sequence[int]) -> HostCopy:
+        """Feed a draft behind the slot's text; return `decode`'s report of each place, [lines, 1 + draft].
+
+        Until the slot is set anew, steps for other slots write what nobody reads behind its text.
+        """
+        text = [*start.prompt, *start.tokens]
+        fed, first = [text[-1], *draft], len(text) - 1
+        last_position = self.model.sizes.text_positions - 1
+        self.state.position[start.slot].fill_(last_position)
+        self.cache.text_ends.extend([start.slot], last_position + 1)
+        hidden = self._feed(self._block([start.slot]), [fed], first)[0]
+        scores: Tensor = self.model.decoder.logits(hidden)
+        state = SlotState.empty(len(fed), self.model.sizes.text_positions, self.model.device)
+        places = [
+            replace(start, slot=place, tokens=(*start.tokens, *draft[:place])) for place in range(len(fed))
+        ]
+        state.begin(places, self._specials.timestamp_begin - 1, self._transfers)
+        state.no_speech.copy_(self.state.no_speech[start.slot].expand(len(fed)))
+        chosen = (
+            torch.empty_like(state.token),
+            torch.empty_like(state.no_speech),
+            self._candidates.new_zeros(len(self._candidates), len(fed)),
+        )
+        likeliest = chosen[2][: 2 * self._num_candidates]
+        choose_likeliest(self._kernels, self._rules, scores, state, *chosen[:2], likeliest)
+        limits = self._specials.timestamp_begin, self._specials.end_of_text
+        return self._transfers.to_host(state.end_step(*chosen, *limits, self._kernels))
 
     def _choose_by_options(self, scores: Tensor, plan: StepPlan) -> None:
         for choosing, is_drawn in ((plan.sampled, True), (plan.penalised, False)):
