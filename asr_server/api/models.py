@@ -24,7 +24,8 @@ from asr_server.transcription.transcriber import Transcriber
 
 RETRY_AFTER_S: Final = 5
 MAX_LOAD_WAIT_S: Final = 30.0  # then 503: clients come again, and find the model loaded
-INTERIM_SHARE: Final = 8  # of the slots, or fewer, are at work when an interim reading may begin
+# Of the slots that interim readings take at most: more at once would be as many a second, each later.
+INTERIM_SHARE: Final = 1 / 24
 ENGINE_LOST: Final = "The engine has ended and is started again; the server's log says why."
 LOAD_FAILED: Final = "The model could not be loaded; the server's log says why."
 State = Literal["unloaded", "loading", "ready", "draining"]
@@ -50,6 +51,8 @@ class ServedModel:
         self._is_loaded = False  # from the launch of its replicas at the start, or else when one is ready
         self._is_draining = False
         self._num_using = 0
+        self._num_interim = 0
+        self._interim_ended = asyncio.Condition()
         self._used_at = time.monotonic()
         self._is_unused = asyncio.Event()
         self._is_unused.set()
@@ -73,10 +76,22 @@ class ServedModel:
     def languages(self) -> list[str]:
         return sorted(self.transcriber.languages.codes)
 
-    @property
-    def may_read_interim(self) -> bool:
-        """Return whether an interim reading may begin: final text comes first."""
-        return self.dispatcher.num_chunks < max(1, self.dispatcher.num_slots // INTERIM_SHARE)
+    @asynccontextmanager
+    async def reading_interim(self) -> AsyncIterator[None]:
+        """Wait until few interim readings are under way, or none beside other work: it comes first."""
+        async with self._interim_ended:
+            await self._interim_ended.wait_for(self._may_read_interim)
+            self._num_interim += 1
+        try:
+            yield
+        finally:
+            self._num_interim -= 1
+            async with self._interim_ended:
+                self._interim_ended.notify()
+
+    def _may_read_interim(self) -> bool:
+        is_busy = self.dispatcher.num_chunks > self._num_interim
+        return self._num_interim < (1 if is_busy else max(1, self.dispatcher.num_slots * INTERIM_SHARE))
 
     @property
     def state(self) -> State:

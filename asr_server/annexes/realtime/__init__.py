@@ -13,5 +13,5 @@ class RealtimeSettings(Settings):
     max_realtime_sessions: int = setting(64, "realtime sessions open at once", ge=1)
     max_realtime_session_s: float = setting(3600.0, "longest realtime session, in seconds", gt=0)
     realtime_interim_s: float = setting(
-        1.0, "seconds of speech between interim readings of a realtime turn; 0: none", ge=0
+        0.5, "seconds of speech between interim readings of a realtime turn, at least; 0: none", ge=0
     )

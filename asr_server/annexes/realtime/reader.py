@@ -152,6 +152,7 @@ class TurnReader:
         self._num_chunks = 0
         self._running: set[asyncio.Task[Any]] = set()
         self._interim: asyncio.Task[None] | None = None
+        self._draft: tuple[int, ...] = ()  # the newest interim reading of the growing chunk
         self._ahead: list[asyncio.Task[Outcome]] | None = None
         self._reporting = self.spawn(self._report_in_order())
 
@@ -166,6 +167,7 @@ class TurnReader:
             self.discard_ahead()
             self._cancel_interim()
             self._add(self._read(chunk))
+            self._draft = ()
 
     def set_options(self, options: DecodingOptions) -> None:
         """Read the rest by these options. Log-probabilities stay as the turn began."""
@@ -178,11 +180,7 @@ class TurnReader:
             self.read_ahead()
 
     def read_interim(self) -> None:
-        chunks = self._growing()
-        if self._interim or len(chunks) != 1 or not self.model.may_read_interim:
-            self.report(turns.InterimRead(self.item_id))
-            return
-        self._interim = self.spawn(self._read_interim(chunks[0], self._num_chunks))
+        self._interim = self.spawn(self._read_interim())
 
     def read_ahead(self) -> None:
         self._cancel_interim()
@@ -217,7 +215,8 @@ class TurnReader:
 
     def _read(self, chunk: Chunk) -> asyncio.Task[Outcome]:
         self.backlog.add(1)
-        task = self.spawn(_attempt(self.model, chunk, self.options, self.speakers))
+        options = msgspec.structs.replace(self.options, draft_tokens=self._draft)
+        task = self.spawn(_attempt(self.model, chunk, options, self.speakers))
         self._running.add(task)
         task.add_done_callback(self._on_read)
         return task
@@ -230,16 +229,29 @@ class TurnReader:
         self._num_chunks += 1
         self._chunks.put_nowait(task)
 
-    async def _read_interim(self, chunk: Chunk, index: int) -> None:
-        has_words = self.shows_interim
-        options = msgspec.structs.replace(self.options, word_timestamps=has_words, text_only=not has_words)
-        outcome = await _attempt(self.model, chunk, options)
+    async def _read_interim(self) -> None:
+        async with self.model.reading_interim():
+            await self._read_growing()
+        self._interim = None
+
+    async def _read_growing(self) -> None:
+        chunks, index, has_words = self._growing(), self._num_chunks, self.shows_interim
+        if len(chunks) != 1:
+            self.report(turns.InterimRead(self.item_id))
+            return
+        options = msgspec.structs.replace(
+            self.options,
+            word_timestamps=has_words,
+            text_only=not has_words,
+            draft_tokens=self._draft,
+        )
+        outcome = await _attempt(self.model, chunks[0], options)
         if isinstance(outcome, TranscriptDelta):
+            self._draft = tuple(token for segment in outcome.segments for token in segment.tokens)
             read = outcome.text, outcome.language, self._logprobs(outcome), self._words(outcome)
             self.report(turns.InterimRead(self.item_id, index, *read))
         else:
             self.report(turns.InterimRead(self.item_id))
-        self._interim = None
 
     def _cancel_interim(self) -> None:
         if self._interim:

@@ -93,7 +93,9 @@ async def test_a_turn_reports_chunks_in_order_then_itself(app: RunningApp, with_
     assert hand.backlog.num_unread == 0
 
 
-async def test_an_interim_reading_is_of_the_growing_chunk_and_one_at_a_time(app: RunningApp) -> None:
+async def test_an_interim_reading_is_of_the_growing_chunk_with_the_last_one_as_its_draft(
+    app: RunningApp,
+) -> None:
     hand = Hand(app, replace(PLAIN, word_timestamps=True, token_logprobs=True))
     hand.reader.push(noise(45.0))
     await until(lambda: hand.events and not app.dispatcher.num_chunks)
@@ -102,35 +104,35 @@ async def test_an_interim_reading_is_of_the_growing_chunk_and_one_at_a_time(app:
     hand.reader.read_interim()
     await until(lambda: app.replica.held)
     (submit,) = app.replica.held
-    hand.reader.read_interim()
-    assert hand.events == [InterimRead(ITEM)]
     app.replica.release(submit)
-    await until(lambda: len(hand.events) == 2)
-    interim = hand.events[1]
+    await until(lambda: hand.events)
+    (interim,) = hand.events
     assert isinstance(interim, InterimRead)
     assert (interim.chunk, interim.text, interim.language) == (1, "one", "en")
     assert len(interim.logprobs or ()) == 1
     app.replica.holding = False
     hand.reader.read_interim()
-    await until(lambda: len(hand.events) == 3)
+    await until(lambda: len(hand.events) == 2)
+    first, second = app.replica.submits[-2:]
+    assert (first.options.draft_tokens, second.options.draft_tokens) == ((), say(*words("1")).tokens)
     hand.reader.cancel()
 
 
-async def test_no_interim_reading_is_begun_without_sound_or_while_the_engine_is_busy(app: RunningApp) -> None:
-    hand = Hand(app)
+async def test_interim_readings_wait_for_each_other_and_for_sound(app: RunningApp) -> None:
+    hand, other = Hand(app), Hand(app)
     hand.reader.read_interim()
     hand.reader.push(silence(1.0))
+    await until(lambda: hand.events == [InterimRead(ITEM)])
     hand.reader.read_interim()
-    assert hand.events == [InterimRead(ITEM)] * 2
-    hand.reader.push(noise(1.0))
+    await until(lambda: hand.events == [InterimRead(ITEM)] * 2)
     app.replica.holding = True
-    other = Hand(app)
-    other.reader.push(noise(1.0))
-    other.reader.finish()
+    for each in (hand, other):
+        each.reader.push(noise(1.0))
+        each.reader.read_interim()
     await until(lambda: app.replica.held)
-    hand.reader.read_interim()
-    assert hand.events == [InterimRead(ITEM)] * 3
     assert len(app.replica.submits) == 1
+    app.replica.release(app.replica.held[0])
+    await until(lambda: len(app.replica.submits) == 2)
     for each in (hand, other):
         each.reader.cancel()
 
