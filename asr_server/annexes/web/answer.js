@@ -41,6 +41,12 @@ function spread({ start, end }, body, segment) {
   return words.map((word, i) => ({ gap: i ? " " : "", tail: "", segment, word: null, ...word }));
 }
 
+/** `items` in pieces: another one begins where `begins(item, before)`. */
+export function runsOf(items, begins) {
+  const starts = items.flatMap((item, i) => (i && !begins(item, items[i - 1]) ? [] : [i]));
+  return starts.map((first, i) => items.slice(first, starts[i + 1]));
+}
+
 /** Without what is deleted, and the space before it. */
 export const textOf = (pieces) => pieces.map(({ gap, text, tail }) => (text ? gap + text : "") + tail).join("").trim();
 

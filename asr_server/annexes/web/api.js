@@ -88,7 +88,7 @@ export function follow(id, on, signal) {
 
 /**
  * Transcribes one file, as `options` = {model, language, task, speakers, prompt} say. Calls `on.upload(share)` and
- * `on.delta(text, seconds)`, up to which it is read, on the way; resolves to the last event, with segments, times and, where `speakers` is "auto" or a
+ * `on.hear(text, seconds)`, up to which it is read, on the way; resolves to the last event, with segments, times and, where `speakers` is "auto" or a
  * number, speakers. With `options.recording`, an id, it hands the file over and resolves to {job}.
  */
 export function transcribe(file, options, on, signal) {
@@ -115,15 +115,15 @@ export function transcribe(file, options, on, signal) {
 
 function answerOf(call, form, file, on, signal) {
   return new Promise((resolve, reject) => {
-    const events = new EventReader();
+    const eventsOf = eventReader();
     let done = null;
     let reading = Promise.resolve(); // a piece of the answer after the other
     const take = (event) => {
       if (event.error) reject(new ApiError(event.error.message, { status: form ? 0 : FAILED }));
-      else if (event.type === "transcript.text.delta") on.delta(event.delta, (event.usage?.input_tokens || 0) / TOKENS_PER_S);
+      else if (event.type === "transcript.text.delta") on.hear(event.delta, (event.usage?.input_tokens || 0) / TOKENS_PER_S);
       else if (event.type === "transcript.text.done") done = event;
     };
-    const read = () => (reading = reading.then(() => inSlices(events.read(call.responseText), take)));
+    const read = () => (reading = reading.then(() => inSlices(eventsOf(call.responseText), take)));
     for (const [name, value] of Object.entries(headers())) call.setRequestHeader(name, value);
     call.upload.onprogress = (event) => event.lengthComputable && on.upload(event.loaded / event.total);
     call.upload.onload = () => on.upload(1);
@@ -150,14 +150,13 @@ function answerOf(call, form, file, on, signal) {
 }
 
 /** Reads the events of a text that grows; a job's have ids, and comments between them. */
-class EventReader {
-  #position = 0;
-
-  *read(text) {
-    for (let end; (end = text.indexOf("\n\n", this.#position)) >= 0; ) {
-      const data = text.slice(this.#position, end).replace(/^(id: \d+\n|event: progress\n)?data: /, "");
-      this.#position = end + 2;
+function eventReader() {
+  let position = 0;
+  return function* (text) {
+    for (let end; (end = text.indexOf("\n\n", position)) >= 0; ) {
+      const data = text.slice(position, end).replace(/^(id: \d+\n|event: progress\n)?data: /, "");
+      position = end + 2;
       if (data !== "[DONE]" && data[0] !== ":") yield JSON.parse(data);
     }
-  }
+  };
 }

@@ -16,11 +16,11 @@ offerOwn();
 const serving = new Serving();
 const scheduler = new Scheduler(serving);
 const cards = new Cards(scheduler);
+const live = new Live(cards, serving);
 
 // -- The model, and the key --
 
 serving.addEventListener("change", showServing);
-serving.addEventListener("change", takeUpJobs);
 $("model-choice").onchange = showServing;
 
 function showServing() {
@@ -31,6 +31,7 @@ function showServing() {
     const model = serving.find(chosenOptions().model);
     $("model").replaceChildren("Served here: ", h("strong", {}, model.id), `, ${model.description}.`);
     offerOptions(model);
+    takeUpJobs();
   } else $("model").textContent = state === "locked" ? "This server is locked." : reason;
 }
 
@@ -93,10 +94,6 @@ document.addEventListener("drop", (event) => {
   $("drop").classList.remove("is-over");
   add(event.dataTransfer.files);
 });
-
-// -- The microphone --
-
-const live = new Live(cards, serving);
 
 addEventListener("click", () => show($("message"), ""), true); // read by then
 

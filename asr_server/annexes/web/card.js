@@ -2,17 +2,16 @@
 
 import { speakersOf } from "./answer.js";
 import { Cues } from "./cues.js";
-import { $, clock, count, editInPlace, h, label, onceAFrame, Owner, partsOf, show } from "./dom.js";
+import { $, clock, count, editInPlace, h, label, Owner, partsOf, show } from "./dom.js";
 import { copy, download, save } from "./downloads.js";
 import { detailsOf, factsOf, has, previewOf } from "./entry.js";
-import { replaced, Replace } from "./find.js";
+import { Replace } from "./find.js";
 import { canTranslate, codeOf } from "./options.js";
 import { Player } from "./player.js";
 import { CLOSED } from "./store.js";
 import { Transcript } from "./transcript.js";
 
 export class Card {
-  /** One of `cards`, the list. */
   constructor(recording, cards) {
     Object.assign(this, partsOf("card-template", recording.name), { recording, cards });
     this.owner = new Owner();
@@ -20,12 +19,11 @@ export class Card {
     this.query = "";
     this.#connect();
     this.#connectText();
-    this.owner.listen(recording, "work", onceAFrame(() => this.owner.isClosed || this.#drawWork()));
+    this.owner.listen(recording, "work", () => (this.frame ??= requestAnimationFrame(() => this.#drawWork())));
     this.owner.listen(recording, "state", () => this.#draw());
-    this.owner.listen(recording, "text", () => this.#drawText());
     this.owner.listen(recording, "kept", () => this.isFolded && recording.release());
-    for (const type of ["kept", "unkept"]) this.owner.listen(recording, type, () => this.#drawText());
-    this.owner.listen($("writing"), "change", () => this.isFolded || this.#drawText()); // subtitles over a video
+    for (const type of ["text", "kept", "unkept"]) this.owner.listen(recording, type, () => this.drawText());
+    this.owner.listen($("writing"), "change", () => this.isFolded || this.drawText()); // subtitles over a video
     this.#givePlayer();
     this.#draw();
   }
@@ -47,20 +45,10 @@ export class Card {
   }
 
   #connectText() {
-    const { recording } = this;
-    this.speakers = new Speakers(this.people, (from, to) => this.#rename(from, to));
-    const [seek, edit] = [(time) => this.player?.seek(time), (edits) => recording.edit(edits)];
-    this.transcript = new Transcript(this, {
-      seek,
-      edit,
-      rename: (label, name) => this.speakers.edit(label, name),
-      closed: () => this.#drawText(),
-    });
-    this.replace = new Replace(this.finding, this.replacing, {
-      find: () => this.#mark(),
-      replace: (by, isOne) => this.#replace(by, isOne),
-    });
-    this.cues = new Cues(this.subtitling, this.subtitles, { open: () => this.#drawText(), seek, edit });
+    this.speakers = new Speakers(this);
+    this.transcript = new Transcript(this);
+    this.replace = new Replace(this);
+    this.cues = new Cues(this);
     this.translating.onclick = () => this.#translate();
     this.doubts.onclick = () => this.transcript.reachDoubtful();
     this.actions.append(this.transcript.follow.back);
@@ -111,12 +99,13 @@ export class Card {
     this.#drawWork();
     this.#setFolded(isRead && (!recording.text || !(this.isLookedAt || this.cards.mayOpen(this))));
     if (this.isFolded) this.transcript.clear();
-    this.#drawText();
+    this.drawText();
     if (recording.state === "failed" && this.player) this.player.element.hidden = !this.player.length; // nothing to hear either
   }
 
   /** What is done with it, for how long, and what went wrong. */
   #drawWork() {
+    this.frame = null;
     const { isAtWork, state, error, heard, isRetriable } = this.recording;
     if (isAtWork) this.drawDoing();
     else if (state === "failed") this.#setFacts("not transcribed");
@@ -141,7 +130,7 @@ export class Card {
     this.facts.replaceChildren(...facts.map((fact) => h("span", {}, fact)));
   }
 
-  #drawText() {
+  drawText() {
     const { recording } = this;
     if (!recording.entry || recording.isAtWork) return;
     this.#drawHead(recording.entry);
@@ -156,7 +145,7 @@ export class Card {
     const numDoubtful = recording.text.pieces.filter(({ isDoubtful }) => isDoubtful).length;
     this.doubts.hidden = !numDoubtful;
     this.doubts.textContent = count(numDoubtful, "doubtful word");
-    this.#mark();
+    this.mark();
   }
 
   #drawHead(entry) {
@@ -174,18 +163,8 @@ export class Card {
     if (this.body.lang !== lang) this.body.lang = this.preview.lang = lang; // it would cost the style of each word
   }
 
-  /** All places, or the one that was reached; then the next is. Return how many. */
-  #replace(by, isOne) {
-    const { cursor, pieces, places: all } = this.transcript;
-    const places = isOne ? all.filter(({ first }) => first === cursor) : all;
-    const edits = [...replaced(pieces, places, by)].map(([word, text]) => ({ word, text }));
-    if (edits.length) this.recording.edit(edits);
-    if (isOne) this.transcript.reach((all.find(({ first }) => first > cursor) || all[0]).first);
-    return places.length;
-  }
-
   /** What is found in the text; return how often. */
-  #mark() {
+  mark() {
     this.transcript.find(this.replace.query || this.query, this.replace.isWhole);
     return this.transcript.places.length;
   }
@@ -211,7 +190,7 @@ export class Card {
     this.#givePlayer();
     this.#setFolded(false);
     this.#drawWork(); // with its sound it can be tried again
-    this.#drawText();
+    this.drawText();
   }
 
   #setFolded(isFolded) {
@@ -242,12 +221,6 @@ export class Card {
     if (this.isFolded) this.recording.release();
   }
 
-  #rename(from, to) {
-    const isTaken = speakersOf(this.recording.text.answer).some(({ name }) => name === to);
-    if (isTaken && !confirm(`Are ${from} and ${to} the same person?`)) return;
-    this.recording.edit([{ from, to }]);
-  }
-
   // -- Being searched --
 
   /** Whether it has `query`, in lower case; shows where. */
@@ -256,7 +229,7 @@ export class Card {
     const isOther = query !== this.query;
     this.query = query;
     if (isOther && this.isFolded) this.#showPreview();
-    else if (isOther) this.#mark();
+    else if (isOther) this.mark();
     return !query || has(entry || { name: this.recording.name, text: "" }, query);
   }
 
@@ -272,8 +245,8 @@ export class Card {
 
 /** The people of a transcript, each with a colour, a name that can be changed, and how long they speak. */
 class Speakers {
-  constructor(element, onRename) {
-    Object.assign(this, { element, onRename });
+  constructor(card) {
+    Object.assign(this, { element: card.people, recording: card.recording });
   }
 
   show(answer) {
@@ -297,13 +270,17 @@ class Speakers {
   /** A field in the place of a name, here or in the text. */
   edit(element, name) {
     editInPlace(element, name, `Name of speaker ${name}`, (to, isByKey) => {
-      if (to && to !== name) this.onRename(name, to);
-      if (isByKey) this.#focus(to || name);
+      if (to && to !== name) this.#rename(name, to);
+      if (!isByKey) return;
+      const button = this.element.querySelector(`[data-name="${CSS.escape(to || name)}"] button`);
+      button?.focus({ preventScroll: true }); // one may be reading further down
     });
   }
 
-  #focus(name) {
-    this.element.querySelector(`[data-name="${CSS.escape(name)}"] button`)?.focus({ preventScroll: true }); // one may be reading further down
+  #rename(from, to) {
+    const isTaken = speakersOf(this.recording.text.answer).some(({ name }) => name === to);
+    if (isTaken && !confirm(`Are ${from} and ${to} the same person?`)) return;
+    this.recording.edit([{ from, to }]);
   }
 }
 

@@ -11,17 +11,17 @@ export class Cues {
   shown = []; // of each row what it shows, as a text
   name = newId(); // of the radio buttons
 
-  /** In `element`, while it is open. `on.open()` when it is, `on.seek(time)` for a cue that is chosen, `on.edit(edits)`. */
-  constructor(button, element, on) {
-    Object.assign(this, { element, on, list: element.querySelector("ol"), status: element.querySelector("[role=status]") });
+  constructor(card) {
+    const { subtitling: button, subtitles: element } = card;
+    Object.assign(this, { card, element, list: element.querySelector("ol"), status: element.querySelector("[role=status]") });
     [this.side, this.by] = element.querySelectorAll("select, input");
     button.onclick = () => {
       element.hidden = !element.hidden;
       button.setAttribute("aria-expanded", !element.hidden);
-      on.open();
+      card.drawText();
     };
     for (const move of element.querySelectorAll("[data-step]")) move.onclick = () => this.#move(Number(move.dataset.step));
-    this.list.onchange = () => on.seek(this.#chosen().start);
+    this.list.onchange = () => card.player?.seek(this.#chosen().start);
   }
 
   /** Rows that show the same stay as they are. */
@@ -56,7 +56,7 @@ export class Cues {
   #move(step) {
     const side = this.side.value;
     if (!this.cues.length || !this.by.value) return;
-    this.on.edit([{ side, at: this.#chosen()[`${side}At`] ?? null, by: step * this.by.value }]);
+    this.card.recording.edit([{ side, at: this.#chosen()[`${side}At`] ?? null, by: step * this.by.value }]);
   }
 }
 

@@ -63,16 +63,6 @@ export function clock(seconds) {
   return hours ? `${hours}:${pad(minutes)}:${pad(whole % 60)}` : `${minutes}:${pad(whole % 60)}`;
 }
 
-/** Draws once for all calls until the next frame; of a hidden tab that is when it is seen again. */
-export function onceAFrame(draw) {
-  let frame = null;
-  const drawNow = () => {
-    frame = null;
-    draw();
-  };
-  return () => (frame ??= requestAnimationFrame(drawNow));
-}
-
 const SLICE_MS = 5; // of elements, whose layout takes ten times as long
 const pause = () => globalThis.scheduler?.yield?.() ?? new Promise((resolve) => setTimeout(resolve));
 

@@ -3,7 +3,7 @@
 // the names of a speaker, {id, first, last, to} with the indexes of words that somebody else has said, or {id, side, at, by}
 // with the times of subtitles that are moved by seconds: of "all", or of the "start" or "end" that is `at` a word's time.
 
-import { piecesOf, shared, textOf } from "./answer.js";
+import { piecesOf, runsOf, shared, textOf } from "./answer.js";
 import { WIDE } from "./subtitles.js";
 
 const LEAST_CONFIDENCE = 0.6; // of a word that is sure
@@ -52,7 +52,7 @@ function wordsOf(word, piece) {
 }
 
 function partsOf(segment, pieces, isChanged) {
-  const runs = runsOf(pieces);
+  const runs = runsOf(pieces, (piece, before) => piece.speaker !== before.speaker);
   if (runs.length < 2 && !isChanged) return { ...segment, ...voiced(pieces[0] ?? segment) };
   const space = segment.text.match(/^\s*/)[0];
   const start = (run) => (run === runs[0] ? segment.start : run[0].start);
@@ -62,17 +62,6 @@ function partsOf(segment, pieces, isChanged) {
 }
 
 const voiced = ({ speaker }) => speaker && { speaker };
-
-/** Of one speaker each. */
-function runsOf(pieces) {
-  const runs = [];
-  for (const piece of pieces) {
-    const last = runs.at(-1);
-    if (last && last[0].speaker === piece.speaker) last.push(piece);
-    else runs.push([piece]);
-  }
-  return runs;
-}
 
 // -- Another text for some words: those that stay keep their times, the others share the time between them by their letters --
 
@@ -133,11 +122,6 @@ function place(tokens, left, right, pieces, first, last) {
 
 /** What no space parts is one. */
 function joined(tokens) {
-  const parts = [];
-  for (const { text, glue, start, end } of tokens) {
-    const last = parts.at(-1);
-    if (last && !glue) Object.assign(last, { text: last.text + text, end });
-    else parts.push({ text, start, end });
-  }
-  return parts;
+  const whole = (run) => ({ text: run.map(({ text }) => text).join(""), start: run[0].start, end: run.at(-1).end });
+  return runsOf(tokens, ({ glue }) => glue).map(whole);
 }

@@ -5,9 +5,9 @@ import { lower } from "./dom.js";
 const LETTER = /[\p{L}\p{N}]/u;
 
 export class Replace {
-  /** `on.find()` marks `query`, or what else is looked for, and returns how often it is there; `on.replace(text, isOne)` how many. */
-  constructor(button, element, on) {
-    Object.assign(this, { button, element, on });
+  constructor(card) {
+    const { finding: button, replacing: element } = card;
+    Object.assign(this, { card, button, element });
     [this.field, this.by, this.whole] = element.querySelectorAll("input");
     [this.one, this.all] = element.querySelectorAll("button");
     this.found = element.querySelector("[role=status]");
@@ -40,15 +40,21 @@ export class Replace {
   }
 
   #find() {
-    const number = this.on.find();
+    const number = this.card.mark();
     this.all.disabled = this.one.disabled = !this.query || !number;
     this.found.textContent = this.query && `${number} found`;
   }
 
+  /** All places, or the one that was reached; then the next is. */
   #replace(isOne) {
-    const number = this.on.replace(this.by.value.trim().replace(/\s+/g, " "), isOne);
+    const { recording, transcript } = this.card;
+    const { cursor, pieces, places: all } = transcript;
+    const places = isOne ? all.filter(({ first }) => first === cursor) : all;
+    const edits = replaced(pieces, places, this.by.value.trim().replace(/\s+/g, " "));
+    if (edits.length) recording.edit(edits);
+    if (isOne) transcript.reach((all.find(({ first }) => first > cursor) || all[0]).first);
     this.#find();
-    this.found.textContent = `${number} replaced`;
+    this.found.textContent = `${places.length} replaced`;
     if (this.all.disabled) this.field.focus(); // the button has lost it
   }
 }
@@ -80,13 +86,13 @@ export function placesOf(pieces, query, areWhole = false) {
   return places;
 }
 
-/** The words that change, by index. A place over several words becomes the first of them. */
-export function replaced(pieces, places, by) {
+/** The words that change, as corrections. A place over several words becomes the first of them. */
+function replaced(pieces, places, by) {
   const texts = new Map();
   for (const { first, last, from, to } of places.toReversed()) {
     const rest = (texts.get(last) ?? pieces[last].text).slice(to);
     for (let i = first + 1; i <= last; i++) texts.set(i, "");
     texts.set(first, pieces[first].text.slice(0, from) + by + rest);
   }
-  return texts;
+  return [...texts].map(([word, text]) => ({ word, text }));
 }

@@ -2,20 +2,18 @@
 
 import { $, clock, h, Owner, show } from "./dom.js";
 import { Follow } from "./follow.js";
-import { Microphone } from "./microphone.js";
+import { LISTENING, Microphone } from "./microphone.js";
 import { chosenOptions, offerSources } from "./options.js";
 import { pausePlaying } from "./player.js";
 import { Tape } from "./sounds.js";
 
 const [LEAST_REM, MOST_REM] = [1, 6];
-const LISTENING = "Listening …";
 
 export class Live {
   size = 1.5; // of the text, in rem
   microphone = null;
   tape = null;
 
-  /** What was said is one of `cards`. */
   constructor(cards, serving) {
     Object.assign(this, { cards, serving });
     this.follow = new Follow($("live-text"), "Back to the last words", new Owner(), { block: "end" });
@@ -35,14 +33,7 @@ export class Live {
 
   async #start() {
     pausePlaying(); // it would be heard too
-    const microphone = new Microphone(chosenOptions(), {
-      block: (block) => this.#take(block),
-      text: (turns) => this.#showText(turns),
-      away: (error) => this.#onAway(error),
-      back: () => this.#showStatus(LISTENING),
-      stopping: () => this.#showStatus("Waiting for the last words …"),
-      end: (turns, partial) => this.#end(turns, partial),
-    });
+    const microphone = new Microphone(chosenOptions(), this);
     this.microphone = microphone;
     this.#setRecording(true);
     try {
@@ -57,27 +48,25 @@ export class Live {
   #pause(isPaused) {
     this.microphone.pause(isPaused);
     $("pause").setAttribute("aria-pressed", isPaused);
-    this.#showStatus(isPaused ? "Paused: nothing is heard." : LISTENING);
+    this.showStatus(isPaused ? "Paused: nothing is heard." : LISTENING);
   }
 
-  #take(block) {
-    this.tape ??= this.#newTape();
+  take(block) {
+    if (!this.tape) {
+      const onFull = () => this.microphone?.breakOff("The browser has no space for more sound.");
+      this.tape = new Tape(this.cards.store, this.cards.nextName(), onFull);
+      this.tape.keep(answerOf([], 0));
+    }
     this.tape.write(block);
     this.#showLevel(block);
   }
 
-  #newTape() {
-    const tape = new Tape(this.cards.store, this.cards.nextName(), () => this.microphone?.breakOff("The browser has no space for more sound."));
-    tape.keep(answerOf([], 0));
-    return tape;
-  }
-
-  #onAway(error) {
+  showAway(error) {
     this.serving.lockOn(error);
-    this.#showStatus(`Recording. Text comes later: ${error.message}`);
+    this.showStatus(`Recording. Text comes later: ${error.message}`);
   }
 
-  #showStatus(text) {
+  showStatus(text) {
     if ($("live-status").textContent !== text) $("live-status").textContent = text;
   }
 
@@ -96,13 +85,13 @@ export class Live {
     $("pause").setAttribute("aria-pressed", false);
     this.follow.rest();
     this.follow.isOn = true;
-    this.#showStatus(`${LISTENING}${laterOf(chosenOptions())}`);
+    this.showStatus(`${LISTENING}${laterOf(chosenOptions())}`);
     for (const id of ["live-text", "live-said", "live-time"]) $(id).replaceChildren();
     $("live-level").value = 0;
   }
 
   /** Each turn in an element of its own, with what may change at its end; one that is final is read out, once. */
-  #showText(turns) {
+  showText(turns) {
     const shown = $("live-text").children;
     turns.forEach((turn, i) => {
       const text = (turn.failed || writtenOf(turn)) + (turn.tail ? "" : " ");
@@ -123,10 +112,10 @@ export class Live {
     $("live-time").textContent = clock(this.microphone?.duration);
   }
 
-  async #end(turns, partial) {
+  async end(turns, partial) {
     const { microphone, tape } = this;
     const { duration, missed } = microphone;
-    if (tape) this.#showStatus("Keeping the sound …");
+    if (tape) this.showStatus("Keeping the sound …");
     const file = await tape?.close();
     this.microphone = this.tape = null;
     this.#setRecording(false);

@@ -6,6 +6,7 @@ import { SCREEN } from "./options.js";
 import { LATE, Session } from "./session.js";
 import { RATE } from "./sounds.js";
 
+export const LISTENING = "Listening …";
 const SILENT = "The browser gave no sound of the microphone.";
 const UNPLUGGED = "The microphone went away.";
 const MUTE = "What you share has no sound: choose a tab, and share its sound too.";
@@ -30,12 +31,9 @@ export class Microphone {
   numSamples = 0;
   missed = ""; // why the sessions' text is not that of the whole sound
 
-  /**
-   * `options` = {source, language, prompt, speakers}; `on.block(samples)`, `on.text(turns)`, `on.away(error)` where no session hears,
-   * `on.back()`, `on.stopping()`, `on.end(turns, partial)`.
-   */
-  constructor(options, on) {
-    [this.options, this.on] = [options, on];
+  /** `options` = {source, language, prompt, speakers}; what comes of it is told to `live`. */
+  constructor(options, live) {
+    [this.options, this.live] = [options, live];
   }
 
   async start() {
@@ -54,7 +52,7 @@ export class Microphone {
 
   async #connect() {
     const session = new Session(this.options, {
-      text: () => this.on.text(this.turns),
+      text: () => this.live.showText(this.turns),
       end: (reason) => this.#onSessionEnd(reason),
     });
     this.sessions.push(session);
@@ -71,10 +69,10 @@ export class Microphone {
   /** As long as one speaks: the server may have been started anew, or be away for a while. */
   async #reconnect(error) {
     while (!this.isStopping) {
-      this.on.away(error);
+      this.live.showAway(error);
       try {
         await this.#connect();
-        if (this.session.isOpen) this.on.back();
+        if (this.session.isOpen) this.live.showStatus(LISTENING);
         return;
       } catch (refusal) {
         this.sessions.pop();
@@ -91,10 +89,9 @@ export class Microphone {
       throw new Error("A part of this page is missing: reload it.");
     });
     if (this.sound.isClosed) return;
-    const writer = new AudioWorkletNode(context, "pcm-writer", { numberOfOutputs: 0 });
-    writer.port.onmessage = ({ data }) => (data.length ? this.#hear(data) : this.#commit());
-    context.createMediaStreamSource(stream).connect(writer);
-    this.writer = writer;
+    this.writer = new AudioWorkletNode(context, "pcm-writer", { numberOfOutputs: 0 });
+    this.writer.port.onmessage = ({ data }) => (data.length ? this.#hear(data) : this.#commit());
+    context.createMediaStreamSource(stream).connect(this.writer);
     this.sound.listen(context, "statechange", () => context.state === "running" || this.breakOff(SILENT));
     const first = setTimeout(() => this.numSamples || this.breakOff(SILENT), FIRST_MS);
     this.sound.keep(() => clearTimeout(first));
@@ -115,7 +112,7 @@ export class Microphone {
     if (this.sound.isClosed || this.isPaused) return;
     const time = this.duration;
     this.numSamples += block.length;
-    this.on.block(block);
+    this.live.take(block);
     if (this.session.isOpen) return this.session.send(block, time);
     this.unsent.push([block, time]);
     if (this.unsent.length > MOST_UNSENT) this.unsent.shift();
@@ -137,7 +134,7 @@ export class Microphone {
   stop() {
     if (this.isStopping) return this.end(LATE);
     this.isStopping = true;
-    this.on.stopping();
+    this.live.showStatus("Waiting for the last words …");
     this.writer?.port.postMessage("end");
     this.last = setTimeout(() => this.#commit(), this.writer ? END_MS : 0);
   }
@@ -157,7 +154,7 @@ export class Microphone {
     this.sound.abort();
     this.session?.end();
     const failed = this.turns.find((turn) => turn.failed)?.failed;
-    this.on.end(this.turns, this.partial || failed || this.missed || reason);
+    this.live.end(this.turns, this.partial || failed || this.missed || reason);
   }
 }
 

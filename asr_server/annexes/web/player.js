@@ -1,6 +1,6 @@
 // A recording to be heard: a picture of who speaks when, which is also where to go to, and a button.
 
-import { colorsOf } from "./answer.js";
+import { colorsOf, runsOf } from "./answer.js";
 import { clock, h, label, partsOf } from "./dom.js";
 import { captionsOf } from "./downloads.js";
 
@@ -92,9 +92,9 @@ export class Player {
 
   /** What was heard, so that it can be seen in the picture. */
   show(answer) {
-    if (answer) this.element.hidden = false;
     this.answer = answer;
     if (!answer) return;
+    this.element.hidden = false;
     if (this.isVideo) this.#caption(answer);
     this.#onTime();
     this.#draw();
@@ -163,14 +163,13 @@ export class Player {
     const { duration, answer } = this;
     if (!answer || !duration) return;
     const colors = colorsOf(answer);
-    const bands = [];
-    for (const { start, end, speaker } of answer.words?.length ? answer.words : answer.segments) {
-      const last = bands.at(-1);
-      if (last && last.speaker === speaker && start - last.end < duration / NUM_BANDS) last.end = end;
-      else bands.push({ start, end, speaker });
-    }
+    const isApart = (word, before) => word.speaker !== before.speaker || word.start - before.end >= duration / NUM_BANDS;
+    const bands = runsOf(answer.words?.length ? answer.words : answer.segments, isApart);
     const percent = (time) => `${((time / duration) * 100).toFixed(3)}%`;
-    const stop = ({ start, end, speaker }) => `transparent ${percent(start)}, var(--${colors.get(speaker) ?? "wave"}) ${percent(start)} ${percent(end)}, transparent ${percent(end)}`;
+    const stop = (band) => {
+      const [start, end, color] = [percent(band[0].start), percent(band.at(-1).end), colors.get(band[0].speaker) ?? "wave"];
+      return `transparent ${start}, var(--${color}) ${start} ${end}, transparent ${end}`;
+    };
     this.bands.style.background = bands.length ? `linear-gradient(to right, ${bands.map(stop).join(", ")})` : "none";
   }
 }

@@ -153,20 +153,20 @@ export class Recording extends Emitter {
   }
 
   async keep() {
-    this.numSaving++;
-    try {
-      this.isKept = await this.store.put(this.entry, this.#base);
-    } catch (error) {
-      this.#onUnkept(error);
-    }
-    this.numSaving--;
+    await this.#save(async () => (this.isKept = await this.store.put(this.entry, this.#base)));
     this.emit("kept");
   }
 
-  #onUnkept(error) {
-    this.isKept = false; // nor are earlier corrections, which the whole entry has
-    this.reason = error?.message || "it has no space left";
-    this.emit("unkept");
+  async #save(save) {
+    this.numSaving++;
+    try {
+      await save();
+    } catch (error) {
+      this.isKept = false; // nor are earlier corrections, which the whole entry has
+      this.reason = error?.message || "it has no space left";
+      this.emit("unkept");
+    }
+    this.numSaving--;
   }
 
   /** The store has refused it. */
@@ -224,16 +224,12 @@ export class Recording extends Emitter {
   async #change(change, answer = null) {
     this.take(change(this.entry));
     if (!this.isKept) return this.keep();
-    this.numSaving++;
-    try {
+    await this.#save(async () => {
       const stored = await this.store.change(this.id, change, answer);
       if (stored && this.numSaving === 1) this.take(stored);
       else if (!stored && this.store.state === "open") this.emit("gone");
-      else if (!stored) this.#onUnkept(new Error(CLOSED)); // it stays in memory, but nowhere else
-    } catch (error) {
-      this.#onUnkept(error);
-    }
-    this.numSaving--;
+      else if (!stored) throw new Error(CLOSED); // it stays in memory, but nowhere else
+    });
   }
 
   /** The entry as it is now, here or in the store. */

@@ -45,7 +45,7 @@ export class Scheduler extends Emitter {
   /** Resolves to a file's answer in English. */
   async translate(file, onText, signal) {
     const options = { model: this.serving.find(chosenOptions().model).id, task: "translate" };
-    const answer = transcribe(file, options, { upload() {}, delta: onText }, signal);
+    const answer = transcribe(file, options, { upload() {}, hear: onText }, signal);
     answer.catch((error) => this.serving.lockOn(error));
     return answer;
   }
@@ -101,10 +101,12 @@ export class Scheduler extends Emitter {
   async #transcribe(recording, signal) {
     for (let tries = 1; ; tries++) {
       try {
-        const on = { upload: (share) => recording.upload(share), delta: (text, until) => recording.hear(text, until) };
-        const answer = await (recording.job ? follow(recording.job, on, signal) : this.#send(recording, on, signal));
-        if (answer.job) this.#handOver(recording, answer.job);
-        else recording.finish({ ...answer, task: recording.options.task }, { took: recording.seconds });
+        const answer = await (recording.job ? follow(recording.job, recording, signal) : this.#send(recording, signal));
+        if (answer.job) {
+          recording.job = answer.job;
+          recording.say("handed over: the server goes on without this page");
+          this.queue.push(recording);
+        } else recording.finish({ ...answer, task: recording.options.task }, { took: recording.seconds });
         return;
       } catch (error) {
         await this.#beforeNext(error, tries, recording, signal);
@@ -113,18 +115,13 @@ export class Scheduler extends Emitter {
     }
   }
 
-  #send({ file, id, options }, on, signal) {
+  #send(recording, signal) {
+    const { file, id, options } = recording;
     const model = this.serving.find(options.model);
     const most = model.max_upload_bytes;
     if (!file.size) throw new ApiError("This file is empty.", REFUSED);
     if (file.size > most) throw new ApiError(tooLarge(file.size, most), REFUSED);
-    return transcribe(file, { ...options, model: model.id, recording: model.background && id }, on, signal);
-  }
-
-  #handOver(recording, job) {
-    recording.job = job;
-    recording.say("handed over: the server goes on without this page");
-    this.queue.push(recording);
+    return transcribe(file, { ...options, model: model.id, recording: model.background && id }, recording, signal);
   }
 
   /** Throws what no other try would mend. */
@@ -140,15 +137,11 @@ export class Scheduler extends Emitter {
     if (!mayPass || isHopeless || (mayBeAway && (await this.serving.isAway()))) throw error;
     const seconds = error.retryAfter || 2;
     recording.say(`${isBusy ? "the server is busy" : "the connection broke"}; asking again in ${seconds} s`);
-    await wait(seconds * 1000, signal);
+    await new Promise((resolve, reject) => {
+      setTimeout(resolve, seconds * 1000);
+      signal.addEventListener("abort", reject);
+    });
   }
-}
-
-function wait(ms, signal) {
-  return new Promise((resolve, reject) => {
-    setTimeout(resolve, ms);
-    signal.addEventListener("abort", reject);
-  });
 }
 
 const inMebibytes = (bytes) => `${Number((bytes / 2 ** 20).toFixed(1))} MiB`;

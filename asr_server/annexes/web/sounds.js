@@ -51,14 +51,12 @@ export class Sounds {
   }
 
   async #makeRoom(folder, id, size) {
-    const others = [];
-    for await (const handle of folder.values()) if (handle.name !== id) others.push(await handle.getFile());
-    others.sort((a, b) => a.lastModified - b.lastModified);
-    let total = others.reduce((sum, file) => sum + file.size, size);
+    const files = await Array.fromAsync(folder.values(), (handle) => handle.getFile());
+    const others = files.filter(({ name }) => name !== id).sort((a, b) => b.lastModified - a.lastModified);
+    let total = size;
     for (const file of others) {
-      if (total <= this.most) return;
-      await folder.removeEntry(file.name);
-      total -= file.size;
+      total += file.size;
+      if (total > this.most) await folder.removeEntry(file.name);
     }
   }
 

@@ -10,16 +10,11 @@ const MOST_CHARACTERS = 20e6; // of their texts together: some 300 hours of spee
 const NAME = "asr-server";
 const TABLES = ["entries", "answers"];
 
-const settled = (request) =>
+/** What a request gives, or nothing once a transaction is through. */
+const settled = (pending) =>
   new Promise((resolve, reject) => {
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
-  });
-
-const finished = (transaction) =>
-  new Promise((resolve, reject) => {
-    transaction.oncomplete = resolve;
-    transaction.onabort = () => reject(transaction.error);
+    pending.onsuccess = pending.oncomplete = () => resolve(pending.result);
+    pending.onerror = pending.onabort = ({ target }) => reject(target.error);
   });
 
 const isWhole = (entry) => typeof entry?.text === "string" && typeof entry.name === "string";
@@ -69,7 +64,7 @@ export class Store extends Emitter {
     await this.opened;
     if (this.state !== "open") return null;
     const transaction = this.database.transaction(TABLES, mode);
-    const done = finished(transaction);
+    const done = settled(transaction);
     done.catch(() => {}); // `use` may throw before
     const found = await use(...TABLES.map((table) => transaction.objectStore(table)));
     await done;

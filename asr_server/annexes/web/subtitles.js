@@ -1,6 +1,6 @@
 // Subtitles that one can read: they end at sentences, clauses and pauses, and their lines are about as long.
 
-import { piecesOf, SENTENCE_END } from "./answer.js";
+import { piecesOf, runsOf, SENTENCE_END } from "./answer.js";
 
 const [LEAST_S, MOST_S, PAUSE_S] = [1, 7, 1]; // no cue reaches across a pause
 export const LETTERS_PER_S = 20; // of Netflix's Timed Text Style Guide, for adults
@@ -12,9 +12,8 @@ const WIDE_LETTER = 42 / 16; // of the others
 /** {start, end, lines, speaker, startAt, endAt} each, the last two as they are without moves, with room for a speaker's name where `isLabelled`. `layout` = {width, lines}. */
 export function cuesOf(answer, layout, isLabelled = false) {
   const words = piecesOf(answer).filter(({ text }) => text).map(({ gap, text, tail, ...rest }) => ({ ...rest, text: (gap + text + tail).trim(), glue: /^\s/.test(gap) ? " " : "" }));
-  const begins = (i) => !i || words[i].speaker !== words[i - 1].speaker || words[i].start - words[i - 1].end >= PAUSE_S;
-  const starts = words.flatMap((_, i) => (begins(i) ? [i] : []));
-  const cues = starts.flatMap((first, i) => cut(words.slice(first, starts[i + 1]), layout, isLabelled));
+  const runs = runsOf(words, (word, before) => word.speaker !== before.speaker || word.start - before.end >= PAUSE_S);
+  const cues = runs.flatMap((run) => cut(run, layout, isLabelled));
   cues.forEach((cue, i) => (cue.end = Math.min(lastsUntil(cue), Math.max(cue.end, cues[i + 1]?.start ?? answer.duration))));
   return answer.moves?.length ? moved(cues, answer.moves) : cues;
 }

@@ -10,15 +10,14 @@ const LONG = 400; // words, above which the text scrolls in a box of its own
 const HEARD = 2000; // letters of a paragraph while it is recognised
 
 export class Transcript {
-  /**
-   * Of the parts of a card. `on.seek(time)` for a word that is chosen; `on.edit(edits)` with corrections of words and of who
-   * says them; `on.rename(label, name)` for a speaker who is clicked; `on.closed()` behind each field.
-   */
-  constructor({ text, bar, reached, correcting, turns, giveTo, split, joining, sentence, owner }, on) {
-    Object.assign(this, { element: text, reached, giveTo, on });
+  constructor(card) {
+    const { text, bar, reached, correcting, turns, giveTo, split, joining, sentence, owner } = card;
+    Object.assign(this, { card, element: text, reached, giveTo });
     this.follow = new Follow(text, "Back to the playing word", owner, { bar });
     this.clear();
-    text.addEventListener("mousedown", (event) => this.#onPress(event));
+    text.addEventListener("mousedown", ({ target, detail }) => {
+      if (detail < 2) this.pressed = target; // a field that closes then moves other words under the mouse
+    });
     text.addEventListener("click", (event) => this.#onClick(event));
     text.addEventListener("dblclick", () => this.edit(this.#indexOf(this.pressed)));
     text.addEventListener("keydown", (event) => this.#onKey(event));
@@ -193,17 +192,12 @@ export class Transcript {
     return this.spans.indexOf(target.closest(".word"));
   }
 
-  /** What is pressed first: a field that closes then moves other words under the mouse. */
-  #onPress({ target, detail }) {
-    if (detail < 2) this.pressed = target;
-  }
-
   #onClick(event) {
     const target = event.detail ? this.pressed : event.target; // a key or a script presses nothing
     const index = this.#indexOf(target);
     const label = target.closest(".speaker");
     if (target.matches("input, textarea") || (this.selected && event.detail === 1)) return;
-    if (label) this.on.rename(label, label.textContent);
+    if (label) this.card.speakers.edit(label, label.textContent);
     else if (this.element.classList.contains("is-editing")) this.edit(index);
     else this.#choose(index);
   }
@@ -235,7 +229,7 @@ export class Transcript {
 
   #choose(index) {
     if (index < 0) return;
-    this.on.seek(this.pieces[index].start);
+    this.card.player?.seek(this.pieces[index].start);
     this.#light(index);
     this.#point(index);
     this.follow.start();
@@ -266,8 +260,8 @@ export class Transcript {
       else span.textContent = this.pieces[index].text; // another tab may have corrected it meanwhile
       if (key) this.element.focus({ preventScroll: true });
       const edits = text === before && !isSure ? [] : rewritten(pieces, first, last, text, isSure);
-      if (edits.length) this.on.edit(edits);
-      this.on.closed();
+      if (edits.length) this.card.recording.edit(edits);
+      this.card.drawText();
       if (key?.key === "Tab") this.edit(key.shiftKey ? first - 1 : last + 1, isSentence);
       else if (key?.key === "Enter" && key.ctrlKey) this.#split();
       else if (key?.key === "Enter" && key.shiftKey) this.edit(index, true);
@@ -314,19 +308,16 @@ export class Transcript {
   #give(first, last, name) {
     this.selected = null;
     const others = this.#names().length ? [] : [{ first: 0, last: this.pieces.length - 1, to: "Speaker 1" }];
-    this.on.edit([...others, { first, last, to: name }]);
+    this.card.recording.edit([...others, { first, last, to: name }]);
   }
 
-  /** Somebody else than `index` says: the next of those who speak. */
-  #nextName(index) {
-    const names = this.#names();
-    if (names.length < 2) return this.#newName();
-    return names[(names.indexOf(this.pieces[index].speaker) + 1) % names.length];
-  }
-
-  /** With the word that was reached somebody else begins. */
+  /** With the word that was reached another one begins: the next of those who speak. */
   #split() {
-    if (this.cursor >= 0) this.#give(this.cursor, this.#turnOf(this.cursor)[1], this.#nextName(this.cursor));
+    const { cursor } = this;
+    if (cursor < 0) return;
+    const names = this.#names();
+    const next = names[(names.indexOf(this.pieces[cursor].speaker) + 1) % names.length];
+    this.#give(cursor, this.#turnOf(cursor)[1], names.length < 2 ? this.#newName() : next);
   }
 
   /** The turn of the word that was reached is of the one who spoke before. */
