@@ -237,16 +237,15 @@ def test_whole_words_are_replaced_one_by_one(open_any: OpenAny) -> None:
         assert tab.evaluate(TEXT) == text
 
 
-def test_a_message_goes_with_the_next_press(open_any: OpenAny) -> None:
-    tab = open_any()
-    tab.wait_for_text("#model", "whisper-digits")
+def test_a_message_goes_with_the_next_press_and_moves_nothing_under_it(open_any: OpenAny) -> None:
+    tab = open_text(open_any, TURNS)
     tab.evaluate(
         "(navigator.mediaDevices.getUserMedia = () => Promise.reject(new Error('No microphone.')), 0)"
     )
     tab.click("#record")
     tab.wait_for_text("#message", "No microphone.")
-    tab.click(".brand")
-    tab.wait("document.querySelector('#message').hidden")
+    tab.click("#cards p:last-of-type .word", times=2)
+    tab.wait("document.querySelector('#message').hidden && document.activeElement.matches('.word input')")
 
 
 def test_choices_are_there_after_a_reload(open_any: OpenAny) -> None:
