@@ -54,9 +54,9 @@ HAS_HIT = """(async () => {
     for (let n = 0; window.hasHit === null && n < 200; n++) await pause();
     return window.hasHit;
 })()"""
-# Until the last colour has changed
-TRANSITIONS = """Promise.allSettled(document.getAnimations()
-    .flatMap((each) => (each instanceof CSSTransition ? [each.finished] : [])))"""
+# To their end at once: that of an element that is not drawn, as far down a list, would never come
+END_TRANSITIONS = """document.getAnimations()
+    .forEach((each) => each instanceof CSSTransition && each.finish())"""
 # Its middle, once two frames show it at the same place
 PLACE_OF = """(async (element) => {
     const frame = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve, 50)));
@@ -157,7 +157,7 @@ class Tab:
         self._call("browsingContext.setViewport", viewport={"width": width, "height": 800})
         self.evaluate(f"(document.documentElement.style.colorScheme = '{colours}')")
         self._call("browsingContext.activate")
-        self.evaluate(TRANSITIONS)
+        self.evaluate(END_TRANSITIONS)
 
     def click(self, selector: str, times: int = 1) -> None:
         """By the mouse, where a user would click; again if the page moved from under it."""

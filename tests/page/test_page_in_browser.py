@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import soundfile
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import (
     Browser,
     Dialog,
@@ -29,6 +28,7 @@ from asr_server.api.schemas import TranslationFields
 from asr_server.core import SAMPLE_RATE
 from asr_server.formats.render import VerboseJson
 from tests.conftest import Server, run_server
+from tests.page.both import ChromiumTab, faults
 from tests.page.browsing import (
     LIMIT_MS,
     NEEDS_CHROMIUM,
@@ -276,7 +276,7 @@ def test_transcripts_are_kept_in_this_browser_until_they_are_deleted(open_page: 
 
 
 def test_speakers_have_colours_and_names_that_can_be_changed(open_page: OpenPage) -> None:
-    page = open_page(accept_downloads=True, bypass_csp=True, reduced_motion="reduce")
+    page = open_page(accept_downloads=True, reduced_motion="reduce")
     page.get_by_label("Speakers").select_option("labelled")
     choose(page, payload("talk.wav", TALKING))
     done, labels = card(page, "talk.wav"), card(page, "talk.wav").locator(".transcript .speaker")
@@ -297,7 +297,7 @@ def test_speakers_have_colours_and_names_that_can_be_changed(open_page: OpenPage
     for scheme, width in zip(schemes, (1000, 360), strict=True):
         page.emulate_media(color_scheme=scheme)
         page.set_viewport_size({"width": width, "height": 740})
-        assert faults(page) == []
+        assert faults(ChromiumTab(page)) == []
     for at_first in (done.get_by_role("button", name="Rename Ben"), labels.nth(1)):
         at_first.click()
         page.get_by_label("Name of speaker Ben").fill("Ben" * 20)
@@ -738,7 +738,7 @@ def test_axe_finds_no_fault_in_any_colours_and_nothing_scrolls_sideways(
     open_page: OpenPage, width: int, all_colours: tuple[dict[str, Any], ...]
 ) -> None:
     viewport = {"width": width, "height": 800}
-    page = open_page(bypass_csp=True, reduced_motion="reduce", viewport=viewport, permissions=["microphone"])
+    page = open_page(reduced_motion="reduce", viewport=viewport, permissions=["microphone"])
     choose(page, payload("call.wav"), {"name": "letter.mp3", "mimeType": "audio/mpeg", "buffer": b"no"})
     page.locator(".word").first.wait_for()
     card(page, "letter.mp3").get_by_role("alert").wait_for()
@@ -765,10 +765,4 @@ def test_axe_finds_no_fault_in_any_colours_and_nothing_scrolls_sideways(
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         for colours in all_colours:
             page.emulate_media(**colours)
-            assert faults(page) == []
-
-
-def faults(page: Page) -> list[tuple[str, str, str]]:
-    """What axe finds: the rule, how grave it is, and the first place."""
-    found = Axe().run(page).response["violations"]
-    return [(fault["id"], fault["impact"], fault["nodes"][0]["html"]) for fault in found]
+            assert faults(ChromiumTab(page)) == []

@@ -60,17 +60,7 @@ WEIGHTS = {
     "switch": 3,
     "restart": 0.3,
 }
-OF_ENTRIES = {
-    "correct",
-    "write_on",
-    "sentence",
-    "subtitles",
-    "give",
-    "rename",
-    "star",
-    "delete",
-    "undo_correction",
-}
+WITHOUT_ENTRIES = {"drop", "speak", "sort", "undo", "reload", "switch", "restart"}
 WIDTHS = (360, 768, 1280)
 
 
@@ -358,7 +348,7 @@ class Walk:
             assert set(tab.evaluate(SHOWN)) == set(self.kept)
 
     def take(self, number: int) -> None:
-        steps = {name: weight for name, weight in WEIGHTS.items() if self.kept or name not in OF_ENTRIES}
+        steps = {name: weight for name, weight in WEIGHTS.items() if self.kept or name in WITHOUT_ENTRIES}
         (name,) = self.random.choices(list(steps), list(steps.values()))
         if len(self.kept) > 30:
             name = "delete"
