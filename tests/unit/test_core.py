@@ -2,15 +2,11 @@
 
 import pytest
 
-from asr_server.core import ChunkResult, DecodingOptions, Segment, Transcript, Word, temperatures_for
+from asr_server.core import ChunkResult, DecodingOptions, temperatures_for
 
 
 def result(avg_logprob: float, no_speech_prob: float) -> ChunkResult:
     return ChunkResult((), (), avg_logprob, no_speech_prob, 1.0, 0.0, "en", "stop")
-
-
-def segment(*words: Word) -> Segment:
-    return Segment(0, 0, 0.0, 1.0, "", (), 0.0, 0.0, 0.0, 0.0, words=words)
 
 
 @pytest.mark.parametrize(
@@ -29,10 +25,3 @@ def test_a_chunk_is_silence_where_its_text_is_unlikely_and_so_is_speech(
 )
 def test_one_temperature_is_tried_unless_near_0(temperature: float, temperatures: tuple[float, ...]) -> None:
     assert temperatures_for(temperature, (0.0, 0.2)) == temperatures
-
-
-def test_the_words_of_a_transcript_are_those_of_its_segments() -> None:
-    one, two, three = (Word(text, 0.0, 1.0) for text in ("one", "two", "three"))
-    transcript = Transcript("", (segment(one, two), segment(), segment(three)), (), "english", 1.0, 0, 0)
-    assert transcript.words == (one, two, three)
-    assert not transcript.is_cut_short

@@ -6,9 +6,9 @@ from asr_server.levels import HOP, find_pauses, joined, powers
 from tests.support.speech import say, silence
 
 
-def tone(duration_s: float, loudness: float = 0.3) -> Samples:
+def tone(duration_s: float) -> Samples:
     time_s = np.arange(round(duration_s * SAMPLE_RATE)) / SAMPLE_RATE
-    return (loudness * np.sin(2 * np.pi * 440 * time_s)).astype(np.float32)
+    return (0.3 * np.sin(2 * np.pi * 440 * time_s)).astype(np.float32)
 
 
 @pytest.mark.parametrize("offset", [0.0, 0.2])
@@ -17,12 +17,6 @@ def test_pauses_are_found_to_5_ms(offset: float) -> None:
     found = find_pauses(samples + np.float32(offset))
     expected = np.array([(0, 0.3), (0.8, 0.84), (1.34, 1.54)])
     np.testing.assert_allclose(found.astype(float), expected, atol=0.005)
-
-
-def test_what_is_too_short_or_too_loud_is_no_pause() -> None:
-    short = np.concatenate([tone(0.5), silence(0.02), tone(0.5)])
-    faint = np.concatenate([tone(0.5), tone(0.08, loudness=0.005), tone(0.5)])
-    assert len(find_pauses(short)) == len(find_pauses(faint)) == 0
 
 
 @pytest.mark.parametrize("num_samples", [0, 1, 79, 80])

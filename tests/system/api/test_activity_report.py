@@ -12,7 +12,6 @@ from asr_server import __version__, metrics
 from asr_server.annexes.monitoring.activity import MAX_SAMPLES, Sample
 from asr_server.metrics import RequestStats
 from tests.conftest import Server
-from tests.support.embedded import embedded
 from tests.support.speech import say
 from tests.support.until import until
 from tests.unit.api.named_keys import SHOP, WEB, bearer, entry, settings_with
@@ -85,11 +84,6 @@ async def test_a_key_with_a_name_sees_its_own_requests_and_an_admins_sees_all(tm
         assert [last["id"] for last in (await activity_of(app))["last"]] == ["of-shop", "of-web-"]
 
 
-async def test_a_server_with_a_key_tells_nobody_without_it() -> None:
-    async with run_app(embedded(api_key="a-key-of-twenty-letters")) as app:
-        assert (await app.client.get("/v1/activity")).status_code == 401
-
-
 def test_a_real_server_tells_its_replicas_memory_and_waits(server: Server) -> None:
     reply = httpx.post(server.url + ROUTE, files={"file": sound_file(say("314").samples)}, timeout=60)
     assert reply.status_code == 200
@@ -103,21 +97,19 @@ def test_a_real_server_tells_its_replicas_memory_and_waits(server: Server) -> No
     assert told["uptime_s"] >= 0
 
 
-async def test_the_time_since_the_start_and_the_restarts_are_counted(app: RunningApp) -> None:
+async def test_the_time_since_the_start_and_the_restarts_are_counted(
+    app: RunningApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the wall clock says: one set by an hour, as after a boot without network."""
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s + 3600)
     app.app.state.server.history.began_at -= 7
     before = (await activity_of(app))["restarts"].get("hung", 0)
     metrics.replica_restarts.labels("hung").inc()
     told = await activity_of(app)
-    assert 7 <= told["uptime_s"] < 3600
+    assert 7 <= told["uptime_s"] < 600
     assert told["restarts"]["hung"] == before + 1
     assert 0 not in told["restarts"].values()
-
-
-async def test_uptime_is_not_the_wall_clocks(app: RunningApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock set by an hour, as after a boot without network, made it 3600 s more."""
-    now_s = time.time()
-    monkeypatch.setattr(time, "time", lambda: now_s + 3600)
-    assert (await activity_of(app))["uptime_s"] < 600
 
 
 async def test_a_window_of_fifteen_minutes_and_4096_requests_is_remembered(app: RunningApp) -> None:

@@ -24,13 +24,6 @@ def short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol_module, "TICK_S", TICK_S)
 
 
-async def test_requests_are_answered_over_tls(certificate: str) -> None:
-    async with run_app(embedded(ssl_certfile=certificate)) as app:
-        assert str(app.client.base_url).startswith("https")
-        for _ in range(2):
-            assert await app.still_works()
-
-
 async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(certificate: str) -> None:
     async with run_app(embedded(ssl_certfile=certificate)) as app:
         client = await RawClient.connect(app.host, app.port)

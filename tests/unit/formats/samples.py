@@ -21,4 +21,3 @@ def transcript(*segments: Segment, text: str = "", duration_s: float = 12.3) -> 
 
 
 ONE = transcript(segment(0, 0.5, 2.0, " one"), segment(1, 3661.2341, 3662, " two"), text="one two")
-SILENT = transcript()

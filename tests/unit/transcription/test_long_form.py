@@ -1,20 +1,25 @@
-"""Recordings of several windows, token for token as openai-whisper's own `transcribe` reads them."""
+"""Recordings of several windows, as openai-whisper's `transcribe` and transformers read them."""
 
 import asyncio
 import sys
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from asr_server.audio import split
+from asr_server.checkpoint.sizes import read_window
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Samples
 from asr_server.transcription.progress import PreviousText
 from harness.clips import make_clip
+from harness.engine_helpers import Reference
 from harness.openai_whisper import load_openai_whisper
-from tests.support.checkpoints import brief_directory
+from tests.support.checkpoints import brief_directory, terse_directory
 from tests.unit.transcription.pipeline import chunks_of, transcribe
+from tests.unit.transcription.transformers_reading import Parts, read_chunks
 
 FRAME = SAMPLE_RATE // 100  # openai-whisper's windows begin with one
 DURATION_S = 88.0
@@ -27,7 +32,7 @@ def test_a_long_recording_is_read_as_openai_whisper_reads_it(
 ) -> None:
     """Its `clip_timestamps` are our cuts. In this recording no text goes on where its window ends: that is
     kept here and dropped there (docs/exactness.md), so that later prompts would differ. The tail of a chunk
-    has no prompt there. Without prompts `test_long_form_parity.py` has transformers' reading in the suite.
+    has no prompt there. Without prompts the next test has transformers' reading.
     """
     if not condition_on_previous_text:
         monkeypatch.setattr(PreviousText, "add", lambda *_: None)
@@ -96,3 +101,26 @@ def give_each_window_its_own_features(monkeypatch: pytest.MonkeyPatch, module: A
 
     monkeypatch.setattr(module, "log_mel_spectrogram", frame_numbers)
     monkeypatch.setattr(module, "pad_or_trim", features)
+
+
+@pytest.mark.parametrize("window_s", [8, pytest.param(30, marks=pytest.mark.trial)])
+def test_a_long_recording_gives_transformers_segments_chunk_by_chunk(
+    window_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PreviousText, "add", lambda *_: None)  # there the tail of a chunk has no prompt
+    checkpoint = terse_directory(window_s)
+    window = read_window(checkpoint)
+    sound = make_clip(3, 2.6 * window.duration_s)
+    options = DecodingOptions(language="de")
+    segments = asyncio.run(transcribe(checkpoint, sound, options)).segments
+    found: Parts = {}
+    for segment in segments:
+        found[segment.seek] = found.get(segment.seek, ()) + segment.tokens
+    expected = read_by_transformers(checkpoint, sound)
+    assert len(expected) > 4, "some tails must have been left unread"
+    assert found == expected
+
+
+def read_by_transformers(checkpoint: Path, sound: Samples) -> Parts:
+    reference, tokenizer = Reference(checkpoint), Tokenizer.from_directory(checkpoint)
+    return read_chunks(reference, tokenizer, chunks_of(checkpoint, sound), "de")
