@@ -286,9 +286,12 @@ class _Reading:
         return any(rest.start_s <= each.start_s < rest.start_s + rest.duration_s for each in dropped)
 
     async def _read_trusted(self, chunk: Chunk) -> bool:
-        """Return False if the text is in doubt."""
+        """Return False if the text is in doubt, as what higher temperatures make of it would be."""
         options, known = self._options(chunk, is_last=False), self._known(may_go_on=True, may_complete=True)
+        options = msgspec.structs.replace(options, temperatures=options.temperatures[:1])
         result = await self._result(chunk, options, known)
+        if result.is_implausible(options):
+            return False
         if not judge.is_trusted(result, self._tokenizer.decode(result.tokens), chunk.duration_s):
             return False
         part = self._add(judge.judge(self._decode(chunk, result, options), chunk, known), known)

@@ -228,6 +228,7 @@ async def test_neither_noise_nor_what_comes_at_once_is_read_again(app: RunningAp
 
 
 SPOKEN_S = len(speak("1").samples) / SAMPLE_RATE
+REPEATED = say(t(0), *words("1373737392"), t(7))
 BESIDE_NOISE = wav(np.concatenate([speak("1").samples, noise(6.0), speak("2").samples]))
 
 
@@ -248,9 +249,10 @@ def in_pieces_or(uncut: ChunkResult) -> Callable[[Submit], ChunkResult]:
 @pytest.mark.parametrize(
     ("uncut", "text", "dropped"),
     [
-        (say(t(0), *words("1373737392"), t(7)), "one three seven three seven three seven three nine two", []),
+        (REPEATED, "one three seven three seven three seven three nine two", []),
         (say(t(0), *words("1373737392"), t(7), avg_logprob=-0.7), "one two", [" nine"]),
         (say(t(0), *words("1373737392"), t(7), avg_logprob=-0.5, no_speech_prob=0.3), "one two", [" nine"]),
+        (msgspec.structs.replace(REPEATED, compression_ratio=2.5), "one two", [" nine"]),
     ],
 )
 async def test_a_chunk_that_loses_text_beside_noise_is_read_in_one_piece_too(
@@ -260,6 +262,13 @@ async def test_a_chunk_that_loses_text_beside_noise_is_read_in_one_piece_too(
     deltas, transcript = await app.transcribe(BESIDE_NOISE, ENGLISH)
     assert transcript.text == "".join(delta.text for delta in deltas) == text
     assert [each.text for each in transcript.dropped] == dropped
+
+
+async def test_a_chunk_is_read_in_one_piece_once(app: RunningApp) -> None:
+    app.answer = in_pieces_or(say(t(0), *words("1373737392"), t(7)))
+    await app.transcribe(BESIDE_NOISE, msgspec.structs.replace(ENGLISH, temperatures=(0.0, 0.2)))
+    ladders = [submit.options.temperatures for submit in app.replica.submits]
+    assert ladders == [(0.0, 0.2), (0.0,)]
 
 
 async def test_a_chunk_read_in_one_piece_after_a_replica_was_lost_has_words(app: RunningApp) -> None:
