@@ -24,8 +24,7 @@ from asr_server.transcription.transcriber import Transcriber
 
 RETRY_AFTER_S: Final = 5
 MAX_LOAD_WAIT_S: Final = 30.0  # then 503: clients come again, and find the model loaded
-# Of the slots that interim readings take at most: more at once would be as many a second, each later.
-INTERIM_SHARE: Final = 1 / 24
+SLOTS_PER_INTERIM: Final = 24  # for one interim reading: more at once would be as many a second, each later
 ENGINE_LOST: Final = "The engine has ended and is started again; the server's log says why."
 LOAD_FAILED: Final = "The model could not be loaded; the server's log says why."
 State = Literal["unloaded", "loading", "ready", "draining"]
@@ -78,7 +77,7 @@ class ServedModel:
 
     @asynccontextmanager
     async def reading_interim(self) -> AsyncIterator[None]:
-        """Wait until few interim readings are under way, or none beside other work: it comes first."""
+        """Wait for a place among the interim readings; beside other work there is one."""
         async with self._interim_ended:
             await self._interim_ended.wait_for(self._may_read_interim)
             self._num_interim += 1
@@ -87,11 +86,11 @@ class ServedModel:
         finally:
             self._num_interim -= 1
             async with self._interim_ended:
-                self._interim_ended.notify()
+                self._interim_ended.notify_all()
 
     def _may_read_interim(self) -> bool:
         is_busy = self.dispatcher.num_chunks > self._num_interim
-        return self._num_interim < (1 if is_busy else max(1, self.dispatcher.num_slots * INTERIM_SHARE))
+        return self._num_interim < (1 if is_busy else max(1, self.dispatcher.num_slots // SLOTS_PER_INTERIM))
 
     @property
     def state(self) -> State:

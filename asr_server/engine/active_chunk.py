@@ -34,8 +34,8 @@ _LOOP_TOKENS_PER_S: Final = 5.4
 _FEWEST_LOOP_TOKENS: Final = 48
 _LONGEST_REPEATED: Final = 32
 _TOKENS_PER_LOOP_CHECK: Final = 16
-_TOKENS_ALIKE: Final = 2  # behind which a draft is believed again
-_FEWEST_DRAFTED: Final = 3  # fewer are decoded as soon as checked
+_TOKENS_ALIKE: Final = 2  # at the end of text and draft, behind which the draft goes on
+_FEWEST_DRAFTED: Final = 3  # tokens: a check takes as long as two steps
 _BESIDE_GIVEN: Final = 3  # tokens: a language that is detected yet, <|notimestamps|> and the text's end
 
 
@@ -218,7 +218,7 @@ class ActiveChunk:
         return self.boost.row(self.boost_states[0]) != self.boost.row(self.guess)
 
     def rest_of_draft(self) -> Sequence[int]:
-        """Return what the draft says behind the last two tokens; they may stand a little apart in it."""
+        """Return what the draft says behind the text's last two tokens, wherever they stand in it."""
         draft = self.options.draft_tokens
         if not draft or self.temperature_index or not self.is_greedy or self.boost is not None:
             return ()

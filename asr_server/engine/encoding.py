@@ -37,7 +37,7 @@ def _write_silence(model: Whisper, cache: DecoderCache, is_shared: bool) -> Sile
     return silence
 
 
-class PendingChunk(Pending):
+class LoneEncode(Pending):
     """One chunk on CPU: encoded by all threads once it is waited for, or by half of them beside decoding."""
 
     def __init__(self, encode: Callable[[int], None], worker: Executor, num_threads: int) -> None:
@@ -79,13 +79,18 @@ class CpuEncoder:
         is_shared = self.shares_silence
         self._silence = _write_silence(model, cache, is_shared) if config.short_audio == "tail" else None
         self._num_threads, self._num_workers = torch.get_num_threads(), config.compute_workers
+        self._has_ranks = config.num_ranks > 1
         self._workers = ThreadPoolExecutor(config.compute_workers, thread_name_prefix="encode")
 
     def start(self, slots: Sequence[int], chunks: Sequence[Samples]) -> Pending:
         """Fill the audio part of these slots."""
         encodes = [partial(self._encode, *each) for each in zip(slots, chunks, strict=True)]
         if len(encodes) == 1:
-            return PendingChunk(encodes[0], self._workers, self._num_threads)
+            alone = LoneEncode(encodes[0], self._workers, self._num_threads)
+            if self._has_ranks:  # whose sums cross one after another
+                alone.join()
+                return Pending(is_on_gpu=False)
+            return alone
         share = max(1, self._num_threads // min(len(chunks), self._num_workers))
         tasks = [self._workers.submit(encode, share) for encode in encodes]
         wait(tasks)

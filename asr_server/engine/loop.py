@@ -138,6 +138,8 @@ class DecodeLoop:
     @property
     def context(self) -> int:
         """Return the text positions that the next step reads."""
+        if self._in_flight and self._in_flight.drafts:
+            return self._runner.model.sizes.text_positions  # how much of them stands is not known yet
         unread = 0 if self._in_flight is None else 1
         last = max(chunk.position for chunk in self.chunks)
         return min(1 + unread + last, self._runner.model.sizes.text_positions)
@@ -178,9 +180,9 @@ class DecodeLoop:
     # -- Launch -------------------------------------------------------------------------------------------
 
     def _launch(self) -> Launched | None:
-        chunks, drafts = self._in_flight[0::2] if self._in_flight else ([], [])
-        unread = {each.chunk for each in chunks if each.is_current}
-        waiting = {chunk for chunk, _, _ in self._waiting} | {each.chunk.chunk for each in drafts}
+        before = self._in_flight or Launched([], None, [])
+        unread = {each.chunk for each in before.chunks if each.is_current}
+        waiting = {chunk for chunk, _, _ in self._waiting} | {each.chunk.chunk for each in before.drafts}
         # With lookahead, a search of several hypotheses waits for the host.
         waiting |= {chunk for chunk in unread if chunk.beam is not None and len(chunk.beam.running) > 1}
         going_on = [chunk for chunk in self.chunks if chunk not in waiting]
@@ -188,7 +190,7 @@ class DecodeLoop:
             return None
         self.num_steps += 1
         drafts = [
-            self._check(chunk, rest)
+            self._check_draft(chunk, rest)
             for chunk in going_on
             if chunk not in unread and (rest := chunk.rest_of_draft())
         ]
@@ -200,9 +202,9 @@ class DecodeLoop:
         plan = self._plan(stepping, *self._boost_rows(stepping, unread))
         return Launched(list(map(_launched, stepping)), self._runner.decode(plan), drafts)
 
-    def _check(self, chunk: ActiveChunk, draft: Sequence[int]) -> LaunchedDraft:
+    def _check_draft(self, chunk: ActiveChunk, draft: Sequence[int]) -> LaunchedDraft:
         start = self._slot_start(chunk, chunk.slot, tuple(chunk.running_tokens))
-        return LaunchedDraft(_launched(chunk), draft, self._runner.verify(start, draft))
+        return LaunchedDraft(_launched(chunk), draft, self._runner.check_draft(start, draft))
 
     def _boost_rows(self, chunks: list[ActiveChunk], unread: set[ActiveChunk]) -> tuple[Rows, Rows]:
         """Return what keywords name in the slots of texts of one hypothesis, and in those of searches."""
@@ -304,12 +306,12 @@ class DecodeLoop:
             self.num_tokens += 1
             if result := self._take(launched.chunk._replace(slots=(place,)), report, branches, is_draft=True):
                 return [(chunk, result)]
-            if beam is not None and len(beam.running) > 1:
-                self._apply(branches)
-                return []
-            if chunk.running_tokens[-1] != token:
+            is_wide = beam is not None and len(beam.running) > 1
+            if is_wide or chunk.running_tokens[-1] != token:
                 break
-        self._apply([(chunk.slot, self._slot_start(chunk, chunk.slot, tuple(chunk.running_tokens)))])
+        if not is_wide:
+            branches = [(chunk.slot, self._slot_start(chunk, chunk.slot, tuple(chunk.running_tokens)))]
+        self._apply(branches)
         return []
 
     # -- Beam search --------------------------------------------------------------------------------------

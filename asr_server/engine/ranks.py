@@ -36,6 +36,7 @@ _ARGUMENTS: Final = {
     "prefill": tuple[list[int], list[list[int]], int],
     "language_probabilities": tuple[list[int]],
     "start": tuple[list[SlotStart]],
+    "check_draft": tuple[SlotStart, list[int]],
     "branch": tuple[list[int], list[SlotStart]],
     "decode": tuple[StepPlan],
     "attend": tuple[list[AlignedText]],

@@ -247,7 +247,7 @@ class Runner:
 
     @on_all_ranks
     @torch.inference_mode()
-    def verify(self, start: SlotStart, draft: Sequence[int]) -> HostCopy:
+    def check_draft(self, start: SlotStart, draft: Sequence[int]) -> HostCopy:
         """Feed a draft behind the slot's text; return `decode`'s report of each place, [lines, 1 + draft].
 
         Until the slot is set anew, steps for other slots write what nobody reads behind its text.
@@ -256,8 +256,9 @@ class Runner:
         fed, first = [text[-1], *draft], len(text) - 1
         last_position = self.model.sizes.text_positions - 1
         self.state.position[start.slot].fill_(last_position)
+        self.state.active[start.slot].fill_(0)
         self.cache.text_ends.extend([start.slot], last_position + 1)
-        hidden = self._feed(self._block([start.slot]), [fed], first)[0]
+        hidden = self._feed(slice(start.slot, start.slot + 1), [fed], first)[0]
         scores: Tensor = self.model.decoder.logits(hidden)
         state = SlotState.empty(len(fed), self.model.sizes.text_positions, self.model.device)
         places = [

@@ -129,7 +129,7 @@ class DecoderCache:
             silent_slot = slice(self.silent_slot, None)
             for layer, each in enumerate(zip(self.silent_keys, self.silent_values, strict=True)):
                 self._write_packed(layer, silent_slot, *(matrix[None] for matrix in each))
-                rounded_keys, rounded_values = self._read_packed(layer, silent_slot, self._num_positions)
+                rounded_keys, rounded_values = self._read_packed(layer, silent_slot, self.num_audio_positions)
                 self.silent_keys[layer], self.silent_values[layer] = rounded_keys[0], rounded_values[0]
 
     def write_audio(self, slot: int, keys_values: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -138,7 +138,7 @@ class DecoderCache:
         for layer, (keys, values) in enumerate(keys_values):
             length = keys.shape[-1]
             keys, values = keys.view(1, heads, -1, length), split_heads(values, heads).transpose(1, 2)
-            unit = self.block if self.shares_silence else self._num_positions
+            unit = self.block if self.shares_silence else self.num_audio_positions
             end = -(-length // unit) * unit
             if length < end:
                 keys = torch.cat([keys, self.silent_keys[layer, None, ..., length:end]], -1)
@@ -162,7 +162,7 @@ class DecoderCache:
             all_keys, all_values = self.cross_keys[layer], self.cross_values[layer]
             store(keys.view(len(keys), heads, -1, length), slots, all_keys)
             store(split_heads(values, heads).transpose(1, 2), slots, all_values)
-            if length < self._num_positions:
+            if length < self.num_audio_positions:
                 count = len(slots)
                 silent_keys = self.silent_keys[layer, None, ..., length:].expand(count, -1, -1, -1)
                 silent_values = self.silent_values[layer, None, :, length:].expand(count, -1, -1, -1)
@@ -215,16 +215,19 @@ class DecoderCache:
         block = slice(audio_slots[0], audio_slots[0] + len(audio_slots))
         return block if audio_slots == list(range(block.start, block.stop)) else audio_slots
 
-    def audio(self, layer: int, slots: Slots) -> list[tuple[Tensor, Tensor]]:
-        """Return keys [B, H, d, N] and values [B, H, N, d] of one stretch of positions after another.
+    def audio(self, layer: int, slots: Slots, length: int) -> list[tuple[Tensor, Tensor]]:
+        """Return keys [B, H, d, N] and values [B, H, N, d]: of `length` positions, then of shared silence."""
+        own = self._own_audio(layer, slots, length)
+        if length == self.num_audio_positions:
+            return [own]
+        return [
+            own,
+            (self.silent_keys[layer, None, ..., length:], self.silent_values[layer, None, :, length:]),
+        ]
 
-        There are two of a single slot with short audio: its own, and the shared silence after it.
-        """
-        if not (isinstance(slots, slice) and self.has_short_audio(slots)):
-            return [self._own_audio(layer, slots, self._num_positions)]
-        length = int(self.audio_lengths[slots])
-        silence = self.silent_keys[layer, None, ..., length:], self.silent_values[layer, None, :, length:]
-        return [self._own_audio(layer, slots, length), silence]
+    def own_length(self, slot: int) -> int:
+        """Return the positions behind which shared silence follows."""
+        return int(self.audio_lengths[slot]) if self.shares_silence else self.num_audio_positions
 
     def _own_audio(self, layer: int, slots: Slots, length: int) -> tuple[Tensor, Tensor]:
         if self.is_packed:
@@ -232,14 +235,14 @@ class DecoderCache:
         return self.cross_keys[layer, slots][..., :length], self.cross_values[layer, slots][:, :, :length]
 
     def has_short_audio(self, slots: Slots | list[int]) -> bool:
-        return self.shares_silence and bool((self.audio_lengths[slots] < self._num_positions).any())
+        return self.shares_silence and bool((self.audio_lengths[slots] < self.num_audio_positions).any())
 
     @property
     def silent_slot(self) -> int:
         return len(self.audio_lengths)
 
     @property
-    def _num_positions(self) -> int:
+    def num_audio_positions(self) -> int:
         return self.cross_values.shape[3]
 
     def audio_keys(self, layer: int, slot: int, num_positions: int) -> Tensor:

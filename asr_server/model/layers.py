@@ -176,13 +176,12 @@ def attend_cached_audio(query: Tensor, audio: Sequence[tuple[Tensor, Tensor]], r
 
     Of each stretch of positions, keys are [B, H, d, N], values [B, H, N, d]; rows 0, 1, 2 ... up to B H F.
     """
-    (keys, values), *behind = audio
-    if behind:
-        scores = torch.cat([_scores(query, keys) for keys, _ in audio], -1)
-        lengths = [keys.shape[-1] for keys, _ in audio]
-        each = torch.split_with_sizes(scores.softmax(-1), lengths, -1)
-        parts = [weights @ values for weights, (_, values) in zip(each, audio, strict=True)]
-        return torch.stack(parts).sum(0).transpose(1, 2).flatten(2)
+    if len(audio) == 2:
+        (keys, values), (silent_keys, silent_values) = audio
+        scores = torch.cat([_scores(query, keys), _scores(query, silent_keys)], -1)
+        own, silent = torch.tensor_split(scores.softmax(-1), [keys.shape[-1]], -1)
+        return (own @ values + silent @ silent_values).transpose(1, 2).flatten(2)
+    ((keys, values),) = audio
     if query.shape[1] > 1 or query.is_cuda or not WEIGHTED_ROWS:
         return _weighted_sums(_scores(query, keys), values)  # scores [B, H, T, F]
     weights, keys, values = query[:, 0].flatten(0, 1), keys.flatten(0, 2), values.flatten(0, 2)

@@ -37,7 +37,7 @@ class TorchRows:
         self._value_rows = self._rows_of_values() if positions.shape[1] == 1 else None
         audio_slots = cache.audio_slots(slots)
         self._own_blocks = own_blocks(cache, audio_slots, positions.shape[1])
-        self._audio_slots = _read_together(cache, audio_slots)
+        self._audio = _read_together(cache, audio_slots)
 
     def _rows_of_values(self) -> Tensor | None:
         _, _, num_heads, num_positions, _ = self._cache.values.shape
@@ -59,24 +59,25 @@ class TorchRows:
         """Attend to the audio: [B, T, H, d], scaled, to [B, T, D]."""
         cache = self._cache
         if self._own_blocks is None:
-            queries = query.chunk(len(self._audio_slots))
+            queries = query.chunk(len(self._audio))
             each = [
-                attend_cached_audio(own, cache.audio(layer, slots), cache.cross_rows)
-                for own, slots in zip(queries, self._audio_slots, strict=True)
+                attend_cached_audio(own, cache.audio(layer, slots, length), cache.cross_rows)
+                for own, (slots, length) in zip(queries, self._audio, strict=True)
             ]
             return torch.cat(each)
         silence = (cache.silent_keys[layer], cache.silent_values[layer]) if cache.shares_silence else None
         return self._own_blocks.attend(query, cache.cross_keys[layer], cache.cross_values[layer], silence)
 
 
-def _read_together(cache: DecoderCache, audio_slots: Slots | list[int]) -> list[Slots]:
-    """Return slots that lie in order, with whole windows, as one; others one by one."""
-    if isinstance(audio_slots, Tensor) or not (
-        isinstance(audio_slots, list) or cache.has_short_audio(audio_slots)
-    ):
-        return [audio_slots]
+def _read_together(cache: DecoderCache, audio_slots: Slots | list[int]) -> list[tuple[Slots, int]]:
+    """Return slots and the positions of their own audio: whole windows together, unless in a list.
+
+    The lengths are looked up once a call: a chunk that is encoded beside it changes its slot's.
+    """
+    if not isinstance(audio_slots, list) and not cache.has_short_audio(audio_slots):
+        return [(audio_slots, cache.num_audio_positions)]
     each = slot_ids(audio_slots, cache.audio_lengths.device).tolist()
-    return [slice(slot, slot + 1) for slot in each]
+    return [(slice(slot, slot + 1), cache.own_length(slot)) for slot in each]
 
 
 class FlashRows:

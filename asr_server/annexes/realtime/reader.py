@@ -180,6 +180,9 @@ class TurnReader:
             self.read_ahead()
 
     def read_interim(self) -> None:
+        if self._interim:  # the turn paused and went on: one that was cancelled is yet to be heard of
+            self.report(turns.InterimRead(self.item_id))
+            return
         self._interim = self.spawn(self._read_interim())
 
     def read_ahead(self) -> None:
@@ -236,6 +239,7 @@ class TurnReader:
 
     async def _read_growing(self) -> None:
         chunks, index, has_words = self._growing(), self._num_chunks, self.shows_interim
+        num_samples = self._splitter.num_samples
         if len(chunks) != 1:
             self.report(turns.InterimRead(self.item_id))
             return
@@ -249,7 +253,7 @@ class TurnReader:
         if isinstance(outcome, TranscriptDelta):
             self._draft = tuple(token for segment in outcome.segments for token in segment.tokens)
             read = outcome.text, outcome.language, self._logprobs(outcome), self._words(outcome)
-            self.report(turns.InterimRead(self.item_id, index, *read))
+            self.report(turns.InterimRead(self.item_id, index, *read, num_samples))
         else:
             self.report(turns.InterimRead(self.item_id))
 

@@ -186,6 +186,7 @@ def _on_interim(state: State, turn: Turn, event: turns.InterimRead) -> Step:
     turn = replace(turn, is_reading=False)
     if event.text is None or event.chunk != turn.num_chunks:
         return replace(state, open=turn), []
+    turn = replace(turn, read_to=max(turn.read_to, turn.start + event.num_samples))
     num_sent = turn.agreement.num_sent
     agreement, text = turns.agree(turn.agreement, event.text, event.language)
     logprobs = _logprobs(event, num_sent, agreement.num_sent)

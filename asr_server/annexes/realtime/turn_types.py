@@ -148,6 +148,7 @@ class InterimRead(msgspec.Struct, frozen=True):
     language: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None  # None: the session did not ask for them
     words: tuple[Word, ...] = ()  # where the session asked for them; times are from the turn's start
+    num_samples: int = 0  # of the turn, up to where it was read
 
 
 class ChunkRead(msgspec.Struct, frozen=True):

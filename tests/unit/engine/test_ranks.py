@@ -26,6 +26,11 @@ def led(sent: list[bytes]) -> Runner:
     return Runner(made.model, made.rules, made.tokenizer, CONFIG, tell=lead(sent.append, CONFIG))
 
 
+def test_all_that_crosses_to_other_ranks_is_read_there() -> None:
+    told = {name for name, each in vars(Runner).items() if hasattr(each, "__wrapped__")}
+    assert {name for name in told if not name.startswith("_")} == set(ranks._ARGUMENTS)
+
+
 @pytest.mark.parametrize("error", [MemoryError("full"), ValueError("odd"), torch.OutOfMemoryError("full")])
 def test_what_fails_on_rank_0_ends_all_ranks(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[bytes] = []

@@ -101,3 +101,24 @@ def test_each_row_reads_up_to_its_position_and_to_the_end_of_its_audio(active: T
         expected[2:] = [[4, 5, 0, 0], [60, 60, 0, 0]]
     assert [each.tolist() for each in found] == expected
     assert all(each.is_contiguous() for each in found)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("slots", [slice(0, 2), torch.tensor([2, 0])], ids=["side by side", "scattered"])
+def test_many_queries_of_several_short_chunks_hear_what_each_hears_alone(
+    slots: Slots, is_packed: bool
+) -> None:
+    cache = DecoderCache(SIZES, 3, CPU, torch.float32, int8_audio=is_packed)
+    cache.write_silence(keys_values(1, WINDOW, seed=3), is_shared=True)
+    for seed, length in enumerate((WINDOW, 500)):  # the second chunk of each slot is the shorter one
+        for slot in range(3):
+            cache.write_audio(slot, keys_values(1, length, seed=10 * seed + slot))
+    positions = torch.arange(MAX_QUERIES + 2).expand(2, -1)
+    query = random(2, MAX_QUERIES + 2, HEADS, DEPTH, seed=5)
+    found = rows_of(cache, slots, positions, context=20).attend_audio(1, query)
+    for row, slot in enumerate((0, 1) if isinstance(slots, slice) else (2, 0)):
+        one, own = slice(slot, slot + 1), slice(row, row + 1)
+        alone = rows_of(cache, one, positions[own], context=20).attend_audio(1, query[own])
+        torch.testing.assert_close(found[own], alone, atol=1e-5, rtol=1e-5)
+        few = rows_of(cache, one, positions[own, :2], context=20).attend_audio(1, query[own, :2])
+        torch.testing.assert_close(found[own, :2], few, atol=1e-4, rtol=1e-4)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from asr_server.annexes.realtime.reader import Backlog, TurnReader
 from asr_server.annexes.realtime.turn_types import ChunkRead, Event, InterimRead, TurnFailed, TurnRead
-from asr_server.core import ChunkResult, DecodingOptions, Samples, Segment
+from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples, Segment
 from asr_server.errors import EngineUnavailable
 from asr_server.transport.messages import Submit
 from tests.support.embedded import embedded
@@ -104,15 +104,18 @@ async def test_an_interim_reading_is_of_the_growing_chunk_with_the_last_one_as_i
     hand.reader.read_interim()
     await until(lambda: app.replica.held)
     (submit,) = app.replica.held
+    hand.reader.read_interim()
+    assert hand.events == [InterimRead(ITEM)]
     app.replica.release(submit)
-    await until(lambda: hand.events)
-    (interim,) = hand.events
+    await until(lambda: len(hand.events) == 2)
+    interim = hand.events[1]
     assert isinstance(interim, InterimRead)
     assert (interim.chunk, interim.text, interim.language) == (1, "one", "en")
+    assert interim.num_samples == 45 * SAMPLE_RATE
     assert len(interim.logprobs or ()) == 1
     app.replica.holding = False
     hand.reader.read_interim()
-    await until(lambda: len(hand.events) == 2)
+    await until(lambda: len(hand.events) == 3)
     first, second = app.replica.submits[-2:]
     assert (first.options.draft_tokens, second.options.draft_tokens) == ((), say(*words("1")).tokens)
     hand.reader.cancel()
