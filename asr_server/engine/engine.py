@@ -52,7 +52,7 @@ from asr_server.transport.messages import (
 
 logger = logging.getLogger(__name__)
 
-_ENCODES_IN_FLIGHT = 2  # batches that a compute worker has under way: one runs, the next one is ready
+_ENCODES_IN_FLIGHT = 2  # batches that a stream of a GPU has under way: one runs, the next one is ready
 _ENCODE_BUDGET_S = 1.5  # longest that encoding may hold up chunks that are being decoded
 _MOST_ALIGNING = 32  # texts without slots whose token times are on the way
 
@@ -99,6 +99,7 @@ class Engine:
         each_alone = config.device == "cpu" and config.short_audio == "tail"
         self._most_encoded = config.chunks_per_encode
         self._num_loads = config.compute_workers if each_alone else 1
+        self._most_encodes = 1 if config.device == "cpu" else _ENCODES_IN_FLIGHT * config.compute_workers
         self._most_positions = self._window.num_positions * (1 if each_alone else config.encode_batch)
 
     @classmethod
@@ -227,7 +228,7 @@ class Engine:
 
     def _admit(self) -> list[ActiveChunk]:
         count = min(self._num_admissible, self._encode_allowance())
-        if len(self._encoding) >= _ENCODES_IN_FLIGHT * self.config.compute_workers:
+        if len(self._encoding) >= self._most_encodes:
             count = 0  # what comes meanwhile is encoded together, when one of them is done
         admitted: list[ActiveChunk] = []
         loads = [0] * self._num_loads  # positions encoded one after another, or as one
