@@ -303,7 +303,6 @@ class DecodeLoop:
         report = self._read(launched.report)
         for place, token in enumerate((*launched.draft, None)):
             branches: Branches = []
-            self.num_tokens += 1
             if result := self._take(launched.chunk._replace(slots=(place,)), report, branches, is_draft=True):
                 return [(chunk, result)]
             is_wide = beam is not None and len(beam.running) > 1

@@ -81,7 +81,7 @@ class Heard(msgspec.Struct, frozen=True):
         return [(last_s, next_s) for last_s, next_s in between_s if start_s <= last_s and next_s <= end_s]
 
     def with_silences(self, result: ChunkResult, chunk: Chunk) -> ChunkResult:
-        """Add stretches in which nobody may speak to the pauses that part words, as loudness finds them."""
+        """Add intervals in which nobody may speak to the pauses that part words, as loudness finds them."""
         if not result.token_times_s or not self.possible_s:
             return result
         edges_s = [-math.inf, *chain(*self.possible_s), math.inf]

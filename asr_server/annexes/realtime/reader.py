@@ -273,7 +273,8 @@ class TurnReader:
             elif error is None:
                 deltas.append(outcome)
                 read = outcome.text, outcome.language, self._logprobs(outcome), self._words(outcome)
-                self.report(turns.ChunkRead(self.item_id, *read))
+                end = round(outcome.end_s * SAMPLE_RATE)
+                self.report(turns.ChunkRead(self.item_id, *read, end))
         segments: tuple[SpeakerSegment, ...] = ()
         if error is None:
             try:

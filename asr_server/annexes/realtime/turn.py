@@ -223,7 +223,7 @@ def _interim(
         text=event.text or "",
         tail=tail,
         words=words,
-        audio_end_ms=_ms(turn.read_to),
+        audio_end_ms=_ms(turn.start + event.num_samples),
         is_final=isinstance(event, turns.ChunkRead),
     )
     return [turns.Send(read)]

@@ -157,6 +157,7 @@ class ChunkRead(msgspec.Struct, frozen=True):
     language: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
     words: tuple[Word, ...] = ()
+    num_samples: int = 0  # of the turn, up to the chunk's end
 
 
 class SpeakerSegment(msgspec.Struct, frozen=True):

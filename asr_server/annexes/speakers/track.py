@@ -227,11 +227,11 @@ def _spoken_s(activity: Sequence[Mapping[int, Floats]]) -> dict[int, list[Interv
                 for label, likely in activity[window].items():
                     sums[label] = sums.get(label, np.zeros(STEP_FRAMES)) + _WEIGHTS[half] * likely[half]
         for label, summed in sums.items():
-            spoken.setdefault(label, []).extend(_stretches_s(summed > total / 2, number * STEP))
+            spoken.setdefault(label, []).extend(_intervals_s(summed > total / 2, number * STEP))
     return spoken
 
 
-def _stretches_s(active: Flags, first_sample: int) -> list[Interval]:
+def _intervals_s(active: Flags, first_sample: int) -> list[Interval]:
     first_s = (first_sample + FIRST_FRAME - FRAME / 2) / SAMPLE_RATE
     return [
         (first_s + start * FRAME_S - _BEFORE_S, first_s + end * FRAME_S + _AFTER_S)
@@ -239,8 +239,10 @@ def _stretches_s(active: Flags, first_sample: int) -> list[Interval]:
     ]
 
 
-def _turns(stretches_s: list[Interval]) -> list[Interval]:
-    return [stretch for stretch in joined(stretches_s, _PAUSE_S) if stretch[1] - stretch[0] >= _SHORTEST_S]
+def _turns(intervals_s: list[Interval]) -> list[Interval]:
+    return [
+        (start_s, end_s) for start_s, end_s in joined(intervals_s, _PAUSE_S) if end_s - start_s >= _SHORTEST_S
+    ]
 
 
 # -- References of known speakers: data URLs of a few seconds, which live as long as their request -----------

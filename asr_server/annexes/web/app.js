@@ -95,7 +95,7 @@ document.addEventListener("drop", (event) => {
   add(event.dataTransfer.files);
 });
 
-addEventListener("click", () => show($("message"), ""), true); // read by then
+for (const type of ["click", "keydown"]) addEventListener(type, ({ key }) => [undefined, "Escape"].includes(key) && show($("message"), ""), true); // read by then
 
 // -- Views --
 

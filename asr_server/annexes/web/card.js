@@ -105,7 +105,7 @@ export class Card {
 
   /** What is done with it, for how long, and what went wrong. */
   #drawWork() {
-    this.frame = null;
+    this.frame = cancelAnimationFrame(this.frame); // none is due any more
     const { isAtWork, state, error, heard, isRetriable } = this.recording;
     if (isAtWork) this.drawDoing();
     else if (state === "failed") this.#setFacts("not transcribed");

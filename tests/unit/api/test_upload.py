@@ -317,10 +317,16 @@ async def test_a_length_announced_over_the_limit_is_refused_before_it_arrives(fo
     assert client.num_taken == 0
 
 
-async def test_a_body_that_grows_without_end_beside_the_file_is_refused(form: Form) -> None:
+@pytest.mark.parametrize(
+    ("head", "error"),
+    [(b"", (UploadTooLarge, InvalidValue)), (part("file", b"", '; filename="a"')[:-2], UploadTooLarge)],
+)
+async def test_a_body_that_grows_without_end_is_refused_in_the_file_and_beside_it(
+    form: Form, head: bytes, error: type[Exception]
+) -> None:
     piece, most = 10_000, LIMIT + form_module.MAX_OVERHEAD_BYTES
-    client = Client(b"x" * 2 * most + body(FILE), piece)
-    with pytest.raises((UploadTooLarge, InvalidValue)):
+    client = Client(head + b"x" * 2 * most + body(FILE), piece)
+    with pytest.raises(error):
         await read_form(client.request(), form, ReadingTurns())
     assert client.num_taken <= most + piece
 

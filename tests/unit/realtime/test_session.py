@@ -530,7 +530,8 @@ async def test_the_first_end_counts_and_the_committed_turn_is_still_read(app: Ru
         end(4001, "second")
         await client.send({"type": "session.update", "session": {"audio": {"input": MANUAL}}})
         await client.append(SECOND)
-        for submit in app.replica.held:
+        app.replica.holding = False  # beside an interim reading, the turn's own may be held or yet to come
+        for submit in list(app.replica.held):
             app.replica.release(submit)
         events = await client.until(".completed")
         assert not of_type(events, "session.updated")
