@@ -22,7 +22,7 @@ TEMPERATURE_LADDER: Final = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """At most one window of audio, cut at a quiet point. Silence between chunks is left out."""
+    """Audio of one window or less, cut at a quiet point. Silence between chunks is left out."""
 
     index: int  # 0, 1, 2 ... within the file
     start_sample: int  # from the start of the file

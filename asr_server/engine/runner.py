@@ -250,7 +250,7 @@ class Runner:
     def check_draft(self, start: SlotStart, draft: Sequence[int]) -> HostCopy:
         """Feed a draft behind the slot's text; return `decode`'s report of each place, [lines, 1 + draft].
 
-        Until the slot is set anew, steps for other slots write what nobody reads behind its text.
+        Until the slot is set again, steps for others write what nobody reads behind its text.
         """
         text = [*start.prompt, *start.tokens]
         fed, first = [text[-1], *draft], len(text) - 1
