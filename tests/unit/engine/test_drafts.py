@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from asr_server.core import ChunkResult, DecodingOptions
+from asr_server.transport.messages import Event
 from harness.engine_helpers import results, run, submit
 from tests.unit.engine.small import SPECIALS, VOCABULARY, clip, small
 
@@ -60,3 +61,25 @@ def test_texts_with_drafts_are_those_without(
             assert ours.no_speech_prob == pytest.approx(theirs.no_speech_prob, abs=1e-4)
         if drafts is right and beam_size == 1:
             assert num_with_drafts < num_steps / 4
+
+
+@pytest.mark.parametrize("seed", [8, 18])
+def test_a_chunk_that_moves_while_its_draft_is_checked_loses_nothing(seed: int) -> None:
+    """Chunks come a few steps after one another, so that one ends while another's draft is in flight."""
+    chance = random.Random(seed)
+    clips = [clip(chance.randrange(50), chance.choice([0.6, 1.0, 2.0, 3.0])) for _ in range(8)]
+    steps_between = [chance.randrange(6) for _ in clips]
+
+    def read_in_turn(drafts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        engine = small().engine(num_slots=4, lookahead=True)
+        events: list[Event] = []
+        for number, (samples, draft) in enumerate(zip(clips, drafts, strict=True)):
+            submit(engine, str(number), samples, replace(PLAIN, draft_tokens=draft))
+            for _ in range(steps_between[number]):
+                events += engine.step()
+        found = results([*events, *run(engine)])
+        return [found[str(number)].tokens for number in range(len(clips))]
+
+    expected = read_in_turn([()] * len(clips))
+    drafts = [spoil(tokens, chance) if chance.random() < 0.5 else tokens for tokens in expected]
+    assert read_in_turn(drafts) == expected
