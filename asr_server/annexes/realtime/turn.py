@@ -191,7 +191,8 @@ def _on_interim(state: State, turn: Turn, event: turns.InterimRead) -> Step:
     agreement, text = turns.agree(turn.agreement, event.text, event.language)
     logprobs = _logprobs(event, num_sent, agreement.num_sent)
     turn, sent = _send_text(replace(turn, agreement=agreement), text, event.language, logprobs)
-    tail = turns.conclude(agreement, event.text, event.language)
+    rest = turns.conclude(agreement, event.text, event.language)
+    tail = continuation(turn.deltas, rest, event.language)
     return replace(state, open=turn), sent + _interim(state, turn, event, tail)
 
 

@@ -330,3 +330,13 @@ def test_readings_have_the_log_probabilities_of_their_deltas(language: str, read
             assert isinstance(event, out.Delta)
             told = b"".join(bytes(each.bytes) for each in event.logprobs or ()).decode()
             assert told.replace(" ", "") == event.delta.replace(" ", "")
+
+
+def test_what_may_change_continues_the_deltas_as_a_delta_would() -> None:
+    state = next_state(t.State(interim_samples=500 * MS, shows_interim=True), t.AudioWritten(500 * MS))[0]
+    assert state.open
+    readings = [t.InterimRead(state.open.item_id, 0, text, "en") for text in ("one two", "one two three")]
+    _, effects = run(readings, state)
+    events = [effect.event for effect in effects if isinstance(effect, t.Send)]
+    assert [each.delta for each in events if isinstance(each, out.Delta)] == ["one two"]
+    assert [each.tail for each in events if isinstance(each, out.Interim)] == ["one two", " three"]
