@@ -85,12 +85,8 @@ class CpuEncoder:
     def start(self, slots: Sequence[int], chunks: Sequence[Samples]) -> Pending:
         """Fill the audio part of these slots."""
         encodes = [partial(self._encode, *each) for each in zip(slots, chunks, strict=True)]
-        if len(encodes) == 1:
-            alone = LoneEncode(encodes[0], self._workers, self._num_threads)
-            if self._has_ranks:  # whose sums cross one after another
-                alone.join()
-                return Pending(is_on_gpu=False)
-            return alone
+        if len(encodes) == 1 and not self._has_ranks:  # whose sums cross one after another
+            return LoneEncode(encodes[0], self._workers, self._num_threads)
         share = max(1, self._num_threads // min(len(chunks), self._num_workers))
         tasks = [self._workers.submit(encode, share) for encode in encodes]
         wait(tasks)

@@ -177,6 +177,10 @@ class DecodeLoop:
         noise_seed = noise_seed_of(options.seed, chunk.id, temperature) if temperature > 0 else 0
         return SlotStart(slot, chunk.prompt, options, temperature, noise_seed, tokens)
 
+    def _restart(self, chunk: ActiveChunk) -> SlotStart:
+        """Return what sets the chunk's slot behind its text so far."""
+        return self._slot_start(chunk, chunk.slot, tuple(chunk.running_tokens))
+
     # -- Launch -------------------------------------------------------------------------------------------
 
     def _launch(self) -> Launched | None:
@@ -203,7 +207,7 @@ class DecodeLoop:
         return Launched(list(map(_launched, stepping)), self._runner.decode(plan), drafts)
 
     def _check_draft(self, chunk: ActiveChunk, draft: Sequence[int]) -> LaunchedDraft:
-        start = self._slot_start(chunk, chunk.slot, tuple(chunk.running_tokens))
+        start = self._restart(chunk)
         return LaunchedDraft(_launched(chunk), draft, self._runner.check_draft(start, draft))
 
     def _boost_rows(self, chunks: list[ActiveChunk], unread: set[ActiveChunk]) -> tuple[Rows, Rows]:
@@ -261,8 +265,7 @@ class DecodeLoop:
         branches = []
         for chunk in chunks:
             if chunk.has_guessed_wrong():
-                start = self._slot_start(chunk, chunk.slot, tuple(chunk.running_tokens))
-                branches.append((chunk.slot, start))
+                branches.append((chunk.slot, self._restart(chunk)))
                 chunk.restarts += 1
         self._apply(branches)
 
@@ -309,7 +312,7 @@ class DecodeLoop:
             if is_wide or chunk.running_tokens[-1] != token:
                 break
         if not is_wide:
-            branches = [(chunk.slot, self._slot_start(chunk, chunk.slot, tuple(chunk.running_tokens)))]
+            branches = [(chunk.slot, self._restart(chunk))]
         self._apply(branches)
         return []
 

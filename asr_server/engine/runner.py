@@ -64,6 +64,9 @@ class StepPlan:
     named: tuple[tuple[int, Row], ...] = ()  # likewise, of beam searches: the host adds it
 
 
+Choice = tuple[Tensor, Tensor, Tensor]  # of each row: token, log-probability; [lines, rows] of candidates
+
+
 class RanksFailed(Exception):
     """One rank failed, so all must be replaced."""
 
@@ -237,12 +240,15 @@ class Runner:
         hidden = self.model.decoder(state.token[:, None], positions, rows)[:, 0]  # [B, D]
         out = None if self._scores is None else self._scores[:num_rows]
         scores: Tensor = self.model.decoder.logits(hidden, out)
-        tokens, logprobs, lines = self._choice(num_rows)
-        likeliest = lines[: 2 * self._num_candidates]
-        choose_likeliest(self._kernels, self._rules, scores, state, tokens, logprobs, likeliest)
+        self._choose(scores, state, self._choice(num_rows))
         return scores
 
-    def _choice(self, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _choose(self, scores: Tensor, state: SlotState, choice: Choice) -> None:
+        tokens, logprobs, lines = choice
+        likeliest = lines[: 2 * self._num_candidates]
+        choose_likeliest(self._kernels, self._rules, scores, state, tokens, logprobs, likeliest)
+
+    def _choice(self, num_rows: int) -> Choice:
         return self._tokens[:num_rows], self._logprobs[:num_rows], self._candidates[:, :num_rows]
 
     @on_all_ranks
@@ -266,15 +272,13 @@ class Runner:
         ]
         state.begin(places, self._specials.timestamp_begin - 1, self._transfers)
         state.no_speech.copy_(self.state.no_speech[start.slot].expand(len(fed)))
-        chosen = (
+        choice = (
             torch.empty_like(state.token),
             torch.empty_like(state.no_speech),
             self._candidates.new_zeros(len(self._candidates), len(fed)),
         )
-        likeliest = chosen[2][: 2 * self._num_candidates]
-        choose_likeliest(self._kernels, self._rules, scores, state, *chosen[:2], likeliest)
-        limits = self._specials.timestamp_begin, self._specials.end_of_text
-        return self._transfers.to_host(state.end_step(*chosen, *limits, self._kernels))
+        self._choose(scores, state, choice)
+        return self._transfers.to_host(self._end_step(state, choice))
 
     def _choose_by_options(self, scores: Tensor, plan: StepPlan) -> None:
         for choosing, is_drawn in ((plan.sampled, True), (plan.penalised, False)):
@@ -325,8 +329,11 @@ class Runner:
         return index, state, allowed
 
     def _advance(self, num_rows: int) -> Tensor:
+        return self._end_step(self.state[:num_rows], self._choice(num_rows))
+
+    def _end_step(self, state: SlotState, choice: Choice) -> Tensor:
         limits = self._specials.timestamp_begin, self._specials.end_of_text
-        return self.state[:num_rows].end_step(*self._choice(num_rows), *limits, self._kernels)
+        return state.end_step(*choice, *limits, self._kernels)
 
     @on_all_ranks
     @torch.inference_mode()

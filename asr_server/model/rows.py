@@ -37,7 +37,7 @@ class TorchRows:
         self._value_rows = self._rows_of_values() if positions.shape[1] == 1 else None
         audio_slots = cache.audio_slots(slots)
         self._own_blocks = own_blocks(cache, audio_slots, positions.shape[1])
-        self._audio = _read_together(cache, audio_slots)
+        self._audio = _read_together(cache, audio_slots) if self._own_blocks is None else []
 
     def _rows_of_values(self) -> Tensor | None:
         _, _, num_heads, num_positions, _ = self._cache.values.shape

@@ -188,7 +188,7 @@ class TurnReader:
     def read_ahead(self) -> None:
         self._cancel_interim()
         self.discard_ahead()
-        self._ahead = [self._read(chunk) for chunk in self._growing()]
+        self._ahead = [self._read(chunk) for chunk in self._splitter.peek()]
 
     def discard_ahead(self) -> None:
         for task in self._ahead or []:
@@ -213,9 +213,6 @@ class TurnReader:
         if self.speakers:
             self.speakers.close()
 
-    def _growing(self) -> list[Chunk]:
-        return self._splitter.peek()
-
     def _read(self, chunk: Chunk) -> asyncio.Task[Outcome]:
         self.backlog.add(1)
         options = msgspec.structs.replace(self.options, draft_tokens=self._draft)
@@ -238,7 +235,7 @@ class TurnReader:
         self._interim = None
 
     async def _read_growing(self) -> None:
-        chunks, index, has_words = self._growing(), self._num_chunks, self.shows_interim
+        chunks, index, has_words = self._splitter.peek(), self._num_chunks, self.shows_interim
         num_samples = self._splitter.num_samples
         if len(chunks) != 1:
             self.report(turns.InterimRead(self.item_id))
