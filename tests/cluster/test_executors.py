@@ -42,14 +42,12 @@ async def test_a_host_that_is_lost_takes_no_request_with_it(
 ) -> None:
     await until_ready(two_replicas)
     said = [say(digits) for digits in ("17", "28", "39", "40", "506", "71")]
-    tasks = [
-        asyncio.create_task(two_replicas.open(spoken.digits).submit(chunk(spoken), OPTIONS))
-        for spoken in said
-    ]
+    submits = (two_replicas.open(spoken.digits).submit(chunk(spoken), OPTIONS) for spoken in said)
+    answers = asyncio.gather(*submits)
     await asyncio.sleep(0)
     assert all(state.in_flight for state in two_replicas.supervisor.replica_states)
     await asyncio.to_thread(cluster.kill_other_host)
-    results = await asyncio.wait_for(asyncio.gather(*tasks), 120)
+    results = await asyncio.wait_for(answers, 120)
     assert [heard(result) for result in results] == [spoken.digits for spoken in said]
     assert "replica " in two_replicas.supervisor.last_failure
     assert two_replicas.ready

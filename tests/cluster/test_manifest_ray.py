@@ -22,6 +22,7 @@ from asr_server.annexes.offline.outputs import OutputError
 from asr_server.config import EMBEDDED_MODEL, Settings
 from asr_server.core import Transcript
 from asr_server.errors import EngineUnavailable, InvalidAudio
+from tests.cluster.ray_cluster import ray_cluster
 from tests.support.embedded import embedded
 from tests.support.until import wait_until
 from tests.system.cli.test_transcribe import COMMAND, heard, record
@@ -47,19 +48,13 @@ def errors(out: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.trial
 def test_a_job_that_loses_its_driver_and_then_a_node_has_every_line_once(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
     out = tmp_path / "out"
     record(tmp_path / "a.wav")
     names = [f"line-{index}" for index in range(NUM_LINES)]
     manifest = write_manifest(
         tmp_path / "files.jsonl", *({"audio": "a.wav", "id": name} for name in names), "no json"
     )
-    node: Any = {"num_cpus": 2, "object_store_memory": 100 << 20, "node_ip_address": "127.0.0.1"}
-    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
-    try:
-        other = cluster.add_node(**node)
+    with ray_cluster(cpus_for_each=2) as cluster:
         command = [*COMMAND, "--manifest", str(manifest), "-o", str(out), "--executor", "ray"]
 
         def start() -> subprocess.Popen[bytes]:
@@ -74,11 +69,9 @@ def test_a_job_that_loses_its_driver_and_then_a_node_has_every_line_once(tmp_pat
         assert num_kept < NUM_LINES
         driver = start()
         wait_until(lambda: len(results(out)) >= num_kept + NUM_LINES // 8 or driver.poll() is not None)
-        cluster.remove_node(other, allow_graceful=False)
+        cluster.kill_other_host()
         assert len(results(out)) < NUM_LINES
         _, told = driver.communicate(timeout=300)
-    finally:
-        cluster.shutdown()  # type: ignore[no-untyped-call]
     assert driver.returncode == 1, told.decode()
     assert sorted(results(out)) == sorted(f"{name}.txt" for name in names)
     assert all(heard(text) for text in results(out).values())

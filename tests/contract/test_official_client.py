@@ -127,14 +127,8 @@ async def full_app() -> AsyncIterator[RunningApp]:
         inside = [asyncio.create_task(app.post()) for _ in range(2)]
         await until(lambda: app.replica.held and app.app.state.server.admission.num_waiting)
         yield app
-        free(app)
+        app.replica.stop_holding()
         assert [(await each).status_code for each in inside] == [200, 200]
-
-
-def free(app: RunningApp) -> None:
-    app.replica.holding = False
-    for submit in list(app.replica.held):
-        app.replica.release(submit)
 
 
 async def test_a_429_is_sent_again_when_the_server_said() -> None:
@@ -142,7 +136,7 @@ async def test_a_429_is_sent_again_when_the_server_said() -> None:
         client = Attempts(app, max_retries=2)
         asking = asyncio.create_task(client.transcribe())
         await until(lambda: app.app.state.server.admission.num_rejected)
-        free(app)
+        app.replica.stop_holding()
         assert await asking == "zero"
     first_at, second_at = client.times
     assert second_at - first_at >= 0.9  # a second, at least

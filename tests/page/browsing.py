@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import FilePayload, Locator, Page, Route
+from playwright.sync_api import FilePayload, Locator, Page, Route, expect
 
+from tests.conftest import Server
+from tests.support.api_fixtures import KEY
 from tests.support.speech import Spoken, say
 from tests.unit.api.sample_files import sound_file
 
@@ -32,8 +34,19 @@ def payload(name: str, spoken: Spoken = SPOKEN) -> FilePayload:
     return {"name": name, "mimeType": "audio/wav", "buffer": sound_file(spoken.samples)}
 
 
-def choose(page: Page, *files: FilePayload) -> None:
+def choose(page: Page, *files: FilePayload) -> Locator:
+    """Return the card of the first file."""
     page.set_input_files("#files", list(files))
+    return card(page, files[0]["name"])
+
+
+def unlock(open_page: OpenPage, server: Server) -> Page:
+    """Open the page of a server with a key, and type the key."""
+    page = open_page(permissions=["microphone"], url=server.url)
+    page.get_by_label("This server asks for an API key.").fill(KEY)
+    page.keyboard.press("Enter")
+    expect(page.locator("#model")).to_contain_text("whisper-digits")
+    return page
 
 
 def card(page: Page, name: str) -> Locator:

@@ -16,10 +16,10 @@ from tests.page.browsing import (
     card,
     choose,
     payload,
+    unlock,
     wait_until_deleted,
     wait_until_kept,
 )
-from tests.support.api_fixtures import KEY
 from tests.support.speech import say
 
 pytestmark = NEEDS_CHROMIUM
@@ -63,10 +63,7 @@ def test_a_key_with_other_letters_is_refused_in_words_and_locks_nothing(open_pag
 def test_one_speaks_with_a_key_that_no_websocket_could_carry(
     open_page: OpenPage, locked_server: Server
 ) -> None:
-    page = open_page(permissions=["microphone"], url=locked_server.url)
-    page.get_by_label("This server asks for an API key.").fill(KEY)
-    page.keyboard.press("Enter")
-    expect(page.locator("#model")).to_contain_text("whisper-digits")
+    page = unlock(open_page, locked_server)
     page.get_by_role("button", name="Speak").click()
     expect(page.locator("#live-text")).to_contain_text("two seven one")
 
@@ -96,8 +93,7 @@ def test_a_browser_without_storage_works_for_the_visit(open_page: OpenPage) -> N
 
 def test_a_text_is_copied_without_https(open_page: OpenPage) -> None:
     page = open_page(permissions=["clipboard-read"])
-    choose(page, payload("call.wav"))
-    card(page, "call.wav").locator(".word").first.wait_for()
+    choose(page, payload("call.wav")).locator(".word").first.wait_for()
     page.evaluate("() => Object.defineProperty(navigator.clipboard, 'writeText', { value: undefined })")
     card(page, "call.wav").get_by_role("button", name="Copy text").click()
     expect(card(page, "call.wav").get_by_role("button", name="Copied")).to_be_visible()
@@ -164,8 +160,7 @@ def test_a_deleted_recording_is_not_uploaded_again(open_page: OpenPage) -> None:
 
 def test_dropped_text_folds_nothing_and_a_search_hides_nothing_new(open_page: OpenPage) -> None:
     page = open_page()
-    choose(page, payload("one.wav"))
-    card(page, "one.wav").locator(".word").first.wait_for()
+    choose(page, payload("one.wav")).locator(".word").first.wait_for()
     page.evaluate(DROP_TEXT)
     expect(card(page, "one.wav").locator(".word").first).to_be_visible()
     page.get_by_label("Search your transcripts").fill("nowhere")
@@ -214,12 +209,10 @@ def test_letters_that_grow_in_lower_case_do_not_shift_the_marks(open_page: OpenP
 def test_one_card_plays_at_a_time(open_page: OpenPage) -> None:
     page = open_page()
     long = say("3141592653" * 3, gap_s=0.5)
-    choose(page, payload("one.wav", long))
-    card(page, "one.wav").locator(".word").first.wait_for()
+    choose(page, payload("one.wav", long)).locator(".word").first.wait_for()
     card(page, "one.wav").get_by_role("button", name="Play one.wav").click()
     expect(card(page, "one.wav").get_by_role("button", name="Pause one.wav")).to_be_visible()
-    choose(page, payload("two.wav", long))
-    card(page, "two.wav").locator(".fold:enabled").click()
+    choose(page, payload("two.wav", long)).locator(".fold:enabled").click()
     card(page, "two.wav").get_by_role("button", name="Play two.wav").click()
     expect(card(page, "two.wav").get_by_role("button", name="Pause two.wav")).to_be_visible()
     expect(card(page, "one.wav").get_by_role("button", name="Play one.wav")).to_be_visible()
@@ -275,8 +268,7 @@ def test_texts_have_a_language_and_a_direction(open_page: OpenPage) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_forced_colours_show_what_is_lit_and_the_picture(open_page: OpenPage, scheme: Any) -> None:
     page = open_page(forced_colors="active", color_scheme=scheme)
-    choose(page, payload("call.wav"))
-    done = card(page, "call.wav")
+    done = choose(page, payload("call.wav"))
     done.locator(".word").nth(1).click()
     background = "(word) => getComputedStyle(word).backgroundColor"
     assert done.locator(".word.is-lit").evaluate(background) != done.locator(".word").nth(3).evaluate(
@@ -312,8 +304,7 @@ def test_what_is_said_is_announced_turn_by_turn(open_page: OpenPage) -> None:
 
 def test_corrections_are_undone_and_redone_by_keys(open_page: OpenPage) -> None:
     page = open_page()
-    choose(page, payload("call.wav"))
-    done = card(page, "call.wav")
+    done = choose(page, payload("call.wav"))
     for word, text in ((0, "Thirty"), (1, "won")):
         done.locator(".word").nth(word).dblclick()
         done.locator(".word input").fill(text)
@@ -328,8 +319,7 @@ def test_corrections_are_undone_and_redone_by_keys(open_page: OpenPage) -> None:
 
 def test_space_and_arrows_play_from_anywhere_at_the_chosen_speed(open_page: OpenPage) -> None:
     page = open_page()
-    choose(page, payload("call.wav", say("3141592653" * 4, gap_s=0.5)))
-    done = card(page, "call.wav")
+    done = choose(page, payload("call.wav", say("3141592653" * 4, gap_s=0.5)))
     done.locator(".word").first.wait_for()
     done.get_by_label("Speed of call.wav").select_option("2 ×")
     page.evaluate("document.activeElement.blur()")
@@ -359,8 +349,7 @@ def test_all_are_downloaded_as_one_zip(open_page: OpenPage) -> None:
 
 def test_a_recording_is_transcribed_anew_with_other_options(open_page: OpenPage) -> None:
     page = open_page()
-    choose(page, payload("call.wav"))
-    card(page, "call.wav").locator(".word").first.wait_for()
+    choose(page, payload("call.wav")).locator(".word").first.wait_for()
     page.locator("summary", has_text="Choices").click()
     page.get_by_label("Names and words to expect").fill("Oberursel")
     page.evaluate(

@@ -152,14 +152,12 @@ def test_language_task_and_prompt_are_chosen_from_what_the_model_has_and_sent(op
     page.get_by_label("Language").select_option("German")
     page.get_by_label("Speakers").select_option("3 people")
     page.get_by_label("Names and words to expect").fill(" Oberursel ")
-    choose(page, payload("a.wav"))
-    card(page, "a.wav").get_by_role("button", name="Try again").wait_for()
+    choose(page, payload("a.wav")).get_by_role("button", name="Try again").wait_for()
     page.locator("summary", has_text="Choices").click()
     page.get_by_label("Write it").select_option("in English")
     for name in ("Language", "Speakers"):
         expect(page.get_by_label(name)).to_be_disabled()
-    choose(page, payload("b.wav"))
-    card(page, "b.wav").get_by_role("button", name="Try again").wait_for()
+    choose(page, payload("b.wav")).get_by_role("button", name="Try again").wait_for()
     (first, fields), (second, others) = sent
     assert (first, second) == ("transcriptions", "translations")
     assert {"language": "de", "num_speakers": "3", "hotwords": "Oberursel"}.items() <= fields.items()
@@ -196,8 +194,7 @@ def test_several_files_wait_their_turn_and_a_bad_one_says_why(open_page: OpenPag
 
 def test_the_transcript_is_downloaded_in_each_format_as_it_was_corrected(open_page: OpenPage) -> None:
     page = open_page(accept_downloads=True)
-    choose(page, payload("call.wav"))
-    done = card(page, "call.wav")
+    done = choose(page, payload("call.wav"))
     done.get_by_role("button", name="Correct words").click()
     done.locator(".word").nth(1).click()
     field = done.get_by_label("Correct “one”")
@@ -353,8 +350,7 @@ def test_ten_thousand_words_are_shown_in_paragraphs_and_found(open_page: OpenPag
         route.fulfill(body=events, headers={"content-type": "text/event-stream"})
 
     page = open_page(mock=lambda page: page.route("**/v1/audio/transcriptions", answer))
-    choose(page, payload("hour.wav"))
-    done = card(page, "hour.wav")
+    done = choose(page, payload("hour.wav"))
     expect(done.locator(".word")).to_have_count(10_000)
     assert done.locator(".transcript p").count() > 50
     assert done.locator(".transcript p").nth(1).get_attribute("data-time") == "0:21"
@@ -438,8 +434,7 @@ def hour_of_words() -> dict[str, Any]:
 
 def test_words_light_up_while_it_plays_and_a_click_on_one_goes_there(open_page: OpenPage) -> None:
     page = open_page()
-    choose(page, payload("call.wav"))
-    done = card(page, "call.wav")
+    done = choose(page, payload("call.wav"))
     position = done.get_by_role("slider", name="Position in call.wav")
     done.locator(".word", has_text="five").click()
     expect(done.locator(".word.is-lit")).to_have_text("five")
@@ -604,8 +599,7 @@ def test_a_file_that_the_server_would_refuse_is_not_sent(open_page: OpenPage) ->
         page.on("request", lambda request: sent.append(request.url))
 
     page = open_page(mock=small)
-    choose(page, payload("long.wav"))
-    told = card(page, "long.wav")
+    told = choose(page, payload("long.wav"))
     expect(told.get_by_role("alert")).to_contain_text("the server takes 0.1 MiB at most. As mp3, m4a or opus")
     expect(told.get_by_role("button", name="Try again")).to_be_hidden()
     assert not [url for url in sent if url.endswith("/v1/audio/transcriptions")]

@@ -164,8 +164,7 @@ def test_a_browser_that_gives_no_sound_says_so(open_page: OpenPage) -> None:
 def test_the_arrow_keys_pass_a_first_word_at_zero_and_equal_starts(open_page: OpenPage) -> None:
     words = words_at(("a", 0.0), ("b", 1.0), ("c", 1.0), ("d", 1.0), ("e", 2.0))
     page = open_page(mock=answering(**words))
-    choose(page, payload("call.wav"))
-    done = card(page, "call.wav")
+    done = choose(page, payload("call.wav"))
     done.locator(".transcript[tabindex='0']").focus()
     for word in "abcde":
         page.keyboard.press("ArrowRight")
@@ -178,8 +177,7 @@ def test_the_arrow_keys_pass_a_first_word_at_zero_and_equal_starts(open_page: Op
 
 def test_a_word_that_was_emptied_can_be_put_back(open_page: OpenPage) -> None:
     page = open_page()
-    choose(page, payload("call.wav"))
-    done = card(page, "call.wav")
+    done = choose(page, payload("call.wav"))
     done.locator(".word").nth(1).dblclick()
     done.locator(".word input").fill("")
     done.locator(".word input").press("Enter")
@@ -301,8 +299,7 @@ def test_leaving_with_work_on_the_page_asks_first(open_page: OpenPage) -> None:
     card(page, "call.wav").get_by_role("button", name="Delete call.wav").click()
     assert not asks_before_leaving(page)
     page.unroute("**/v1/audio/transcriptions")
-    choose(page, payload("two.wav"))
-    card(page, "two.wav").locator(".word").nth(1).dblclick()
+    choose(page, payload("two.wav")).locator(".word").nth(1).dblclick()
     assert asks_before_leaving(page)
     page.keyboard.press("Escape")
     assert not asks_before_leaving(page)

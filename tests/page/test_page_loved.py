@@ -6,8 +6,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 from zipfile import ZipFile
 
-import av
-import numpy as np
 from playwright.sync_api import expect
 
 from tests.page.browsing import (
@@ -22,6 +20,7 @@ from tests.page.browsing import (
     wait_until_promised,
     words_at,
 )
+from tests.page.test_page_corrects import write_late_video
 
 pytestmark = NEEDS_CHROMIUM
 
@@ -62,8 +61,7 @@ def test_a_transcript_is_downloaded_as_a_word_document(open_page: OpenPage) -> N
         {"id": 2, "seek": 0, "start": 3.0, "end": 4.0, "text": " yes.", "speaker": "Bob"},
     ]
     page = open_page(mock=answering(text=text, segments=segments, words=[]), accept_downloads=True)
-    choose(page, payload("call.wav"))
-    card(page, "call.wav").get_by_role("button", name="Download").click()
+    choose(page, payload("call.wav")).get_by_role("button", name="Download").click()
     with page.expect_download() as download:
         card(page, "call.wav").get_by_role("button", name=".docx").click()
     assert download.value.suggested_filename == "call.docx"
@@ -93,8 +91,7 @@ def test_doubtful_words_are_tinted_underlined_and_reached_by_a_button(open_page:
     for word, confidence in zip(words["words"], (0.9, 0.1, 0.5, 0.7), strict=True):
         word["confidence"] = confidence
     page = open_page(mock=answering(**words))
-    choose(page, payload("call.wav"))
-    done = card(page, "call.wav")
+    done = choose(page, payload("call.wav"))
     doubtful = done.locator(".word.is-doubtful")
     expect(doubtful).to_have_text(["an", "Oberursel"])
     style = doubtful.first.evaluate(
@@ -142,8 +139,7 @@ def test_the_words_of_a_real_answer_say_how_sure_they_are(open_page: OpenPage) -
 def test_words_are_found_and_replaced_together_and_undone_together(open_page: OpenPage) -> None:
     words = words_at(("New", 0.0), ("york,", 0.5), ("a", 1.0), ("haha", 1.5), ("new", 2.0), ("York.", 2.5))
     page = open_page(mock=answering(**words))
-    choose(page, payload("call.wav"))
-    done = card(page, "call.wav")
+    done = choose(page, payload("call.wav"))
     done.get_by_role("button", name="Find and replace").click()
     expect(done.get_by_label("Find")).to_be_focused()
     page.set_viewport_size({"width": 320, "height": 800})
@@ -202,8 +198,7 @@ def test_browsers_can_install_the_page(open_page: OpenPage) -> None:
 
 def test_a_recording_that_is_kept_plays_after_a_reload_until_it_is_switched_off(open_page: OpenPage) -> None:
     page = open_page()
-    choose(page, payload("call.wav"))
-    card(page, "call.wav").locator(".word").first.wait_for()
+    choose(page, payload("call.wav")).locator(".word").first.wait_for()
     page.locator("summary", has_text="Storage").click()
     page.get_by_label("Recordings too").check()
     wait_until_promised(page, NUM_SOUNDS.replace("NUMBER", "1"))
@@ -284,9 +279,8 @@ def test_a_video_is_shown_with_what_was_corrected_as_its_captions(
 ) -> None:
     page = open_page(mock=answering(**words_at(("one", 0.0), ("two", 1.0))))
     path = tmp_path / "talk.webm"
-    write_video(path)
-    choose(page, {"name": "talk.webm", "mimeType": "video/webm", "buffer": path.read_bytes()})
-    done = card(page, "talk.webm")
+    write_late_video(path)
+    done = choose(page, {"name": "talk.webm", "mimeType": "video/webm", "buffer": path.read_bytes()})
     expect(done.locator("video")).to_be_visible()
     page.wait_for_function(HAS_CAPTION, arg="one two")
     assert done.locator("video").evaluate("(video) => video.textTracks[0].mode") == "showing"
@@ -302,13 +296,3 @@ HAS_CAPTION = """(text) => {
     const track = document.querySelector("video").textTracks[0];
     return [...(track.cues ?? [])].map((cue) => cue.text).join() === text;
 }"""
-
-
-def write_video(path: Path) -> None:
-    with av.open(str(path), "w") as container:
-        pictures = container.add_stream("vp8", rate=5)
-        pictures.width, pictures.height, pictures.pix_fmt = 160, 90, "yuv420p"
-        for shade in range(25):
-            picture = np.full((90, 160, 3), shade * 10, np.uint8)
-            container.mux(pictures.encode(av.VideoFrame.from_ndarray(picture)))
-        container.mux(pictures.encode())

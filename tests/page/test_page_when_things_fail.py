@@ -7,7 +7,16 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.conftest import Server
-from tests.page.browsing import NEEDS_CHROMIUM, SPOKEN, OpenPage, card, choose, payload, wait_until_kept
+from tests.page.browsing import (
+    NEEDS_CHROMIUM,
+    SPOKEN,
+    OpenPage,
+    card,
+    choose,
+    payload,
+    unlock,
+    wait_until_kept,
+)
 from tests.page.test_page_keeps_work import (
     LIVE_TRACKS,
     PUT_ODD,
@@ -17,7 +26,6 @@ from tests.page.test_page_keeps_work import (
     second_tab,
     speak,
 )
-from tests.support.api_fixtures import KEY
 
 pytestmark = NEEDS_CHROMIUM
 
@@ -32,10 +40,7 @@ def refuse_key(route: Route) -> None:
 
 
 def test_a_refused_key_gives_the_microphone_back(open_page: OpenPage, locked_server: Server) -> None:
-    page = open_page(permissions=["microphone"], url=locked_server.url)
-    page.get_by_label("This server asks for an API key.").fill(KEY)
-    page.keyboard.press("Enter")
-    expect(page.locator("#model")).to_contain_text("whisper-digits")
+    page = unlock(open_page, locked_server)
     page.evaluate(WATCH_TRACKS)
     page.route("**/v1/realtime/client_secrets", refuse_key)
     for _ in range(2):
@@ -47,8 +52,7 @@ def test_a_refused_key_gives_the_microphone_back(open_page: OpenPage, locked_ser
 
 def test_an_open_correction_and_what_has_the_focus_stay_when_a_recording_ends(open_page: OpenPage) -> None:
     page = open_page(permissions=["microphone"])
-    choose(page, payload("one.wav"))
-    done = card(page, "one.wav")
+    done = choose(page, payload("one.wav"))
     done.locator(".word").first.wait_for()
     assert not asks_before_leaving(page)
     speak(page)
@@ -117,7 +121,7 @@ def test_a_correction_that_the_store_does_not_take_is_named_and_stays_here(open_
 # -- 8: no card waits for ever --
 
 
-def unlock(page: Page) -> None:
+def stop_refusing(page: Page) -> None:
     for path in ("**/v1/models", "**/v1/audio/transcriptions"):
         page.unroute(path)
     page.get_by_label("This server asks for an API key.").fill("s3cret")
@@ -136,7 +140,7 @@ def test_files_wait_for_a_key_and_go_on_with_it(open_page: OpenPage, path: str) 
     expect(page.locator("#queue-text")).to_have_text(
         "The server asks for a key: 4 files will go on by themselves."
     )
-    unlock(page)
+    stop_refusing(page)
     for name in names:
         expect(card(page, name)).to_contain_text(SPOKEN.text)
 
@@ -188,8 +192,7 @@ def test_names_previews_and_what_is_spoken_have_a_direction_of_their_own(open_pa
         page.route_web_socket("**/v1/realtime*", on_open)
 
     page = open_page(permissions=["microphone"], mock=mock)
-    choose(page, payload("שלום.wav"))
-    done = card(page, "שלום.wav")
+    done = choose(page, payload("שלום.wav"))
     done.locator(".word").first.wait_for()
     assert done.locator(".fold").evaluate(DIRECTION) == "rtl"
     done.locator(".fold").click()

@@ -20,9 +20,8 @@ from harness.speech.corpora import Clip, corpus, sample
 from harness.speech.error_rates import normalise, word_errors
 from harness.speech.synthesis import Speech, is_installed, read_aloud, read_for, say, sentences
 from tests.conftest import Server, run_server
-from tests.support.api_fixtures import strict_client
+from tests.support.api_fixtures import post_speech, strict_client
 from tests.support.real_weights import loaded_base, openai_whisper_base, real_checkpoint
-from tests.unit.api.sample_files import sound_file
 
 AT_ONCE = 16
 FORM = {"model": "whisper-1"}
@@ -237,14 +236,8 @@ async def test_the_official_client_has_spanish_translated(real_server: Server) -
 
 
 async def verbose_json(http: httpx.AsyncClient, samples: Samples, **fields: Any) -> dict[str, Any]:
-    reply = await http.post(
-        "/v1/audio/transcriptions",
-        files={"file": ("speech.flac", sound_file(samples, "FLAC"))},
-        data=FORM | {"language": "en", "response_format": "verbose_json"} | fields,
-        timeout=3600,
-    )
-    assert reply.status_code == 200, reply.text
-    body: dict[str, Any] = reply.json()
+    fields = {"language": "en", "response_format": "verbose_json"} | fields
+    body: dict[str, Any] = (await post_speech(http, samples, **fields)).json()
     return body
 
 

@@ -1,10 +1,14 @@
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
+import httpx
 import pytest
 from openai import AsyncOpenAI
 
+from asr_server.core import Samples
 from tests.conftest import Server, run_server
 from tests.unit.api.running_app import RunningApp, run_app
+from tests.unit.api.sample_files import sound_file
 
 KEY = "a/key=with+signs-of-base64=="  # that no WebSocket's subprotocol could carry
 
@@ -37,3 +41,14 @@ def strict_client(server: Server) -> AsyncOpenAI:
 async def client(server: Server) -> AsyncIterator[AsyncOpenAI]:
     async with strict_client(server) as client:
         yield client
+
+
+async def post_speech(http: httpx.AsyncClient, samples: Samples, **fields: Any) -> httpx.Response:
+    reply = await http.post(
+        "/v1/audio/transcriptions",
+        files={"file": ("speech.flac", sound_file(samples, "FLAC"))},
+        data={"model": "whisper-1"} | fields,
+        timeout=3600,
+    )
+    assert reply.status_code == 200, reply.text
+    return reply

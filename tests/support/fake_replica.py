@@ -106,6 +106,12 @@ class FakeReplica:
     def release(self, submit: Submit) -> None:
         self._reply(submit.id)
 
+    def stop_holding(self) -> None:
+        """Answer what is held, and from now on everything at once."""
+        self.holding = False
+        for submit in self.held:
+            self.release(submit)
+
     def _reply(self, id: ChunkId) -> None:
         said = self._answer(self._held.pop(id))
         self._events.put_nowait(Failed(id, str(said)) if isinstance(said, Exception) else Result(id, said))

@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
+import psutil
+
 LIMIT_S = 250.0  # under pytest's own; it ends what is broken and measures nothing
 
 
@@ -20,3 +22,11 @@ def wait_until(condition: Callable[[], object], limit_s: float = LIMIT_S, pause_
     while not condition():
         assert time.monotonic() < deadline_s, "the condition never held"
         time.sleep(pause_s)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """A process that has ended, and whom nobody has asked about yet, is not."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

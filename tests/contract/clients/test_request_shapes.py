@@ -1,43 +1,24 @@
 """What programs that do not install here send, byte by byte, by their own source."""
 
 import http.client
-import io
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-import av
 import httpx
-import numpy as np
 import pytest
-import soxr
 
-from asr_server.core import SAMPLE_RATE, Samples
 from tests.conftest import Server
 from tests.support.embedded import embedded
 from tests.support.speech import say
 from tests.unit.api.running_app import run_app
-from tests.unit.api.sample_files import mp3, opus, sound_file
+from tests.unit.api.sample_files import mp3, opus, sound_file, webm
 from tests.unit.realtime.realtime_client import open_session, pcm24, transcripts
 
 SPOKEN = say("314159")
 PATH = "/v1/audio/transcriptions"
 Part = tuple[dict[str, str], bytes]
-
-
-def webm(samples: Samples) -> bytes:
-    """Opus in WebM, as browsers record it."""
-    file = io.BytesIO()
-    with av.open(file, "w", format="webm") as container:
-        stream = container.add_stream("libopus", rate=48_000, layout="mono")
-        sound = np.asarray(soxr.resample(samples, SAMPLE_RATE, 48_000), np.float32)
-        frame = av.AudioFrame.from_ndarray(sound[None], format="fltp", layout="mono")
-        frame.sample_rate = 48_000
-        frame.pts = 0
-        for packet in [*stream.encode(frame), *stream.encode(None)]:
-            container.mux(packet)
-    return file.getvalue()
 
 
 def field(name: str, value: str) -> Part:

@@ -139,8 +139,7 @@ async def test_a_429_is_sent_again_when_the_server_said(second: Path) -> None:
         await until(lambda: app.replica.held and app.app.state.server.admission.num_waiting)
         asking = asyncio.create_task(ask(app, second))
         await until(lambda: app.app.state.server.admission.num_rejected)
-        app.replica.holding = False
-        app.replica.release(app.replica.held[0])
+        app.replica.stop_holding()
         assert [(await reply).status_code for reply in before] == [200, 200]
         answered = await asking
     assert (answered["text"], answered["numSent"]) == ("zero", 2)

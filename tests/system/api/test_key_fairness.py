@@ -45,9 +45,7 @@ async def test_one_keys_requests_never_take_the_last_places(other: str, tmp_path
         await until(lambda: len(app.replica.held) == 13)
         app.replica.release(app.replica.held[-1])
         assert await asking == 200
-        app.replica.holding = False
-        for submit in app.replica.held:
-            app.replica.release(submit)
+        app.replica.stop_holding()
         assert set(await asyncio.gather(*greedy)) == {200, 429}
 
 

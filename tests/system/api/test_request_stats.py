@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from typing import Any
 
 import httpx
 import msgspec
@@ -38,6 +39,20 @@ def grown(before: Figures, after: Figures, *families: str) -> Figures:
     """What of these families has grown, and by how much."""
     found = {name: growth(before, after, name) for name in after if name.startswith(families)}
     return {name: value for name, value in found.items() if value}
+
+
+@pytest.fixture(autouse=True)
+def requests_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger=REQUEST_LOG)
+
+
+def logged_requests(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.name == REQUEST_LOG]
+
+
+def line_of(record: logging.LogRecord) -> dict[str, Any]:
+    line: dict[str, Any] = json.loads(JsonFormatter("api").format(record))
+    return line
 
 
 def tried_twice_more(submit: Submit) -> ChunkResult:
@@ -124,25 +139,22 @@ async def test_audio_is_counted_by_the_route_that_it_came_in_by() -> None:
 async def test_a_forwarded_address_counts_from_a_trusted_proxy_and_if_it_is_one(
     sender: str, forwarded: str, logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger=REQUEST_LOG)
     async with run_app() as app:
         client = await RawClient.connect(app.host, app.port, address=sender)
         head = f"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx-forwarded-for: {forwarded}\r\n\r\n"
         client.send(head.encode())
         assert (await client.reply()).status == 200
         await client.close()
-    (record,) = (record for record in caplog.records if record.name == REQUEST_LOG)
-    assert json.loads(JsonFormatter("api").format(record)).get("client", "") == logged
+    assert line_of(*logged_requests(caplog)).get("client", "") == logged
 
 
 async def test_a_requests_line_tells_what_it_took(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger=REQUEST_LOG)
     async with run_app(answer=tried_twice_more) as app:
         await app.post(wav(noise(75)))
         await app.client.get("/v1/models")
-    heard, listed = (record for record in caplog.records if record.name == REQUEST_LOG)
+    heard, listed = logged_requests(caplog)
     assert heard.getMessage().endswith(" s; audio 75.0 s, chunks 3, fallbacks 6")
-    line = json.loads(JsonFormatter("api").format(heard))
+    line = line_of(heard)
     expected = {
         "method": "POST",
         "route": ROUTE,
@@ -161,7 +173,7 @@ async def test_a_requests_line_tells_what_it_took(caplog: pytest.LogCaptureFixtu
     # This replica tells no times of chunks.
     assert set(stages_s) == {"upload", "transcription", "render", "reply"}
     assert 0 < sum(stages_s.values()) <= line["seconds"] + 0.002
-    assert "chunks" not in json.loads(JsonFormatter("api").format(listed))
+    assert "chunks" not in line_of(listed)
     assert listed.getMessage().endswith(" s")
 
 
@@ -169,11 +181,9 @@ async def test_a_requests_line_tells_what_it_took(caplog: pytest.LogCaptureFixtu
 async def test_a_refused_requests_line_says_as_much_as_was_known(
     wrong: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger=REQUEST_LOG)
     async with run_app() as app:
         await app.post(b"no audio", **wrong)
-    (record,) = (record for record in caplog.records if record.name == REQUEST_LOG)
-    line = json.loads(JsonFormatter("api").format(record))
+    line = line_of(*logged_requests(caplog))
     asked_for = {"model": wrong.get("model", "whisper-1"), "format": "json", "stream": False}
     assert line.items() >= (asked_for | {"route": ROUTE}).items()
     assert 400 <= line["status"] < 500
@@ -181,9 +191,8 @@ async def test_a_refused_requests_line_says_as_much_as_was_known(
 
 
 async def test_requests_at_once_have_own_sums(app: RunningApp, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger=REQUEST_LOG)
     await asyncio.gather(*(app.post(wav(noise(duration_s))) for duration_s in (1, 2, 3, 40)))
-    lines = [record.getMessage() for record in caplog.records if record.name == REQUEST_LOG]
+    lines = [record.getMessage() for record in logged_requests(caplog)]
     assert sorted(line.split("; ")[1] for line in lines) == [
         "audio 1.0 s, chunks 1",
         "audio 2.0 s, chunks 1",

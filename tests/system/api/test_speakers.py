@@ -1,5 +1,9 @@
-"""A speaker in each channel, end to end: the official client in strict mode, a real server, digits."""
+"""Who speaks, end to end: the official client in strict mode, a real server, digits.
 
+A speaker in each channel, and then voices told apart in one.
+"""
+
+import base64
 from typing import Any
 
 import numpy as np
@@ -19,6 +23,7 @@ from tests.conftest import Server
 from tests.contract.official_client import transcribe
 from tests.support.speech import Spoken, say, silence
 from tests.unit.api.sample_files import sound_file
+from tests.unit.speakers.people import TALK, join
 
 SPLIT = {"channels": "split"}
 DIARIZED: dict[str, Any] = {"response_format": "diarized_json", "extra_body": SPLIT}
@@ -46,6 +51,20 @@ def expected(names: tuple[str, str] = ("A", "B")) -> list[tuple[str, str]]:
     return [(names["AB".index(label)], said.text) for label, said in LABELLED]
 
 
+async def streamed(
+    client: AsyncOpenAI, file: bytes, fields: dict[str, Any]
+) -> tuple[list[Any], list[TranscriptionTextDeltaEvent], list[TranscriptionTextSegmentEvent]]:
+    """All events but the last, the deltas and the segments: together what is said at the end, and at once."""
+    *events, done = [event async for event in await transcribe(client, file, **fields, stream=True)]
+    deltas = [event for event in events if isinstance(event, TranscriptionTextDeltaEvent)]
+    segments = [event for event in events if isinstance(event, TranscriptionTextSegmentEvent)]
+    assert isinstance(done, TranscriptionTextDoneEvent)
+    assert "".join(delta.delta for delta in deltas) == done.text
+    whole = await transcribe(client, file, **fields)
+    assert [segment.model_dump() for segment in whole.segments] == [each.model_dump() for each in segments]
+    return events, deltas, segments
+
+
 async def test_diarized_json_has_who_said_what_and_when(client: AsyncOpenAI) -> None:
     answer = await transcribe(client, CALL, **DIARIZED)
     assert isinstance(answer, TranscriptionDiarized)
@@ -62,17 +81,11 @@ async def test_diarized_json_has_who_said_what_and_when(client: AsyncOpenAI) -> 
 
 
 async def test_a_stream_names_the_speaker_of_each_segment(client: AsyncOpenAI) -> None:
-    *events, done = [event async for event in await transcribe(client, CALL, **DIARIZED, stream=True)]
-    deltas = [event for event in events if isinstance(event, TranscriptionTextDeltaEvent)]
-    segments = [event for event in events if isinstance(event, TranscriptionTextSegmentEvent)]
-    assert isinstance(done, TranscriptionTextDoneEvent)
+    _, deltas, segments = await streamed(client, CALL, DIARIZED)
     assert [(segment.speaker, segment.text) for segment in segments] == expected()
     assert [delta.segment_id for delta in deltas] == [segment.id for segment in segments]
-    assert "".join(delta.delta for delta in deltas) == done.text
     starts_s = [segment.start for segment in segments]
     assert starts_s == sorted(starts_s)
-    whole = await transcribe(client, CALL, **DIARIZED)
-    assert [segment.model_dump() for segment in whole.segments] == [each.model_dump() for each in segments]
 
 
 async def test_each_channel_is_heard_as_it_is_alone(client: AsyncOpenAI) -> None:
@@ -158,3 +171,74 @@ async def test_a_file_without_two_channels_is_refused(client: AsyncOpenAI, num_c
     with pytest.raises(openai.BadRequestError, match=rf"has {num_channels} channel") as caught:
         await transcribe(client, file, **DIARIZED)
     assert (caught.value.code, caught.value.param) == ("invalid_value", "channels")
+
+
+# -- Voices in one channel --
+
+VOICES: dict[str, Any] = {"response_format": "diarized_json", "chunking_strategy": "auto"}
+MIXED = sound_file(join([said for _, said in TALK])[0])
+NUM_DIGITS = sum(len(said.digits) for _, said in TALK)
+
+
+def data_url(samples: Samples) -> str:
+    return f"data:audio/wav;base64,{base64.b64encode(sound_file(samples)).decode()}"
+
+
+def changes(speakers: list[str]) -> list[str]:
+    """The speakers as they take turns."""
+    return [one for one, before in zip(speakers, [None, *speakers], strict=False) if one != before]
+
+
+async def test_diarized_json_has_the_voices_as_they_take_turns(client: AsyncOpenAI) -> None:
+    answer = await transcribe(client, MIXED, **VOICES)
+    assert isinstance(answer, TranscriptionDiarized)
+    assert changes([segment.speaker for segment in answer.segments]) == ["A", "B", "A", "B"]
+    assert " ".join(segment.text for segment in answer.segments) == answer.text
+    assert len(answer.text.split()) >= NUM_DIGITS - 2
+    times_s = [time for segment in answer.segments for time in (segment.start, segment.end)]
+    assert times_s == sorted(times_s)
+    assert [segment.id for segment in answer.segments] == [
+        f"seg_{n + 1:03d}" for n in range(len(times_s) // 2)
+    ]
+
+
+async def test_a_stream_has_its_text_first_and_its_speakers_at_the_end(client: AsyncOpenAI) -> None:
+    events, deltas, segments = await streamed(client, MIXED, VOICES)
+    assert events == [*deltas, *segments]
+
+
+async def test_known_speakers_get_their_names_and_a_stranger_s_is_not_given(client: AsyncOpenAI) -> None:
+    answer = await transcribe(
+        client,
+        MIXED,
+        **VOICES,
+        known_speaker_names=["Ann", "Zoe"],
+        known_speaker_references=[
+            data_url(say("4567890", "f3").samples),
+            data_url(say("90909090", "linda").samples),
+        ],
+    )
+    assert changes([segment.speaker for segment in answer.segments]) == ["Ann", "A", "Ann", "A"]
+
+
+async def test_subtitles_and_words_have_the_labels_too(client: AsyncOpenAI) -> None:
+    extra: dict[str, Any] = {"extra_body": {"diarize": "true"}}
+    srt = await transcribe(client, MIXED, response_format="srt", **extra)
+    assert changes([line[0] for line in srt.splitlines() if line[1:2] == ":"]) == ["A", "B", "A", "B"]
+    words = await transcribe(
+        client, MIXED, response_format="verbose_json", timestamp_granularities=["word"], **extra
+    )
+    assert changes([word.speaker for word in words.words]) == ["A", "B", "A", "B"]
+
+
+async def test_the_number_of_speakers_can_be_given(client: AsyncOpenAI) -> None:
+    answer = await transcribe(client, MIXED, **VOICES, extra_body={"num_speakers": 1})
+    assert {segment.speaker for segment in answer.segments} == {"A"}
+
+
+async def test_the_alias_of_the_field_is_served(client: AsyncOpenAI) -> None:
+    file = sound_file(say("314").samples)
+    answer = await client.audio.transcriptions.create(
+        file=("upload", file), model="gpt-4o-transcribe-diarize", **VOICES
+    )
+    assert answer.segments

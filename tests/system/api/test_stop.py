@@ -18,7 +18,7 @@ from tests.support.speech import VOICES, say
 from tests.support.until import until
 from tests.unit.api.sample_files import m4a, sound_file
 from tests.unit.api.test_websockets import handshake
-from tests.unit.realtime.realtime_client import MANUAL, of_type, open_session, pcm24
+from tests.unit.realtime.realtime_client import of_type, open_manual, pcm24
 
 PATH = "/v1/audio/transcriptions"
 SAID = [say("31415926", voice, 0.2).samples for voice in VOICES[:4]]
@@ -108,8 +108,7 @@ async def test_a_socket_that_answers_no_close_does_not_hold_up_the_stop() -> Non
 async def test_a_live_turn_that_cannot_finish_in_time_is_told_so_before_its_session_closes() -> None:
     with run_server("--drain-s", "1") as server:
         replicas = psutil.Process(server.process.pid).children(recursive=True)
-        async with open_session(server.url) as client:
-            await client.update(**MANUAL)
+        async with open_manual(server.url) as client:
             await client.append(pcm24(say("31").samples))
             for replica in replicas:
                 replica.suspend()

@@ -22,7 +22,7 @@ from harness.speech.corpora import corpus
 from harness.speech.synthesis import is_installed, read_for
 from tests.conftest import Server
 from tests.contract.official_client import SPOKEN
-from tests.unit.api.sample_files import sound_file
+from tests.support.api_fixtures import post_speech
 
 
 @pytest.fixture
@@ -54,14 +54,7 @@ def parse_srt(text: str) -> list[ShownCue]:
 
 
 async def post_for_cues(http: httpx.AsyncClient, samples: Samples, **fields: str) -> list[ShownCue]:
-    reply = await http.post(
-        "/v1/audio/transcriptions",
-        files={"file": ("speech.flac", sound_file(samples, "FLAC"))},
-        data={"model": "whisper-1", "response_format": "srt"} | fields,
-        timeout=3600,
-    )
-    assert reply.status_code == 200, reply.text
-    return parse_srt(reply.text)
+    return parse_srt((await post_speech(http, samples, response_format="srt", **fields)).text)
 
 
 def check_rules(cues: Sequence[ShownCue]) -> float:
@@ -109,11 +102,7 @@ async def test_raw_subtitles_are_the_models_segments(server: Server) -> None:
     """On the embedded model, which makes two of them."""
     async with httpx.AsyncClient(base_url=server.url, timeout=250) as http:
         cues = await post_for_cues(http, SPOKEN.samples, subtitles="raw")
-        reply = await http.post(
-            "/v1/audio/transcriptions",
-            files={"file": ("speech.flac", sound_file(SPOKEN.samples, "FLAC"))},
-            data={"model": "whisper-1", "response_format": "verbose_json"},
-        )
+        reply = await post_speech(http, SPOKEN.samples, response_format="verbose_json")
     segments = reply.json()["segments"]
     assert len(segments) == 2
     assert [" ".join(cue.lines) for cue in cues] == [segment["text"].strip() for segment in segments]

@@ -72,15 +72,13 @@ async def test_replicas_that_are_killed_lose_nothing_and_are_replaced(two_replic
     await until_ready(two_replicas)
     killed = [process for process in named_replicas() if process.suspend() is None]  # with work on each
     said = [say(digits) for digits in ("17", "28", "39", "40")]
-    tasks = [
-        asyncio.create_task(two_replicas.open(spoken.digits).submit(chunk(spoken), OPTIONS))
-        for spoken in said
-    ]
+    submits = (two_replicas.open(spoken.digits).submit(chunk(spoken), OPTIONS) for spoken in said)
+    answers = asyncio.gather(*submits)
     await asyncio.sleep(0)
     assert all(state.in_flight for state in two_replicas.supervisor.replica_states)
     for process in killed:
         process.kill()
-    results = await asyncio.wait_for(asyncio.gather(*tasks), LIMIT_S)
+    results = await asyncio.wait_for(answers, LIMIT_S)
     assert [heard(result) for result in results] == [spoken.digits for spoken in said]
     await until_ready(two_replicas)
     assert len(named_replicas()) == len(killed) == 2

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.ray_cluster import RayCluster, ray_cluster
 from tests.conftest import Server, run_server
-from tests.support.until import wait_until
+from tests.support.until import is_alive, wait_until
 
 LIMIT_S = 3.0  # of a trial on a machine that does nothing else
 SHARED_MEMORY = Path("/dev/shm")
@@ -91,14 +91,6 @@ def until_gone(processes: list[psutil.Process], limit_s: float) -> float:
             raise AssertionError(f"left after {limit_s} s: {list(map(title_of, alive))}")
         time.sleep(0.01)
     return time.perf_counter() - started
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """A process that has ended, and whom nobody has asked about yet, is not."""
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def shared_memory() -> set[str]:

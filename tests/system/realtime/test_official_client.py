@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 import soundfile
@@ -22,7 +21,15 @@ from tests.conftest import Server
 from tests.support.embedded import embedded
 from tests.support.speech import say
 from tests.unit.api.running_app import run_app
-from tests.unit.realtime.realtime_client import EVENTS, MANUAL, of_type, open_session, pcm24, transcripts
+from tests.unit.realtime.realtime_client import (
+    EVENTS,
+    MANUAL,
+    of_type,
+    open_manual,
+    open_session,
+    pcm24,
+    transcripts,
+)
 
 INTENT = {"intent": "transcription"}
 TWO_TURNS = say("31415", gap_s=[0.2, 0.2, 1.2, 0.2, 1.0])
@@ -99,10 +106,8 @@ async def test_sessions_at_once_hear_their_own(server: Server) -> None:
 
 async def test_a_turn_longer_than_the_models_window_is_heard_whole(server: Server) -> None:
     spoken = say("3141592653" * 2, gap_s=0.45)
-    async with open_session(server.url) as session:
-        await session.update(**MANUAL)
-        await session.append(pcm24(spoken.samples))
-        await session.commit()
+    async with open_manual(server.url) as session:
+        await session.say(pcm24(spoken.samples))
         events = await session.until(".completed")
         text = transcripts(events)[events[-1]["item_id"]]
     assert len(set(text.split()) - set(spoken.text.split())) == 0
@@ -111,11 +116,9 @@ async def test_a_turn_longer_than_the_models_window_is_heard_whole(server: Serve
 
 async def test_a_killed_replica_in_the_middle_loses_no_turn(server: Server) -> None:
     spoken = say("314", gap_s=[0.2, 0.2, 0.5])
-    async with open_session(server.url) as session:
-        await session.update(**MANUAL)
+    async with open_manual(server.url) as session:
         for turn in range(4):
-            await session.append(pcm24(spoken.samples))
-            await session.commit()
+            await session.say(pcm24(spoken.samples))
             if turn == 1:
                 kill_a_replica(server)
         events = await session.until(".completed", ".failed", count=4)
@@ -162,9 +165,3 @@ async def test_the_client_connects_again_where_the_close_code_says_so_and_not_wh
                     pass
         error = json.loads(caught.value.response.body)["error"]
         assert (error["message"], codes) == ("Incorrect API key.", [1001])
-
-
-def test_metrics_count_sessions_and_turns(server: Server) -> None:
-    text = httpx.get(f"{server.url}/metrics").text
-    assert "asr_realtime_sessions " in text
-    assert "asr_realtime_turns_total " in text

@@ -246,8 +246,7 @@ async def test_without_a_place_it_is_refused_as_by_http() -> None:
         (error,) = await answers_to(port, wire("audio-chunk", SECOND, **FORMAT))
         assert error.data["code"] == "server_overloaded"
         await until(lambda: app.replica.held)
-        app.replica.holding = False
-        app.replica.release(app.replica.held[0])
+        app.replica.stop_holding()
         assert [(await reply).status_code for reply in (first, second)] == [200, 200]
 
 

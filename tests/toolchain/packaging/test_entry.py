@@ -1,6 +1,7 @@
-"""`make` does what it says on a machine that has Python and make alone, and its scripts are sound."""
+"""`make` does what it says, also on a machine that has Python and make alone."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ import yaml
 
 from tests.toolchain.packaging.package_index import ROOT
 
+FETCHED = re.compile(r'<(?:script|link|img)[^>]+(?:src|href)="https?://')
 STAMPS = ("serve", "test", "trial")
 NOTE_CALL = '#!/bin/sh\necho "environment: $*"\n'
 OTHER_SCRIPTS = (
@@ -74,3 +76,15 @@ def test_every_page_is_in_the_sites_navigation_or_left_out_of_it_by_name() -> No
     left_out = [rule.strip("/").removesuffix("/*") + "/" for rule in site["not_in_nav"].split()]
     rest = {page for page in set(files) - set(pages(site["nav"])) if not page.startswith(tuple(left_out))}
     assert rest == set()
+
+
+@pytest.mark.trial
+def test_the_site_has_every_page_and_fetches_nothing_from_elsewhere() -> None:
+    """mkdocs refuses a broken link."""
+    subprocess.run(["make", "site"], cwd=ROOT, check=True, timeout=600)
+    site = ROOT / "dist" / "site"
+    start = (site / "index.html").read_text("utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert (site / "docs" / page.with_suffix(".html").name).is_file()
+        assert f'href="docs/{page.stem}.html"' in start
+    assert not [page for page in site.rglob("*.html") if FETCHED.search(page.read_text("utf-8"))]

@@ -391,7 +391,5 @@ async def waiting_for_answers(app: RunningApp, num_clients: int) -> AsyncIterato
     replies = [asyncio.create_task(app.post()) for _ in range(num_clients)]
     await until(lambda: len(app.replica.held) == num_clients)
     yield
-    app.replica.holding = False
-    for submit in app.replica.held:
-        app.replica.release(submit)
+    app.replica.stop_holding()
     assert [(await reply).status_code for reply in replies] == [200] * num_clients

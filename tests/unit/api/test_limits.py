@@ -190,8 +190,7 @@ async def test_a_session_counts_as_a_request_and_ends_when_the_audio_is_used_up(
         url = app.url
         async with open_session(url, additional_headers=bearer(WEB)) as client:
             await client.update(**MANUAL)
-            await client.append(pcm24(noise(3)))
-            await client.commit()
+            await client.say(pcm24(noise(3)))
             error = (await client.until("error"))[-1]["error"]
             assert (error["code"], error["type"]) == ("rate_limit_exceeded", "rate_limit_error")
             assert await client.closed() == 1008

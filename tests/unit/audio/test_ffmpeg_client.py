@@ -27,6 +27,7 @@ from asr_server.audio.ffmpeg_client import (
 from asr_server.audio.recording import Recording
 from asr_server.core import Chunk
 from asr_server.errors import DecodingUnavailable, InvalidAudio
+from tests.support.until import is_alive
 from tests.support.until import wait_until as until
 from tests.unit.audio.audio_files import audio_of, chunks_of, make, slices, voice
 
@@ -50,13 +51,6 @@ def forkserver() -> Iterator[None]:
     yield
     decode_processes.shutdown()
     OTHERS.clear()
-
-
-def alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def family() -> list[psutil.Process]:
@@ -123,7 +117,7 @@ class LimitOfTheFrozen:
         self._frozen = frozen
 
     def __le__(self, silent_ms: int) -> bool:
-        return silent_ms >= (1500 if any(map(alive, self._frozen)) else MAX_SILENCE_MS)
+        return silent_ms >= (1500 if any(map(is_alive, self._frozen)) else MAX_SILENCE_MS)
 
 
 @pytest.mark.parametrize("is_forkserver_frozen_too", [False, True])
@@ -146,14 +140,14 @@ def test_processes_that_are_frozen_are_killed_and_the_file_decoded_once_more(
     assert np.array_equal(audio_of([*chunks, *slices(recording)]), expected)
     assert "no answer for 1.5 s" in caplog.text
     assert "decoded once more" in caplog.text
-    until(lambda: not any(alive(process) for process in frozen))
+    until(lambda: not any(is_alive(process) for process in frozen))
 
 
 def test_a_file_whose_process_the_system_ends_twice_is_no_fault_of_its_sender(path: Path) -> None:
     recording, _, process = begun(path)
     process.kill()
-    until(lambda: not alive(process))
-    while not (replaced := [other for other in decoding() if other != process and alive(other)]):
+    until(lambda: not is_alive(process))
+    while not (replaced := [other for other in decoding() if other != process and is_alive(other)]):
         recording.next_slice()
     replaced[0].kill()
     with pytest.raises(DecodingUnavailable):
@@ -188,7 +182,7 @@ def test_a_forkserver_that_died_is_replaced(path: Path) -> None:
     processes = family()
     for process in processes:
         process.kill()
-    until(lambda: not any(alive(process) for process in processes))
+    until(lambda: not any(is_alive(process) for process in processes))
     assert chunks_of(path)[0]
 
 
@@ -205,7 +199,7 @@ def test_closing_a_recording_ends_its_process(path: Path) -> None:
     recording.next_slice()
     (process,) = decoding()
     recording.close()
-    until(lambda: not alive(process))
+    until(lambda: not is_alive(process))
 
 
 @pytest.mark.parametrize("frozen", ["none", "all"])
@@ -226,7 +220,7 @@ def test_nothing_outlives_a_server_that_is_killed(path: Path, frozen: str) -> No
         for one in {"none": [], "all": [forkserver, process]}[frozen]:
             one.suspend()
         server.kill()
-    until(lambda: not alive(forkserver) and not alive(process))
+    until(lambda: not is_alive(forkserver) and not is_alive(process))
 
 
 def test_an_answer_longer_than_any_packet_is_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

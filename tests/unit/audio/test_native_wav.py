@@ -1,6 +1,5 @@
 """WAV as it is written in the wild; FLAC and MP3 whose headers count too little; files joined together."""
 
-import os
 import struct
 import subprocess
 import sys
@@ -42,12 +41,8 @@ def written(folder: Path, data: bytes) -> Path:
 
 
 def decoded(path: Path) -> tuple[Frames, WavDecoder]:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        decoder = WavDecoder(fd)
-        return all_of(decoder), decoder
-    finally:
-        os.close(fd)
+    decoder = WavDecoder(opened(path))
+    return all_of(decoder), decoder
 
 
 def raw_wav(
@@ -193,13 +188,9 @@ def joined(folder: Path, name: str, *parts: Frames, between: bytes = b"") -> Pat
 
 
 def more_follows(path: Path) -> bool:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        decoder = SndfileDecoder(fd)
-        all_of(decoder)
-        return decoder.has_more
-    finally:
-        os.close(fd)
+    decoder = SndfileDecoder(opened(path))
+    all_of(decoder)
+    return decoder.has_more
 
 
 @pytest.mark.parametrize("share", [0.02, 1 / 3, 0.5])

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import shutil
 import struct
 import subprocess
 import sys
@@ -17,7 +16,6 @@ import torch
 
 from asr_server.annexes.model_sources import readers
 from asr_server.annexes.model_sources.readers import read_openai
-from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
 from asr_server.model.weights import read_weights
 from tests.unit.checkpoint.binary_models import ctranslate2, ggml, variable
@@ -69,11 +67,6 @@ def refusal() -> Iterator[Refuse]:
 
         yield refused
         server.stdin.close()
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return shutil.copytree(EMBEDDED_MODEL, tmp_path / "model")
 
 
 # -- Small files ---------------------------------------------------------------------------------------------

@@ -2,21 +2,14 @@
 
 import json
 import logging
-import shutil
 from pathlib import Path
 
 import pytest
 
 from asr_server.checkpoint.sizes import WhisperSizes, read_alignment_heads, read_window, upper_half
-from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import AudioWindow
 from asr_server.errors import CheckpointError
 from tests.support.checkpoints import pocket_directory, short_window_directory
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return shutil.copytree(EMBEDDED_MODEL, tmp_path / "model")
 
 
 def change(path: Path, **changes: object) -> None:
@@ -75,18 +68,14 @@ def write_checkpoint(directory: Path, config: dict[str, object], preprocessor: d
     return directory
 
 
-def test_the_window_is_as_long_as_the_encoder_has_positions() -> None:
+def test_the_window_is_as_long_as_the_encoder_has_positions_and_chunks_may_be_shorter(
+    tmp_path: Path,
+) -> None:
     assert read_window(pocket_directory()) == AudioWindow(1500)
     window = read_window(short_window_directory())
     assert (window.num_positions, window.duration_s, window.num_samples) == (400, 8.0, 128_000)
-
-
-def test_a_checkpoint_that_says_nothing_has_whispers_window(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert read_window(tmp_path) == AudioWindow(1500)
-
-
-def test_a_checkpoint_may_ask_for_chunks_shorter_than_its_window(tmp_path: Path) -> None:
+    assert read_window(tmp_path) == AudioWindow(1500), "as Whisper's, if it says nothing"
     write_checkpoint(tmp_path, {"max_source_positions": 1500}, {"chunk_length": 30, "max_chunk_s": 6.5})
     window = read_window(tmp_path)
     assert (window.duration_s, window.chunk_s) == (30.0, 6.5)

@@ -1,6 +1,5 @@
 """Weights that contradict the model that config.json describes are refused by name, never read in part."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from asr_server.errors import CheckpointError
 from asr_server.model import load_whisper
 from tests.support.checkpoints import pocket_directory
 from tests.unit.checkpoint.foreign_models import random_reference, write_ctranslate2, write_ggml, write_openai
+from tests.unit.checkpoint.test_find import change_config
 
 EMBEDDING, PROJECTION = "model.decoder.embed_tokens.weight", "proj_out.weight"
 Change = Callable[[dict[str, Tensor]], object]
@@ -34,11 +34,6 @@ def change_weights(directory: Path, change: Change) -> None:
     weights = load_file(directory / "model.safetensors")
     change(weights)
     save_file(weights, directory / "model.safetensors", {"format": "pt"})
-
-
-def change_config(directory: Path, **changes: object) -> None:
-    config = json.loads((directory / "config.json").read_text()) | changes
-    (directory / "config.json").write_text(json.dumps(config))
 
 
 def refusal(path: Path) -> str:

@@ -50,6 +50,9 @@ from asr_server.server.settings import ServerSettings
         (["x", "-f", "srt", "--speakers", "4-2"], "two such as 2-4"),
         (["x", "--channels", "split", "--speakers", "a"], "two different names"),
         (["x", "--channels", "split", "--speakers", "a,a"], "two different names"),
+        (["x", "--clip", "90"], "'90' is no START-END, such as 90-120"),
+        (["x", "--clip", "1:30-1:10"], "'1:30-1:10' ends before it begins"),
+        (["x", "--clip", "5-5"], "'5-5' ends before it begins"),
     ],
 )
 def test_a_wrong_call_is_told_without_a_traceback(arguments: list[str], message: str) -> None:

@@ -13,7 +13,7 @@ from asr_server.config import Settings
 from asr_server.dispatch.dispatcher import describe
 from asr_server.engine import EngineConfig, config, runner
 from asr_server.engine.config import choose_device, choose_dtype, choose_num_slots, engine_info
-from asr_server.model import WhisperSizes
+from asr_server.model import WhisperSizes, products
 from asr_server.model.whisper import Decoder, padded_vocabulary
 from asr_server.replica import CannotStart, load_engine
 from tests.support.checkpoints import pocket_directory
@@ -34,6 +34,19 @@ def test_auto_precision_is_bfloat16_where_the_processor_has_it(
     assert choose_dtype("float16", CPU) == torch.float16
 
 
+@pytest.mark.parametrize(
+    ("flags", "has_products", "can"),
+    [({"avx2", "fma"}, True, True), ({"sse4_2"}, True, False), ({"avx2"}, False, False)],
+)
+def test_products_in_8_bits_need_avx2_and_a_torch_that_has_them(
+    flags: set[str], has_products: bool, can: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "cpu_flags", lambda: flags)
+    functions = {"qlinear_prepack": None} if has_products else {}
+    monkeypatch.setattr(torch.ops, "onednn", SimpleNamespace(**functions))
+    assert products.can_multiply_in_int8() == can
+
+
 @pytest.mark.parametrize(("in_hardware", "dtype"), [(True, torch.bfloat16), (False, torch.float16)])
 def test_a_gpu_that_only_emulates_bfloat16_gets_float16(
     in_hardware: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -44,13 +57,18 @@ def test_a_gpu_that_only_emulates_bfloat16_gets_float16(
     assert choose_dtype("auto", torch.device("cuda")) == dtype
 
 
-def test_slots_follow_from_free_memory() -> None:
+def test_slots_follow_from_free_memory_which_replicas_on_one_device_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     slot = 2 * 2 * (448 + 1500) * 128 * 4  # keys and values, layers, positions, width, bytes
     # A quarter is for slots.
     assert choose_num_slots(sizes(), CPU, torch.float32, 4 * 10 * slot) == 10
     assert choose_num_slots(sizes(), CPU, torch.float32, 0) == 1
     assert choose_num_slots(sizes(), CPU, torch.float32, 1 << 50) == 48
     assert EngineConfig(num_slots=5).resolved(sizes(), CPU, torch.float32).num_slots == 5
+    monkeypatch.setattr(config, "free_memory_bytes", lambda: 4 * 30 * slot)
+    shared = EngineConfig.from_settings(Settings(), num_on_device=3).resolved(sizes(), CPU, torch.float32)
+    assert shared.num_slots == 10
 
 
 def test_a_default_servers_scores_take_at_most_300_mb_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,13 +95,6 @@ def test_a_gpu_without_memory_ends_the_start_with_one_line(monkeypatch: pytest.M
     assert "\n" not in str(failure.value)
 
 
-def test_replicas_on_one_device_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    slot = 2 * 2 * (448 + 1500) * 128 * 4
-    monkeypatch.setattr(config, "free_memory_bytes", lambda: 4 * 30 * slot)
-    shared = EngineConfig.from_settings(Settings(), num_on_device=3).resolved(sizes(), CPU, torch.float32)
-    assert shared.num_slots == 10
-
-
 @pytest.mark.parametrize(
     ("free_gib", "num_on_device", "expected_gib"), [(75, 1, 75), (75, 2, 35), (35, 2, 35), (20, 2, 20)]
 )
@@ -99,8 +110,6 @@ def test_replicas_on_one_gpu_take_alike_whoever_starts_first(
     )
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5 * gib)
     assert config.free_bytes(torch.device("cuda"), num_on_device) == expected_gib * gib
-    if num_on_device == 1:
-        assert config.free_bytes(torch.device("cuda")) == expected_gib * gib
 
 
 @pytest.mark.parametrize(

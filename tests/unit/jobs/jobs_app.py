@@ -10,6 +10,7 @@ import httpx
 from asr_server.annexes.jobs.service import Jobs
 from tests.support.embedded import embedded
 from tests.support.fake_replica import Say
+from tests.support.until import until
 from tests.unit.api.running_app import MODEL, SECOND, RunningApp, number_of_the_chunk, run_app
 
 URL = "/v1/audio/transcriptions"
@@ -36,6 +37,14 @@ async def post(
     """Send a recording as a job's."""
     data = MODEL | {"language": "en", "background": "true"} | fields
     return await app.client.post(URL, files={"file": file}, data=data, headers=headers)
+
+
+async def hold(app: RunningApp, file: bytes = SECOND, num_chunks: int = 1) -> str:
+    """Return the id of a new job whose chunks the replica holds."""
+    app.replica.holding = True
+    id = str((await post(app, file)).json()["id"])
+    await until(lambda: len(app.replica.held) == num_chunks)
+    return id
 
 
 async def finished(app: RunningApp, id: str, **headers: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Jobs: the same request with one more field, an id at once, the same answer later."""
 
 import asyncio
+import contextlib
 import shutil
 import sqlite3
 import time
@@ -25,10 +26,10 @@ from asr_server.core import ChunkResult
 from asr_server.errors import ChunkFailed, EngineUnavailable, StorageUnavailable
 from asr_server.transport.messages import Submit
 from tests.support.until import until
-from tests.unit.api.named_keys import SHOP, WEB, entry, write
+from tests.unit.api.named_keys import SHOP, WEB, bearer, entry, write
 from tests.unit.api.running_app import SECOND, THREE_CHUNKS, error_of, number_of_the_chunk, run_app
 from tests.unit.cli.test_options import problems
-from tests.unit.jobs.jobs_app import URL, content, finished, jobs_of, post, run_with_jobs
+from tests.unit.jobs.jobs_app import URL, content, finished, hold, jobs_of, post, run_with_jobs
 
 FIELDS: dict[str, Any] = {
     "response_format": "verbose_json",
@@ -43,6 +44,18 @@ FIELDS: dict[str, Any] = {
 }
 SECRET = "whsec_" + "c2VjcmV0" * 4
 OTHER = {"x-request-id", "date"}  # headers of a reply that are its own
+
+
+def two_keys(folder: Path) -> tuple[str, dict[str, str], dict[str, str]]:
+    """Return a file of two keys, and a header with each."""
+    keys = write(folder / "keys.yaml", entry("web", WEB), entry("shop", SHOP))
+    return str(keys), bearer(WEB), bearer(SHOP)
+
+
+def change(folder: Path, *statements: str) -> None:
+    with contextlib.closing(sqlite3.connect(folder / "jobs.sqlite")) as database, database:
+        for statement in statements:
+            database.execute(statement)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +100,8 @@ async def test_a_client_that_knows_nothing_of_jobs_gets_them_by_one_more_field(t
 
 
 async def test_a_repeated_request_is_the_same_job_and_says_so(tmp_path: Path) -> None:
-    keys = write(tmp_path / "keys.yaml", entry("web", WEB), entry("shop", SHOP))
-    web, shop = ({"authorization": f"Bearer {key}"} for key in (WEB, SHOP))
-    async with run_with_jobs(tmp_path / "jobs", keys_file=str(keys)) as app:
+    keys, web, shop = two_keys(tmp_path)
+    async with run_with_jobs(tmp_path / "jobs", keys_file=keys) as app:
         first, again, other_key, other_field, other_bytes = [
             await post(app, file, headers, **fields)
             for file, headers, fields in (
@@ -113,9 +125,7 @@ async def test_a_repeated_request_is_the_same_job_and_says_so(tmp_path: Path) ->
 
 async def test_a_look_that_waits_ends_with_a_change(tmp_path: Path) -> None:
     async with run_with_jobs(tmp_path) as app:
-        app.replica.holding = True
-        id = (await post(app, THREE_CHUNKS)).json()["id"]
-        await until(lambda: len(app.replica.held) == 3)
+        id = await hold(app, THREE_CHUNKS, 3)
         looking = asyncio.create_task(app.client.get(f"{URL}/{id}?wait=60", timeout=100))
         app.replica.release(app.replica.held[0])
         while (job := (await app.client.get(f"{URL}/{id}")).json())["seconds_done"] == 0:
@@ -139,16 +149,13 @@ async def test_jobs_have_a_ceiling_and_places_in_the_queue(
         assert [(job["status"], job["place"]) for job in jobs] == [
             *(("in_progress", None), ("queued", 1), ("queued", 2))
         ]
-        app.replica.holding = False
-        app.replica.release(app.replica.held[0])
+        app.replica.stop_holding()
         assert [(await finished(app, id))["status"] for id in ids] == ["completed"] * 3
 
 
 async def test_a_deleted_job_is_cancelled_and_leaves_nothing(tmp_path: Path) -> None:
     async with run_with_jobs(tmp_path) as app:
-        app.replica.holding = True
-        id = (await post(app)).json()["id"]
-        await until(lambda: app.replica.held)
+        id = await hold(app)
         answer = await app.client.delete(f"{URL}/{id}")
         assert answer.json() == {"id": id, "object": "transcription.job", "deleted": True}
         assert app.replica.cancelled
@@ -160,9 +167,8 @@ async def test_a_deleted_job_is_cancelled_and_leaves_nothing(tmp_path: Path) -> 
 
 
 async def test_jobs_are_listed_for_their_key_alone_a_page_at_a_time(tmp_path: Path) -> None:
-    keys = write(tmp_path / "keys.yaml", entry("web", WEB), entry("shop", SHOP))
-    web, shop = ({"authorization": f"Bearer {key}"} for key in (WEB, SHOP))
-    async with run_with_jobs(tmp_path / "jobs", keys_file=str(keys)) as app:
+    keys, web, shop = two_keys(tmp_path)
+    async with run_with_jobs(tmp_path / "jobs", keys_file=keys) as app:
         ids = [(await post(app, SECOND, web, seed=str(seed))).json()["id"] for seed in range(5)]
 
         async def listed(order: str) -> list[str]:
@@ -205,8 +211,7 @@ async def test_a_stream_that_is_left_is_taken_up_where_it_was(tmp_path: Path) ->
         request = app.client.build_request("POST", URL, files={"file": THREE_CHUNKS}, data=data)
         sending = asyncio.create_task(app.client.send(request, stream=True))
         await until(lambda: app.replica.held)
-        app.replica.holding = False
-        app.replica.release(app.replica.held[0])
+        app.replica.stop_holding()
         left = await sending
         first = await anext(left.aiter_lines())
         await left.aclose()
@@ -256,9 +261,8 @@ async def _posted_to(path: str) -> Any:
 
 
 async def test_quotas_hold_in_all_and_for_each_key(tmp_path: Path) -> None:
-    keys = write(tmp_path / "keys.yaml", entry("web", WEB), entry("shop", SHOP))
-    web, shop = ({"authorization": f"Bearer {key}"} for key in (WEB, SHOP))
-    async with run_with_jobs(tmp_path / "jobs", keys_file=str(keys), max_jobs=4) as app:
+    keys, web, shop = two_keys(tmp_path)
+    async with run_with_jobs(tmp_path / "jobs", keys_file=keys, max_jobs=4) as app:
         answers = [await post(app, SECOND, web, seed=str(seed)) for seed in range(4)]
         assert [answer.status_code for answer in answers] == [202, 202, 202, 429]
         assert "This key's share" in str(error_of(answers[-1])["message"])
@@ -291,9 +295,7 @@ async def test_finished_jobs_go_by_the_servers_clock_whatever_the_machines_says(
 
 async def test_a_job_whose_replica_dies_is_done_by_its_successor(tmp_path: Path) -> None:
     async with run_with_jobs(tmp_path) as app:
-        app.replica.holding = True
-        id = (await post(app)).json()["id"]
-        await until(lambda: app.replica.held)
+        id = await hold(app)
         app.replica.holding = False
         app.replica.die()
         assert (await finished(app, id))["status"] == "completed"
@@ -301,9 +303,7 @@ async def test_a_job_whose_replica_dies_is_done_by_its_successor(tmp_path: Path)
 
 async def test_a_recording_that_is_gone_fails_its_job_and_no_other(tmp_path: Path) -> None:
     async with run_with_jobs(tmp_path) as app:
-        app.replica.holding = True
-        id = (await post(app)).json()["id"]
-        await until(lambda: app.replica.held)
+        id = await hold(app)
     (recording,) = (tmp_path / "files").iterdir()
     recording.unlink()
     async with run_with_jobs(tmp_path) as app:
@@ -315,12 +315,9 @@ async def test_a_recording_that_is_gone_fails_its_job_and_no_other(tmp_path: Pat
 async def test_a_folder_that_vanishes_and_comes_back_loses_no_job(tmp_path: Path) -> None:
     folder, elsewhere = tmp_path / "jobs", tmp_path / "elsewhere"
     async with run_with_jobs(folder) as app:
-        app.replica.holding = True
-        id = (await post(app)).json()["id"]
-        await until(lambda: app.replica.held)
+        id = await hold(app)
         folder.rename(elsewhere)
-        app.replica.holding = False
-        app.replica.release(app.replica.held[0])
+        app.replica.stop_holding()
         for answer in (await post(app), await app.client.get(f"{URL}/{id}")):
             assert (answer.status_code, error_of(answer)["code"]) == (503, "storage_unavailable")
         assert await app.still_works()
@@ -330,9 +327,7 @@ async def test_a_folder_that_vanishes_and_comes_back_loses_no_job(tmp_path: Path
 
 async def test_a_chunk_that_is_known_is_not_sent_again_and_an_endless_crash_ends(tmp_path: Path) -> None:
     async with run_with_jobs(tmp_path) as app:
-        app.replica.holding = True
-        id = (await post(app, THREE_CHUNKS)).json()["id"]
-        await until(lambda: len(app.replica.held) == 3)
+        id = await hold(app, THREE_CHUNKS, 3)
         app.replica.release(app.replica.held[1])
         store = jobs_of(app).store
         while not await store.run(lambda session: session.scalars(sqlalchemy.select(Result)).all()):
@@ -341,10 +336,7 @@ async def test_a_chunk_that_is_known_is_not_sent_again_and_an_endless_crash_ends
         assert (await finished(app, id))["status"] == "completed"
         assert sorted(submit.id.chunk for submit in app.replica.submits) == [0, 2]
         assert (await content(app, id)).json() == (await app.post(THREE_CHUNKS, language="en")).json()
-    with sqlite3.connect(tmp_path / "jobs.sqlite") as database:
-        database.execute("delete from contents")
-        database.execute("update jobs set status = 'in_progress', num_starts = 10")
-    database.close()
+    change(tmp_path, "delete from contents", "update jobs set status = 'in_progress', num_starts = 10")
     async with run_with_jobs(tmp_path) as app:
         assert (await finished(app, id))["error"]["code"] == "server_ended"
 
@@ -354,9 +346,7 @@ async def test_only_a_job_that_ends_the_server_by_itself_is_blamed(tmp_path: Pat
         app.replica.holding = True
         ids = [(await post(app, THREE_CHUNKS, seed=str(seed))).json()["id"] for seed in range(3)]
         await until(lambda: app.replica.held)
-    with sqlite3.connect(tmp_path / "jobs.sqlite") as database:
-        database.execute("update jobs set num_starts = 9 where id = ?", ids[:1])
-    database.close()
+    change(tmp_path, f"update jobs set num_starts = 9 where id = '{ids[0]}'")
     async with run_with_jobs(tmp_path) as app:
         app.replica.holding = True
         await until(lambda: len(app.replica.held) == 3)
@@ -364,9 +354,7 @@ async def test_only_a_job_that_ends_the_server_by_itself_is_blamed(tmp_path: Pat
         assert [job["status"] for job in jobs] == ["in_progress", "queued", "queued"]
         app.replica.release(app.replica.held[0])
         await until(lambda: len(app.replica.held) == 2 + 3 + 3)  # it gets further: the others start
-        app.replica.holding = False
-        for submit in app.replica.held:
-            app.replica.release(submit)
+        app.replica.stop_holding()
         assert {(await finished(app, id))["status"] for id in ids} == {"completed"}
 
 
@@ -375,9 +363,7 @@ async def test_a_server_that_ends_while_its_engine_loads_blames_no_job(
 ) -> None:
     monkeypatch.setattr(runner, "MIN_PAUSE_S", 0.01)
     async with run_with_jobs(tmp_path) as app:
-        app.replica.holding = True
-        id = (await post(app)).json()["id"]
-        await until(lambda: app.replica.held)
+        id = await hold(app)
     asked = []
 
     def load(models: Models) -> None:
@@ -406,12 +392,11 @@ async def test_a_job_that_is_tried_again_is_paid_for_once(
         return finish(*stored)
 
     monkeypatch.setattr(runner, "_finish", fail_once)
-    keys = write(tmp_path / "keys.yaml", entry("web", WEB))
-    web = {"authorization": f"Bearer {WEB}"}
-    async with run_with_jobs(tmp_path / "jobs", keys_file=str(keys)) as app:
+    keys, web, _ = two_keys(tmp_path)
+    async with run_with_jobs(tmp_path / "jobs", keys_file=keys) as app:
         await finished(app, (await post(app, THREE_CHUNKS, web)).json()["id"], **web)
         assert len(tries) == 2
-        (account,) = app.app.state.server.api_keys.accounts
+        account, _ = app.app.state.server.api_keys.accounts
         await until(lambda: account.audio_s)
         assert account.audio_s == 75.0
 
@@ -448,17 +433,13 @@ async def test_a_full_disk_refuses_new_jobs_and_loses_none(
     monkeypatch.setattr(runner, "MIN_PAUSE_S", 0.01)
     async with run_with_jobs(tmp_path) as app:
         store = jobs_of(app).store
-        app.replica.holding = True
-        id = (await post(app, THREE_CHUNKS)).json()["id"]
-        await until(lambda: len(app.replica.held) == 3)
+        id = await hold(app, THREE_CHUNKS, 3)
 
         async def limit_pages(most: int) -> None:
             await store.run(lambda session: session.execute(sqlalchemy.text(f"PRAGMA max_page_count={most}")))
 
         await limit_pages(1)  # SQLite takes as many as there are: it says that the disk is full
-        app.replica.holding = False
-        for submit in app.replica.held:
-            app.replica.release(submit)
+        app.replica.stop_holding()
         refused = [await post(app, seed=str(seed), prompt="nine " * 10_000) for seed in range(3)]
         assert refused[-1].status_code == 503
         assert error_of(refused[-1])["code"] == "storage_unavailable"
@@ -474,9 +455,7 @@ def test_a_broken_database_or_a_folder_in_use_ends_the_start_with_a_reason(tmp_p
     store.open()
     assert "another server uses it" in problems(jobs_dir=str(tmp_path))[0]
     store.close()
-    with sqlite3.connect(tmp_path / "jobs.sqlite") as database:
-        database.execute("update alembic_version set version_num = 'next'")
-    database.close()
+    change(tmp_path, "update alembic_version set version_num = 'next'")
     assert "newer version" in problems(jobs_dir=str(tmp_path))[0]
     (tmp_path / "jobs.sqlite").write_bytes(b"no database" * 1000)
     (line,) = problems(jobs_dir=str(tmp_path))

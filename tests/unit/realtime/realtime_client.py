@@ -49,6 +49,11 @@ class Client:
     async def commit(self) -> None:
         await self.send({"type": "input_audio_buffer.commit"})
 
+    async def say(self, data: bytes) -> None:
+        """Append the audio and commit it as a turn."""
+        await self.append(data)
+        await self.commit()
+
     async def receive(self) -> dict[str, Any]:
         async with asyncio.timeout(60):
             event: dict[str, Any] = json.loads(await self.socket.recv())
@@ -81,6 +86,14 @@ async def open_session(
     async with connect(address, max_size=None, compression=None, **options) as socket:
         client = Client(socket)
         assert (await client.receive())["type"] == "session.created"
+        yield client
+
+
+@asynccontextmanager
+async def open_manual(url: str) -> AsyncIterator[Client]:
+    """A session whose turns end where the client commits them."""
+    async with open_session(url) as client:
+        await client.update(**MANUAL)
         yield client
 
 

@@ -18,7 +18,7 @@ from tests.support.speech import silence
 from tests.support.tokens import words
 from tests.support.until import until
 from tests.unit.api.running_app import RunningApp, run_app
-from tests.unit.realtime.realtime_client import MANUAL, Client, open_session, pcm24
+from tests.unit.realtime.realtime_client import Client, open_manual, pcm24
 
 SECOND = pcm24(noise(1.0))
 LOGPROBS = ["item.input_audio_transcription.logprobs"]
@@ -35,8 +35,7 @@ async def include(client: Client, fields: list[str]) -> list[dict[str, Any]]:
 
 
 async def test_log_probabilities_asked_for_before_a_chunk_was_read_come_with_the_turn() -> None:
-    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(app.url) as client:
-        await client.update(**MANUAL)
+    async with run_app(embedded(realtime_interim_s=0), one) as app, open_manual(app.url) as client:
         await client.append(SECOND)
         await include(client, LOGPROBS)
         await client.commit()
@@ -192,9 +191,7 @@ async def test_a_chunk_that_becomes_full_takes_the_place_of_what_was_read_ahead(
     await until(lambda: app.replica.held)
     hand.reader.push(noise(25.0))
     await until(lambda: app.replica.cancelled)
-    app.replica.holding = False
-    for submit in app.replica.held:
-        app.replica.release(submit)
+    app.replica.stop_holding()
     hand.reader.finish()
     events = await hand.ended()
     assert [event.text for event in events if isinstance(event, ChunkRead)] == ["zero", "one"]

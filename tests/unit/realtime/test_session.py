@@ -35,6 +35,7 @@ from tests.unit.realtime.realtime_client import (
     MANUAL,
     Client,
     of_type,
+    open_manual,
     open_session,
     pcm24,
     refused,
@@ -57,8 +58,7 @@ async def test_a_committed_turn_is_transcribed_and_the_events_come_in_order(app:
         )
         updated = await client.update(**MANUAL)
         assert updated["session"]["audio"]["input"]["turn_detection"] is None
-        await client.append(SECOND)
-        await client.commit()
+        await client.say(SECOND)
         events = await client.until(".completed")
         assert [event["type"].removeprefix("conversation.item.") for event in events] == [
             "input_audio_buffer.committed",
@@ -110,12 +110,10 @@ async def test_turns_are_chained_and_answers_out_of_order_find_their_turn() -> N
     def by_length(submit: Submit) -> ChunkResult:
         return say(*words(str(len(submit.samples) // 16_000)))
 
-    async with run_app(embedded(realtime_interim_s=0), by_length) as app, open_session(app.url) as client:
-        await client.update(**MANUAL)
+    async with run_app(embedded(realtime_interim_s=0), by_length) as app, open_manual(app.url) as client:
         app.replica.holding = True
         for seconds in (1, 2, 3):
-            await client.append(SECOND * seconds)
-            await client.commit()
+            await client.say(SECOND * seconds)
         committed = of_type(await client.until(".committed", count=3), ".committed")
         assert [event["previous_item_id"] for event in committed] == [
             None,
@@ -129,16 +127,14 @@ async def test_turns_are_chained_and_answers_out_of_order_find_their_turn() -> N
 
 
 async def test_a_turn_that_is_cleared_says_nothing_even_when_its_text_comes_late() -> None:
-    async with run_app(embedded(realtime_interim_s=0.5), one) as app, open_session(app.url) as client:
-        await client.update(**MANUAL)
+    async with run_app(embedded(realtime_interim_s=0.5), one) as app, open_manual(app.url) as client:
         app.replica.holding = True
         await client.append(SECOND)
         await until(lambda: app.replica.held)
         await client.send({"type": "input_audio_buffer.clear"})
         await client.until(".cleared")
         app.replica.holding = False
-        await client.append(SECOND)
-        await client.commit()
+        await client.say(SECOND)
         events = await client.until(".completed")
         assert len({event["item_id"] for event in events if "item_id" in event}) == 1
         assert len(transcripts(events)) == 1
@@ -146,8 +142,7 @@ async def test_a_turn_that_is_cleared_says_nothing_even_when_its_text_comes_late
 
 
 async def test_what_two_readings_agree_on_is_sent_while_one_speaks() -> None:
-    async with run_app(embedded(realtime_interim_s=0.5), one) as app, open_session(app.url) as client:
-        await client.update(**MANUAL)
+    async with run_app(embedded(realtime_interim_s=0.5), one) as app, open_manual(app.url) as client:
         receiving = asyncio.create_task(client.receive())  # nothing has been committed
         while not receiving.done():  # as somebody speaks on until two readings are done
             await client.append(SECOND[:4800])
@@ -160,8 +155,7 @@ async def test_a_turn_counts_once_however_often_it_is_read(caplog: pytest.LogCap
     caplog.set_level("INFO", logger="asr_server.api.middleware")
     async with run_app(embedded(realtime_interim_s=0.2), one) as app:
         before = await read(app)
-        async with open_session(app.url) as client:
-            await client.update(**MANUAL)
+        async with open_manual(app.url) as client:
             await client.append(SECOND)
             await until(lambda: app.replica.submits)  # a reading while it grows; the last one follows
             await client.commit()
@@ -172,6 +166,7 @@ async def test_a_turn_counts_once_however_often_it_is_read(caplog: pytest.LogCap
     for name in ("asr_audio_received_seconds_total", transcribed):
         assert growth(before, after, name) == pytest.approx(1.0, abs=0.01)
     assert growth(before, after, "asr_realtime_turns_total") == 1
+    assert after["asr_realtime_sessions"] == 0
     assert not growth(before, after, "asr_time_to_first_text_seconds_count")
     (line,) = [record for record in caplog.records if record.message.startswith("WebSocket")]
     wanted = {"route": "/v1/realtime", "model": "whisper-digits", "stream": True, "client": "127.0.0.1"}
@@ -221,15 +216,12 @@ async def test_a_turn_that_fails_is_failed_and_the_session_goes_on() -> None:
     answers: list[ChunkResult | Exception] = [ValueError("broken"), say(*words("7"))]
 
     async with run_app(embedded(realtime_interim_s=0), lambda _: answers.pop(0)) as app:  # noqa: SIM117
-        async with open_session(app.url) as client:
-            await client.update(**MANUAL)
-            await client.append(SECOND)
-            await client.commit()
+        async with open_manual(app.url) as client:
+            await client.say(SECOND)
             failed = (await client.until(".failed"))[-1]
             assert failed["error"]["type"] == "server_error"
             assert "broken" not in failed["error"]["message"]
-            await client.append(SECOND)
-            await client.commit()
+            await client.say(SECOND)
             assert (await client.until(".completed"))[-1]["transcript"] == "seven"
 
 
@@ -244,8 +236,7 @@ async def test_a_long_append_is_converted_in_parts_so_that_the_event_loop_turns(
         return push(audio, data)
 
     monkeypatch.setattr(AudioInput, "push", noted)
-    async with open_session(app.url) as client:
-        await client.update(**MANUAL)
+    async with open_manual(app.url) as client:
         await client.append(SECOND * 10, size=len(SECOND) * 10)
         await client.commit()
         events = await client.until(".completed")
@@ -255,24 +246,20 @@ async def test_a_long_append_is_converted_in_parts_so_that_the_event_loop_turns(
 
 
 async def test_nothing_said_is_an_empty_transcript_with_a_usage(app: RunningApp) -> None:
-    async with open_session(app.url) as client:
-        await client.update(**MANUAL)
-        await client.append(bytes(48_000))
-        await client.commit()
+    async with open_manual(app.url) as client:
+        await client.say(bytes(48_000))
         last = (await client.until(".completed"))[-1]
         assert (last["transcript"], last["usage"]["seconds"], last["content_index"]) == ("", 1.0, 0)
         assert app.replica.submits == []
 
 
 async def test_a_commit_of_under_100_ms_is_an_error_that_names_its_event(app: RunningApp) -> None:
-    async with open_session(app.url) as client:
-        await client.update(**MANUAL)
+    async with open_manual(app.url) as client:
         await client.append(SECOND[:4700])
         await client.send({"type": "input_audio_buffer.commit", "event_id": "mine"})
         error = (await client.receive())["error"]
         assert (error["code"], error["event_id"]) == ("input_audio_buffer_commit_empty", "mine")
-        await client.append(SECOND[:200])
-        await client.commit()
+        await client.say(SECOND[:200])
         await client.until(".completed")
 
 
@@ -301,8 +288,7 @@ def malformed(rng: random.Random) -> str | bytes:
 
 async def test_a_thousand_malformed_events_are_as_many_errors_in_a_session(app: RunningApp) -> None:
     rng = random.Random(0)
-    async with open_session(app.url) as client:
-        await client.update(**MANUAL)
+    async with open_manual(app.url) as client:
 
         async def send_all() -> None:
             for _ in range(1000):
@@ -313,8 +299,7 @@ async def test_a_thousand_malformed_events_are_as_many_errors_in_a_session(app: 
         assert {event["type"] for event in errors} == {"error"}
         assert {"e", None} <= {event["error"]["event_id"] for event in errors}
         await sending
-        await client.append(SECOND)
-        await client.commit()
+        await client.say(SECOND)
         assert (await client.until(".completed"))[-1]["transcript"] == "zero"
 
 
@@ -340,8 +325,7 @@ async def test_an_idle_session_ends_normally(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 async def test_a_session_that_reaches_its_longest_duration_still_gives_its_last_text() -> None:
-    async with run_app(embedded(max_realtime_session_s=1.0), one) as app, open_session(app.url) as client:
-        await client.update(**MANUAL)
+    async with run_app(embedded(max_realtime_session_s=1.0), one) as app, open_manual(app.url) as client:
         await client.append(SECOND)
         events = await client.until(".completed")
         assert list(transcripts(events).values()) == ["one"]
@@ -349,8 +333,7 @@ async def test_a_session_that_reaches_its_longest_duration_still_gives_its_last_
 
 
 async def test_draining_gives_the_last_text_closes_with_1012_and_lets_nobody_in(app: RunningApp) -> None:
-    async with open_session(app.url) as client:
-        await client.update(**MANUAL)
+    async with open_manual(app.url) as client:
         await client.append(SECOND * 2)
         await until(lambda: app.replica.submits)  # an interim reading: the audio has arrived
         draining = asyncio.create_task(app.app.state.server.realtime.drain(20))
@@ -362,10 +345,8 @@ async def test_draining_gives_the_last_text_closes_with_1012_and_lets_nobody_in(
 
 async def test_a_client_that_leaves_frees_its_place_and_cancels_its_work(app: RunningApp) -> None:
     app.replica.holding = True
-    async with open_session(app.url) as client:
-        await client.update(**MANUAL)
-        await client.append(SECOND)
-        await client.commit()
+    async with open_manual(app.url) as client:
+        await client.say(SECOND)
         await until(lambda: app.replica.held)
         client.socket.transport.abort()
     await until(lambda: app.app.state.server.realtime.num_active == 0)
@@ -375,8 +356,7 @@ async def test_a_client_that_leaves_frees_its_place_and_cancels_its_work(app: Ru
 @pytest.mark.slow
 async def test_an_engine_that_does_not_keep_up_holds_the_client_back() -> None:
     """Not more than a few chunks and messages are held, however much is sent."""
-    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(app.url) as client:
-        await client.update(**MANUAL)
+    async with run_app(embedded(realtime_interim_s=0), one) as app, open_manual(app.url) as client:
         app.replica.holding = True
         minute = pcm24(noise(60.0))
         sending = asyncio.create_task(client.append(minute * 10, size=len(minute)))
@@ -384,9 +364,7 @@ async def test_an_engine_that_does_not_keep_up_holds_the_client_back() -> None:
         await asyncio.sleep(0.3)
         assert not sending.done()
         assert app.dispatcher.num_chunks <= 12
-        app.replica.holding = False
-        for submit in app.replica.held:
-            app.replica.release(submit)
+        app.replica.stop_holding()
         await sending
         await client.commit()
         assert len((await client.until(".completed"))[-1]["transcript"].split()) >= 20
@@ -429,8 +407,7 @@ async def test_speech_behind_a_pause_in_which_detection_was_turned_off_is_in_its
         await until(lambda: app.replica.submits)  # it was read ahead
         read_ahead = app.replica.submits[-1]
         await client.update(**MANUAL)
-        await client.append(pcm24(second.samples))
-        await client.commit()
+        await client.say(pcm24(second.samples))
         await client.until(".completed")
         longest = max(len(submit.samples) for submit in app.replica.submits)
         assert longest > len(read_ahead.samples) + len(second.samples) / 2
@@ -505,8 +482,7 @@ async def test_events_and_items_are_numbered_under_the_sessions_own_letters() ->
         client = Client(socket)
         await client.update(**MANUAL)
         for _ in range(2):
-            await client.append(SECOND)
-            await client.commit()
+            await client.say(SECOND)
         events = await client.until(".completed", count=2)
         tag = created["session"]["id"].removeprefix("sess_")[:8]
         assert created["event_id"] == f"event_{tag}000001"
@@ -520,19 +496,15 @@ async def test_events_and_items_are_numbered_under_the_sessions_own_letters() ->
 
 async def test_the_first_end_counts_and_the_committed_turn_is_still_read(app: RunningApp) -> None:
     app.replica.holding = True
-    async with open_session(app.url) as client:
-        await client.update(**MANUAL)
-        await client.append(SECOND)
-        await client.commit()
+    async with open_manual(app.url) as client:
+        await client.say(SECOND)
         await until(lambda: app.replica.held)
         (end,) = app.app.state.server.realtime._active
         end(4000, "first")
         end(4001, "second")
         await client.send({"type": "session.update", "session": {"audio": {"input": MANUAL}}})
         await client.append(SECOND)
-        app.replica.holding = False  # beside an interim reading, the turn's own may be held or yet to come
-        for submit in list(app.replica.held):
-            app.replica.release(submit)
+        app.replica.stop_holding()  # beside an interim reading, the turn's own may be held or yet to come
         events = await client.until(".completed")
         assert not of_type(events, "session.updated")
         assert await client.closed() == 4000
@@ -540,20 +512,16 @@ async def test_the_first_end_counts_and_the_committed_turn_is_still_read(app: Ru
 
 
 async def test_what_was_cleared_leaves_no_sample_to_the_next_turn(app: RunningApp) -> None:
-    async with open_session(app.url) as client:
-        await client.update(**MANUAL)
+    async with open_manual(app.url) as client:
         await client.append(SECOND)
         await client.send({"type": "input_audio_buffer.clear"})
-        await client.append(SECOND)
-        await client.commit()
+        await client.say(SECOND)
         assert (await client.until(".completed"))[-1]["usage"]["seconds"] == 1.0
 
 
 async def test_a_new_format_loses_no_sample_of_the_one_before(app: RunningApp) -> None:
-    async with open_session(app.url) as client:
-        await client.update(**MANUAL)
+    async with open_manual(app.url) as client:
         await client.append(SECOND)
         await client.update(format={"type": "audio/pcmu"})
-        await client.append(bytes(range(128)) * 50)
-        await client.commit()
+        await client.say(bytes(range(128)) * 50)
         assert (await client.until(".completed"))[-1]["usage"]["seconds"] == 1.8

@@ -33,17 +33,17 @@ def named(effects: list[t.Effect]) -> list[str]:
     return [type(effect.event if isinstance(effect, t.Send) else effect).__name__ for effect in effects]
 
 
+SPEECH_THAT_PAUSES: list[t.Event] = [
+    t.DetectionSet(True, padding=300 * MS),
+    t.AudioWritten(1000 * MS),
+    t.VoiceStarted(800 * MS),
+    t.AudioWritten(1000 * MS),
+    t.VoicePaused(),
+]
+
+
 def test_speech_opens_a_turn_with_its_padding_and_the_end_of_speech_commits_it() -> None:
-    state, effects = run(
-        [
-            t.DetectionSet(True, padding=300 * MS),
-            t.AudioWritten(1000 * MS),
-            t.VoiceStarted(800 * MS),
-            t.AudioWritten(1000 * MS),
-            t.VoicePaused(),
-            t.VoiceStopped(),
-        ]
-    )
+    state, effects = run([*SPEECH_THAT_PAUSES, t.VoiceStopped()])
     assert named(effects) == [
         *("OpenTurn", "SpeechStarted", "ReadAhead"),
         *("FinishTurn", "SpeechStopped", "Committed", "ItemAdded", "ItemDone"),
@@ -258,15 +258,6 @@ def test_at_the_end_of_the_input_nothing_stays_open(events: list[t.Event]) -> No
     assert state.open is None
     finished = {effect.item_id for effect in effects if isinstance(effect, t.FinishTurn | t.DropTurn)}
     assert finished == {effect.item_id for effect in effects if isinstance(effect, t.OpenTurn)}
-
-
-SPEECH_THAT_PAUSES: list[t.Event] = [
-    t.DetectionSet(True, padding=300 * MS),
-    t.AudioWritten(1000 * MS),
-    t.VoiceStarted(800 * MS),
-    t.AudioWritten(1000 * MS),
-    t.VoicePaused(),
-]
 
 
 def test_detection_turned_on_again_within_a_turn_announces_no_second_start() -> None:

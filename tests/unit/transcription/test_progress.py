@@ -385,9 +385,7 @@ async def test_a_request_that_waits_for_its_turn_is_not_ended() -> None:
         running = asyncio.create_task(read(app))
         await asyncio.wait([running], timeout=2.0)
         assert not running.done()
-        replica.holding = False
-        for submit in replica.held:
-            replica.release(submit)
+        replica.stop_holding()
         assert await running
 
 

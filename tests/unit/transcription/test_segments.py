@@ -22,15 +22,12 @@ def chunk(duration_s: float = 20.0, start_s: float = 0.0, index: int = 0) -> Chu
 def heard(
     *tokens: int, finish_reason: str = "stop", avg_logprob: float = -0.2, no_speech_prob: float = 0.0
 ) -> ChunkResult:
-    return ChunkResult(
-        tokens=tokens,
-        logprobs=tuple(-0.01 * i for i in range(len(tokens))),
-        avg_logprob=avg_logprob,
-        no_speech_prob=no_speech_prob,
-        compression_ratio=1.5,
-        temperature=0.2,
-        language="en",
-        finish_reason=finish_reason,  # type: ignore[arg-type]
+    result = said(
+        *tokens, finish_reason=finish_reason, avg_logprob=avg_logprob, no_speech_prob=no_speech_prob
+    )
+    logprobs = tuple(-0.01 * i for i in range(len(tokens)))
+    return msgspec.structs.replace(
+        result, logprobs=logprobs, compression_ratio=1.5, temperature=0.2, language="en"
     )
 
 

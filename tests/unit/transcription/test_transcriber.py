@@ -267,8 +267,7 @@ async def test_while_the_language_is_open_no_second_chunk_goes_out(app: RunningA
     await until(lambda: app.replica.languages_set)
     await until(lambda: app.pool.stats.slices >= 2)
     assert len(app.replica.submits) == 1
-    app.replica.holding = False
-    app.replica.release(app.replica.held[0])
+    app.replica.stop_holding()
     _, transcript = await running
     assert [submit.options.language for submit in app.replica.submits] == [None, None, None]
     assert transcript.language == "german"

@@ -237,24 +237,21 @@ def azure_client(url: str, key: str = "none") -> AsyncAzureOpenAI:
     return AsyncAzureOpenAI(azure_endpoint=url, api_key=key, api_version="2026-06-01", max_retries=0)
 
 
+async def text_by(client: AsyncOpenAI, model: str = "whisper-1") -> str:
+    file = ("a.wav", sound_file(SPOKEN.samples))
+    return (await client.audio.transcriptions.create(file=file, model=model)).text
+
+
 async def test_a_deployment_is_a_name_of_the_model(server: Server) -> None:
     async with azure_client(server.url) as client:
-        answer = await client.audio.transcriptions.create(
-            file=("a.wav", sound_file(SPOKEN.samples)), model="whisper-1"
-        )
-        assert answer.text == SPOKEN.text
+        assert await text_by(client) == SPOKEN.text
         with pytest.raises(openai.NotFoundError, match="'whisper-of-ours' does not exist"):
-            await client.audio.transcriptions.create(
-                file=("a.wav", sound_file(SPOKEN.samples)), model="whisper-of-ours"
-            )
+            await text_by(client, "whisper-of-ours")
 
 
 async def test_the_newer_routes_take_the_model_as_a_field(server: Server) -> None:
     async with AsyncOpenAI(base_url=f"{server.url}/openai/v1/", api_key="none") as client:
-        answer = await client.audio.transcriptions.create(
-            file=("a.wav", sound_file(SPOKEN.samples)), model="whisper-1"
-        )
-        assert answer.text == SPOKEN.text
+        assert await text_by(client) == SPOKEN.text
 
 
 async def test_the_key_comes_in_a_header_of_its_own() -> None:
