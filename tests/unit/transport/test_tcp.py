@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -50,6 +50,15 @@ class Lost:
 
     async def wait(self) -> bool:
         return await asyncio.to_thread(self.event.wait, 30)
+
+
+@asynccontextmanager
+async def serving(address: Address) -> AsyncIterator[tuple[TcpEngineServer, Lost]]:
+    """A replica's end, which is closed at last."""
+    lost = Lost()
+    server = TcpEngineServer(address, on_lost=lost)
+    yield server, lost
+    server.close()
 
 
 async def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
@@ -98,11 +107,10 @@ async def test_a_stranger_gets_nothing_reaches_nobody_and_is_logged_once(
         await until_logged(caplog, REFUSED)
         with pytest.raises(zmq.Again):
             client.send(Cancel("a"))  # nobody is there to get it
-        server = TcpEngineServer(client.address, on_lost=Lost())
-        await connected(client, server)  # and not what the stranger sent
-        client.send(Cancel("a"))
-        assert await asyncio.to_thread(server.receive, 30.0) == [Cancel("a")]
-        server.close()
+        async with serving(client.address) as (server, _):
+            await connected(client, server)  # and not what the stranger sent
+            client.send(Cancel("a"))
+            assert await asyncio.to_thread(server.receive, 30.0) == [Cancel("a")]
         assert not commands.poll(timeout=200)
     assert caplog.text.count(REFUSED) == 1
 
@@ -168,25 +176,22 @@ class Relay:
 
 async def test_what_crosses_cannot_be_read_on_the_way(client: TcpEngineClient) -> None:
     """A relay between the ends sees every byte, and nothing of the request."""
-    async with Relay(client) as relay:
-        server = TcpEngineServer(relay.address, on_lost=Lost())
+    async with Relay(client) as relay, serving(relay.address) as (server, _):
         await connected(client, server)
         client.send(Submit(ChunkId("secret-request", 0), np.zeros(10_000, np.float32), DecodingOptions()))
         assert len(await asyncio.to_thread(server.receive, 30.0)) == 1
         assert len(relay.seen) > 40_000
         assert b"secret-request" not in relay.seen
         assert bytes(1000) not in relay.seen
-        server.close()
 
 
 async def test_a_replica_learns_that_the_server_is_gone() -> None:
-    client, lost = TcpEngineClient("127.0.0.1"), Lost()
-    server = TcpEngineServer(client.address, on_lost=lost)
-    await connected(client, server)
-    assert not lost.event.is_set()
-    client.close()
-    assert await lost.wait()
-    server.close()
+    client = TcpEngineClient("127.0.0.1")
+    async with serving(client.address) as (server, lost):
+        await connected(client, server)
+        assert not lost.event.is_set()
+        client.close()
+        assert await lost.wait()
 
 
 async def test_a_replica_learns_that_nobody_listens_or_lets_it_in(client: TcpEngineClient) -> None:
@@ -195,31 +200,24 @@ async def test_a_replica_learns_that_nobody_listens_or_lets_it_in(client: TcpEng
         nowhere = f"tcp://127.0.0.1:{unused.getsockname()[1]}"
         refused = replace(client.address, keys=keys_of(client, "keys of his own"))
         for address in (replace(client.address, events=nowhere, commands=nowhere), refused):
-            lost = Lost()
-            server = TcpEngineServer(address, on_lost=lost)
-            assert await lost.wait()
-            server.close()
+            async with serving(address) as (_, lost):
+                assert await lost.wait()
 
 
 async def test_a_connection_that_broke_is_not_made_again(client: TcpEngineClient) -> None:
     """What was under way on it may be lost, so that the replica has to begin anew."""
-    lost = Lost()
-    async with Relay(client) as relay:
-        server = TcpEngineServer(relay.address, on_lost=lost)
+    async with Relay(client) as relay, serving(relay.address) as (server, lost):
         await connected(client, server)
         relay.break_connection()
         assert await lost.wait()
-        server.close()
 
 
 async def test_a_message_longer_than_any_command_ends_the_connection(client: TcpEngineClient) -> None:
-    lost = Lost()
-    server = TcpEngineServer(client.address, on_lost=lost)
-    await connected(client, server)
-    client.send(Submit(ChunkId("a", 0), np.zeros(MAX_COMMAND_BYTES // 4, np.float32), DecodingOptions()))
-    assert await lost.wait()
-    assert server.receive(wait_s=0.0) == []
-    server.close()
+    async with serving(client.address) as (server, lost):
+        await connected(client, server)
+        client.send(Submit(ChunkId("a", 0), np.zeros(MAX_COMMAND_BYTES // 4, np.float32), DecodingOptions()))
+        assert await lost.wait()
+        assert server.receive(wait_s=0.0) == []
 
 
 async def test_an_address_that_this_machine_has_not_is_told() -> None:
@@ -254,17 +252,14 @@ async def test_log_lines_reach_the_server_cut_and_end_with_the_replica(client: T
 
 
 async def test_a_replica_that_ends_in_order_has_lost_no_connection(client: TcpEngineClient) -> None:
-    lost = Lost()
-    server = TcpEngineServer(client.address, on_lost=lost)
-    await connected(client, server)
-    server.close()
+    async with serving(client.address) as (server, lost):
+        await connected(client, server)
     assert not lost.event.is_set()
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
 async def test_an_address_of_ipv6_is_taken() -> None:
     client = TcpEngineClient("::1")
-    server = TcpEngineServer(client.address, on_lost=Lost())
-    await connected(client, server)
-    server.close()
+    async with serving(client.address) as (server, _):
+        await connected(client, server)
     client.close()
