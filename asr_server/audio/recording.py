@@ -17,7 +17,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -129,9 +129,8 @@ class Recording:
         self.expected_duration_s: float | None = None  # by the file's header, once the first slice is decoded
         # Of the file, once the first slice is decoded; tracks only if it has several.
         self.num_channels, self.tracks_read = 1, tuple[Track, ...]()
-        self._source: Source | None = source
+        self._source, self._clips = source, clips
         self._task = DecodeTask(limits or AudioLimits(), split_channels, choice, channel)
-        self._origin, self._clips = source, clips
         self._file: io.FileIO | None = None
         self._stream: Stream | None = None
         self.listener = listener  # gets all samples, in order
@@ -157,7 +156,7 @@ class Recording:
 
     def of_channel(self, channel: int) -> Recording:
         task = self._task
-        return Recording(self._origin, task.limits, choice=task.choice, channel=channel, clips=self._clips)
+        return Recording(self._source, task.limits, choice=task.choice, channel=channel, clips=self._clips)
 
     def next_slice(self, max_chunks: int = 1) -> DecodeSlice:
         """Decode until a chunk is ready, up to `max_chunks` if they come fast; the first leaves at once.
@@ -222,40 +221,35 @@ class Recording:
             raise AudioTooShort(
                 f"The audio is {self.duration_s:g} s long; at least {MIN_AUDIO_S} s are needed."
             )
-        return [
-            self._numbered(chunk, channel)
-            for channel, splitter in enumerate(self._splitters)
-            for chunk in splitter.finish()
-        ]
+        return self._numbered(splitter.finish() for splitter in self._splitters)
 
     def _push(self, samples: Samples) -> list[Chunk]:
         if self.listener is not None:
             self.listener(samples)
         channels = samples.T if self._task.split_channels else (samples,)
+        both = zip(self._splitters, channels, strict=True)
+        return self._numbered(splitter.push(of_channel) for splitter, of_channel in both)
+
+    def _numbered(self, of_channels: Iterable[list[Chunk]]) -> list[Chunk]:
         return [
-            self._numbered(chunk, channel)
-            for channel, (splitter, of_channel) in enumerate(zip(self._splitters, channels, strict=True))
-            for chunk in splitter.push(of_channel)
+            msgspec.structs.replace(chunk, index=next(self._numbers), channel=channel)
+            for channel, chunks in enumerate(of_channels)
+            for chunk in chunks
         ]
 
-    def _numbered(self, chunk: Chunk, channel: int) -> Chunk:
-        return msgspec.structs.replace(chunk, index=next(self._numbers), channel=channel)
-
     def _open(self) -> Stream:
-        if self._source is None:
-            raise Cancelled
-        self._file = self._open_file(self._source)
+        self._file = self._open_file()
         decoder = open_native(self._file.fileno())
         if decoder is None:
             return self._open_remote()
         require_only_track(self._task.choice)
         return FallbackStream(DecodedStream(decoder, self._task), self._open_remote)
 
-    def _open_file(self, source: Source) -> io.FileIO:
+    def _open_file(self) -> io.FileIO:
         try:
-            return open_source(source)
+            return open_source(self._source)
         except OSError as error:
-            if isinstance(source, Path):
+            if isinstance(self._source, Path):
                 raise
             logger.error("an upload cannot be opened: %s", error)
             raise DecodingUnavailable(TOO_MANY_FILES) from error
@@ -271,7 +265,7 @@ class Recording:
             self._file.close()
         for splitter in self._splitters:
             splitter.drop()
-        self._source = self._stream = self._file = None
+        self._stream = self._file = None
 
 
 class ChunkSource:
