@@ -64,7 +64,7 @@ class ServedModel:
     ) -> ServedModel:
         directory = Path(settings.model)
         window, tokenizer = read_window(directory), Tokenizer.from_directory(directory)
-        dispatcher = Dispatcher(settings, window=window, create_executor=create_executor)
+        dispatcher = Dispatcher(settings, create_executor, window)
         return cls(settings, dispatcher, pool, tokenizer, window)
 
     @property

@@ -60,16 +60,14 @@ class Dispatcher:
     def __init__(
         self,
         settings: Settings,
-        executor: Executor | None = None,
+        create_executor: CreateExecutor = create_local_executor,
         window: AudioWindow | None = None,
         limits: ReplicaLimits = USUAL_LIMITS,
-        create_executor: CreateExecutor = create_local_executor,
     ) -> None:
         self.engine: EngineInfo | None = None  # of the replica that became ready last; None before the first
         self._settings = settings
         self.draining = False
-        self._executor, self._limits = executor, limits
-        self._create_executor = create_executor
+        self._create_executor, self._limits = create_executor, limits
         self.supervisor = self._new_supervisor()
         self._request_numbers = itertools.count()
         self._num_ended = 0  # replicas, of those that took work
@@ -81,7 +79,7 @@ class Dispatcher:
 
     def _new_supervisor(self) -> Supervisor:
         return Supervisor(
-            self._executor or self._create_executor(self._settings),
+            self._create_executor(self._settings),
             self._on_events,
             self._on_gone,
             lambda: self.fail_all(_no_engine),

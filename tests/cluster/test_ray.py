@@ -31,7 +31,7 @@ async def test_a_cluster_that_is_not_there_is_told_in_a_line_and_given_up() -> N
         bound.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{bound.getsockname()[1]}"
         settings = embedded(executor="ray", ray_address=address)
-        dispatcher = Dispatcher(settings, RayExecutor(settings))
+        dispatcher = Dispatcher(settings, lambda _: RayExecutor(settings))
         await dispatcher.start()
         await until(lambda: dispatcher.supervisor.given_up)
     assert dispatcher.supervisor.failed_to_start

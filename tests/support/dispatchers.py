@@ -13,6 +13,7 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import Chunk, ChunkResult, DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher
+from asr_server.dispatch.executors import create_local_executor
 from tests.support.embedded import embedded
 from tests.support.speech import Spoken, digits_of
 
@@ -30,7 +31,8 @@ class running:  # noqa: N801 (reads as a phrase: `async with running("inline")`)
     ) -> None:
         common: dict[str, Any] = {"executor": executor, "replicas": replicas, "dtype": "float32"}
         chosen = embedded(ray_address=ray_address, **common, **settings)
-        self._dispatcher = Dispatcher(chosen, RayExecutor(chosen) if executor == "ray" else None)
+        create = (lambda _: RayExecutor(chosen)) if executor == "ray" else create_local_executor
+        self._dispatcher = Dispatcher(chosen, create)
 
     async def __aenter__(self) -> Dispatcher:
         await self._dispatcher.start()

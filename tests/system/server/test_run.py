@@ -69,7 +69,8 @@ async def serving_app(
 ) -> AsyncIterator[Running]:
     replica = FakeReplica(number_of_the_chunk)
     replica.before_launch = before_launch or replica.before_launch
-    dispatcher, pool = Dispatcher(settings, replica, limits=ReplicaLimits(pause_s=0.01)), PreprocessPool(2)
+    dispatcher = Dispatcher(settings, lambda _: replica, limits=ReplicaLimits(pause_s=0.01))
+    pool = PreprocessPool(2)
     models = Models([ServedModel(settings, dispatcher, pool, make_tokenizer(), AudioWindow())])
     app = create_app(settings, models, pool)
     config = uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=1)

@@ -73,7 +73,7 @@ def served(settings: ServerSettings) -> ServedModel:
     """A model whose replicas do not run: for what its names and settings decide."""
     return ServedModel(
         settings,
-        Dispatcher(settings, FakeReplica(number_of_the_chunk)),
+        Dispatcher(settings, lambda _: FakeReplica(number_of_the_chunk)),
         PreprocessPool(1),
         make_tokenizer(),
         AudioWindow(),
@@ -114,7 +114,7 @@ async def run_app(
     settings = settings or embedded()
     replica = FakeReplica(answer, credit)
     replica.before_launch = before_launch or replica.before_launch
-    dispatcher = Dispatcher(settings, replica, limits=ReplicaLimits(pause_s=0.01))
+    dispatcher = Dispatcher(settings, lambda _: replica, limits=ReplicaLimits(pause_s=0.01))
     pool = PreprocessPool(2)
     model = ServedModel(settings, dispatcher, pool, make_tokenizer(languages), AudioWindow())
     app = create_app(settings, Models([model]), pool)

@@ -36,7 +36,7 @@ async def make() -> AsyncIterator[Callable[..., ServedModel]]:
         replica = FakeReplica(number_of_the_chunk)
         replica.before_launch = launch or replica.before_launch
         settings = embedded(**{"served_model_name": name, "model_alias": ""} | values)
-        dispatcher = Dispatcher(settings, replica, limits=ReplicaLimits(pause_s=0.01))
+        dispatcher = Dispatcher(settings, lambda _: replica, limits=ReplicaLimits(pause_s=0.01))
         made.append(ServedModel(settings, dispatcher, pool, make_tokenizer(), AudioWindow()))
         return made[-1]
 

@@ -105,7 +105,8 @@ WITHOUT_PAUSE = ReplicaLimits(pause_s=0.0)  # between a replica's end and the ne
 class RunningDispatcher:
     def __init__(self, credit: int = 1, replicas: int = 1, window: AudioWindow | None = None) -> None:
         self.executor = ScriptedExecutor(credit, replicas)
-        self.dispatcher = Dispatcher(Settings(replicas=replicas), self.executor, window, WITHOUT_PAUSE)
+        settings = Settings(replicas=replicas)
+        self.dispatcher = Dispatcher(settings, lambda _: self.executor, window, WITHOUT_PAUSE)
 
     async def open(self) -> RunningDispatcher:
         await self.dispatcher.start()

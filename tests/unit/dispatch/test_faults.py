@@ -29,7 +29,7 @@ IMPATIENT = ReplicaLimits(hung_after_s=3.0, hung_at_most_s=3.0)
 
 
 async def test_a_step_that_is_slow_layer_by_layer_ends_no_replica() -> None:
-    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS), limits=PATIENT)
+    dispatcher = Dispatcher(SETTINGS, FaultyExecutor, limits=PATIENT)
     await dispatcher.start()
     await until_ready(dispatcher)
     (before,) = dispatcher.supervisor.replica_states

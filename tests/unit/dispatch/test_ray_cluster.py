@@ -87,7 +87,7 @@ def test_a_cluster_of_its_own_that_does_not_start_is_told_in_a_line(
 async def test_a_cluster_that_another_user_has_named_is_not_joined(left_by_ray_start: Path) -> None:
     os.chown(left_by_ray_start, 65534, 65534)
     settings = embedded(executor="ray", ray_address="auto")
-    dispatcher = Dispatcher(settings, RayExecutor(settings))
+    dispatcher = Dispatcher(settings, lambda _: RayExecutor(settings))
     await dispatcher.start()
     async with asyncio.timeout(60):
         while not dispatcher.supervisor.given_up:

@@ -113,7 +113,7 @@ def replica() -> FakeReplica:
 @pytest.fixture
 def make(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> Make:
     def dispatcher(settings: Settings, window: Any) -> Dispatcher:
-        return Dispatcher(settings, replica, window, limits=ReplicaLimits(pause_s=0.01))
+        return Dispatcher(settings, lambda _: replica, window, limits=ReplicaLimits(pause_s=0.01))
 
     monkeypatch.setattr(local, "Dispatcher", dispatcher)
 

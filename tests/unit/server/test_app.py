@@ -187,7 +187,7 @@ async def test_a_server_that_shares_its_port_listens_once_its_models_are_ready(s
         asyncio.Event(),
     )
     replica.before_launch = may_launch.wait
-    dispatcher, pool = Dispatcher(settings, replica), PreprocessPool(1)
+    dispatcher, pool = Dispatcher(settings, lambda _: replica), PreprocessPool(1)
     model = ServedModel(settings, dispatcher, pool, make_tokenizer(), AudioWindow())
     app = create_app(settings, Models([model]), pool)
     lifespan = app.router.lifespan_context(app)

@@ -28,7 +28,7 @@ class RunningApp:
     def __init__(self, credit: int = 100, workers: int = 2) -> None:
         self.answer: Callable[[Submit], ChunkResult | Exception] = number_of_the_chunk
         self.replica = FakeReplica(lambda submit: self.answer(submit), credit)
-        self.dispatcher = Dispatcher(embedded(), self.replica)
+        self.dispatcher = Dispatcher(embedded(), lambda _: self.replica)
         self.pool = PreprocessPool(workers)
         self.transcriber = Transcriber(self.dispatcher, self.pool, TOKENIZER)
 

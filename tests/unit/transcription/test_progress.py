@@ -150,7 +150,7 @@ class App:
         self.replica = EarlyReplica(lambda submit: self.answers.pop(0))
         self.replica.early = say(t(0), *words("0"), t(1), finish_reason="length")
         self.replica.holding = True
-        self.dispatcher = Dispatcher(embedded(), self.replica)
+        self.dispatcher = Dispatcher(embedded(), lambda _: self.replica)
         self.pool = PreprocessPool(1)
         self.transcriber = Transcriber(self.dispatcher, self.pool, TOKENIZER)
 
@@ -322,7 +322,7 @@ class BusyReplica(FakeReplica):
 async def transcriber(
     replica: FakeReplica, limits: StallLimits, workers: int = 1
 ) -> AsyncIterator[Transcriber]:
-    dispatcher, pool = Dispatcher(embedded(), replica), PreprocessPool(workers)
+    dispatcher, pool = Dispatcher(embedded(), lambda _: replica), PreprocessPool(workers)
     await dispatcher.start()
     try:
         yield Transcriber(dispatcher, pool, make_tokenizer(), stall_limits=limits)
