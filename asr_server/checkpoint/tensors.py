@@ -231,7 +231,7 @@ def check_layout(shapes: Shapes, config: Mapping[str, Any], directory: Path) -> 
 
 def _contradictions(shapes: Shapes, sizes: WhisperSizes, is_tied: bool) -> Iterator[str]:
     for part in _PARTS:
-        found, stated = _num_layers(shapes, part), getattr(sizes, f"{part}_layers")
+        found, stated = count_layers(shapes, part), getattr(sizes, f"{part}_layers")
         if found != stated:
             yield f"they have {found} {part} layers, {part}_layers is {stated}"
     expected = dict(_expected(sizes))
@@ -247,8 +247,8 @@ def _contradictions(shapes: Shapes, sizes: WhisperSizes, is_tied: bool) -> Itera
         yield f"tie_word_embeddings is false, and {PROJECTION} is missing"
 
 
-def _num_layers(shapes: Shapes, part: str) -> int:
-    matches = (re.match(rf"{part}\.layers\.(\d+)\.", name) for name in shapes)
+def count_layers(names: Iterable[str], part: str) -> int:
+    matches = (re.match(rf"{part}\.layers\.(\d+)\.", name) for name in names)
     return len({match[1] for match in matches if match})
 
 

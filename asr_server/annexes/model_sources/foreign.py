@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from asr_server.annexes.model_sources.names import published_name
 from asr_server.checkpoint.files import CTRANSLATE2, PICKLED, begins_with
-from asr_server.checkpoint.tensors import StoredTensors, WeightsFile
+from asr_server.checkpoint.tensors import StoredTensors, WeightsFile, count_layers
 from asr_server.errors import CheckpointError
 
 GGML: Final = b"lmgg"
@@ -113,8 +113,7 @@ class ForeignModel(NamedTuple):
                 ("encoder", self.encoder_heads, self.encoder_layers),
                 ("decoder", self.decoder_heads, self.decoder_layers),
             ):
-                matches = (re.match(rf"{part}\.layers\.(\d+)\.", name) for name in self.tensors)
-                config[f"{part}_layers"] = num_layers or len({match[1] for match in matches if match})
+                config[f"{part}_layers"] = num_layers or count_layers(self.tensors, part)
                 config[f"{part}_attention_heads"] = num_heads or width // _HEAD_WIDTH
                 config[f"{part}_ffn_dim"] = self.tensors[f"{part}.layers.0.fc1.weight"].shape[0]
             return config
