@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from typing import Final, TypeVar
 from urllib.parse import quote
 
@@ -153,7 +153,7 @@ async def transcribing(
     with closing(form), stats.stage("transcription"):
         async with cancel_on_disconnect(receive), state.admission.acquire(stats.key), request.model.using():
             recording = recording_for(request, await form.upload.source())
-            async with running_transcription(state, request, recording) as transcription:
+            async with await transcription_of(state, request, recording) as transcription:
                 yield transcription
 
 
@@ -167,18 +167,15 @@ def recording_for(request: TranscriptionRequest, source: Source) -> Recording:
     )
 
 
-@asynccontextmanager
-async def running_transcription(
+async def transcription_of(
     state: AppState,
     request: TranscriptionRequest,
     recording: Recording,
     open_request: OpenRequest | None = None,
-) -> AsyncIterator[Transcription]:
-    transcriber, labeller = request.model.transcriber, await _labeller(state, request)
-    async with transcriber.run(
-        recording, request.options, request.speakers, labeller, open_request
-    ) as transcription:
-        yield transcription
+) -> AbstractAsyncContextManager[Transcription]:
+    labeller = await _labeller(state, request)
+    run = request.model.transcriber.run
+    return run(recording, request.options, request.speakers, labeller, open_request)
 
 
 async def _labeller(state: AppState, request: TranscriptionRequest) -> Labeller | None:

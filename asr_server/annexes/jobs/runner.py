@@ -177,7 +177,7 @@ class Runner:
         with metrics.current_request_stats().stage("transcription"):
             async with (
                 model.using(),
-                transcribe.running_transcription(
+                await transcribe.transcription_of(
                     self._state, request, recording, known.open
                 ) as transcription,
             ):
