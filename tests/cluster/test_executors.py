@@ -10,6 +10,7 @@ from asr_server.dispatch.dispatcher import Dispatcher
 from tests.cluster.ray_cluster import RayCluster, ray_cluster
 from tests.support.dispatchers import IN_MODULE, OPTIONS, chunk, heard, running, until_ready
 from tests.support.speech import say
+from tests.support.until import until
 from tests.system.dispatch.test_executors import (  # noqa: F401
     test_a_bad_chunk_harms_nobody_else,
     test_a_cancelled_request_leaves_nothing_and_the_next_is_served,
@@ -49,5 +50,5 @@ async def test_a_host_that_is_lost_takes_no_request_with_it(
     await asyncio.to_thread(cluster.kill_other_host)
     results = await asyncio.wait_for(answers, 120)
     assert [heard(result) for result in results] == [spoken.digits for spoken in said]
-    assert "replica " in two_replicas.supervisor.last_failure
+    await until(lambda: "replica " in two_replicas.supervisor.last_failure)
     assert two_replicas.ready
