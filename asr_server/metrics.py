@@ -21,7 +21,13 @@ from asr_server.core import TEMPERATURE_LADDER, ChunkResult, DroppedReason
 from asr_server.transport.messages import ChunkTimes, Submit
 
 ReadAgainReason = Literal[
-    "unread_tail", "speech_passed_over", "uncut", "prompt_repeated", "language_outvoted", "replica_lost"
+    "unread_tail",
+    "speech_passed_over",
+    "uncut",
+    "prompt_repeated",
+    "language_outvoted",
+    "language_doubtful",
+    "replica_lost",
 ]
 RestartReason = Literal["exited", "frozen", "hung", "not_ready", "failed_start"]
 UNKNOWN_LANGUAGE: Final = "unknown"

@@ -3,7 +3,11 @@
 import asyncio
 import math
 from collections.abc import Collection, Mapping
+from heapq import nlargest
+from operator import itemgetter
 from typing import Final
+
+from asr_server.core import ChunkResult
 
 CONFIDENT: Final = 0.8  # that the language is right: more chunks need not be heard
 MAX_VOTES: Final = 4  # chunks with speech, however doubtful
@@ -71,6 +75,12 @@ class LanguageDetector:
             self._settle(self.guess, probability)
         return self.guess
 
+    def rivals(self, probabilities: Mapping[str, float]) -> dict[str, float]:
+        """Return the two likeliest languages of a part with its own, if that is in doubt; else none."""
+        if not self.is_per_chunk or max(probabilities.values()) >= CONFIDENT:
+            return {}
+        return dict(nlargest(2, probabilities.items(), key=itemgetter(1)))
+
     def likeliest_of_part(self, probabilities: Mapping[str, float]) -> str:
         return likeliest(probabilities, self._candidates)
 
@@ -107,6 +117,13 @@ class LanguageDetector:
         if self._probe_finished is not None:
             self._probe_finished.set()
         self._settled.set()
+
+
+def joint_logprob(result: ChunkResult, language_probability: float) -> float:
+    """Return the mean over the language, the text's tokens and its end."""
+    num_tokens = len(result.tokens) + 1
+    of_language = math.log(max(language_probability, LEAST_PROBABILITY))
+    return (of_language + result.avg_logprob * num_tokens) / (1 + num_tokens)
 
 
 def _winner(votes: Mapping[str, float]) -> tuple[str, float]:

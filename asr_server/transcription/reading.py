@@ -25,7 +25,7 @@ from asr_server.transcription import judge, segments
 from asr_server.transcription.channels import ClearChannels, SplitChannels
 from asr_server.transcription.heard import Heard, hear, samples_around
 from asr_server.transcription.judge import Known
-from asr_server.transcription.language import LanguageDetector
+from asr_server.transcription.language import LanguageDetector, joint_logprob
 from asr_server.transcription.progress import ChunkProgress, EarlyResults, PreviousText, StallWatch
 from asr_server.transcription.segments import DecodedPart
 
@@ -183,17 +183,40 @@ class _Reading:
 
     async def _result(self, chunk: Chunk, options: DecodingOptions, known: Known) -> ChunkResult:
         early_results, language = EarlyResults(self._tokenizer), self.reader.language
+        rivals = dict[str, float]()  # languages that the part may be in
+
+        def on_language(probabilities: dict[str, float]) -> str:
+            nonlocal rivals
+            rivals = language.rivals(probabilities)
+            choose = language.likeliest_of_part if self._is_alone else language.on_probabilities
+            return choose(probabilities)
 
         def on_early_result(result: ChunkResult) -> None:
+            if rivals or not language.is_settled:
+                return
             decoded = segments.decode_part(chunk, result, options, self._tokenizer)
-            if language.is_settled and judge.may_leave(decoded, chunk, known) and early_results.add(result):
+            if judge.may_leave(decoded, chunk, known) and early_results.add(result):
                 self.progress.report([*self.parts, decoded])
 
-        on_language = language.likeliest_of_part if self._is_alone else language.on_probabilities
         number, submit = next(self.numbers), self.reader.handle.submit
         result = await submit(chunk, options, number, on_language, on_early_result)
+        result = early_results.keep(result, options)
+        if rivals and early_results.last is None:  # else text has left, of a replica that was lost
+            result = await self._likelier(result, chunk, options, rivals)
         self.language = options.language or result.language or language.guess
-        return self.heard.with_silences(early_results.keep(result, options), chunk)
+        return self.heard.with_silences(result, chunk)
+
+    async def _likelier(
+        self, result: ChunkResult, chunk: Chunk, options: DecodingOptions, rivals: dict[str, float]
+    ) -> ChunkResult:
+        """Read in the second likeliest language too: text in a language that nobody speaks is less likely."""
+        self._stats.on_read_again("language_doubtful")
+        (_, likeliest), (rival, likely) = rivals.items()
+        first = options.temperatures[:1]
+        own = msgspec.structs.replace(options, language=rival, temperatures=first, early_results=False)
+        other = await self.reader.handle.submit(chunk, own, next(self.numbers))
+        is_likelier = joint_logprob(other, likely) > joint_logprob(result, likeliest)
+        return other if is_likelier and not other.is_implausible(options) else result
 
     def _decode(self, chunk: Chunk, result: ChunkResult, options: DecodingOptions) -> DecodedPart:
         """Cut the result into segments, unless Whisper hears silence and the detector no speech."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ from harness.engine_helpers import transcribe as transcribe_chunks
 from harness.openai_whisper import transcribed_features
 from harness.speech import corpora, corpus
 from harness.speech.synthesis import is_installed, read_for, say
+from tests.support.memory_file import MemoryFile
 from tests.support.noises import forty_minutes, make_noise
 from tests.support.real_weights import (
     hugging_face_checkpoint,
@@ -187,6 +188,25 @@ def test_doubtful_dutch_does_not_become_gibberish_at_a_high_temperature() -> Non
     text = base.tokenizer.decode([token for token in found.tokens if base.tokenizer.is_text(token)])
     assert found.temperature <= 0.4
     assert re.fullmatch(r"[\x00-\u024f]+", text), text
+
+
+@IN_MODULE
+@pytest.mark.parametrize("asked", [{}, {"text_only": True}, {"streams": True}])
+async def test_between_languages_a_sentence_is_written_in_its_own(base: Base, asked: dict[str, Any]) -> None:
+    """To the detector the Dutch one is likelier English ("I can hear a rustle of rain in the dinging")."""
+    name = "fillets/computer/poc-v-nenajde"
+    dutch = [clip.samples() for clip in corpora() if clip.name == name]
+    if not dutch:
+        pytest.skip("the Dutch dialogues are not installed")
+    parts = [pause(0.6), dutch[0], pause(0.6), recording("jfk.wav")]
+    options = base.transcriber.transcriber.options(multilingual=True, **asked)
+    source = base.transcriber.recording(MemoryFile(wav(np.concatenate(parts))), ())
+    async with base.transcriber.transcriber.run(source, options) as transcription:
+        deltas = "".join([delta.text async for delta in transcription])
+        transcript = await transcription.transcript()
+    assert deltas == transcript.text
+    assert re.fullmatch(f"en ik .* hier vast .* dingen {JFK}", words(deltas))
+    assert transcript.languages == ("nl", "en")
 
 
 @pytest.mark.skipif(not is_installed(), reason="the voice that reads aloud is not installed")

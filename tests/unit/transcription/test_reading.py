@@ -207,6 +207,40 @@ async def test_with_many_languages_what_pauses_part_has_one_each(app: RunningApp
     assert transcript.languages == spoken
 
 
+@pytest.mark.parametrize(
+    ("english", "in_german", "text", "asked"),
+    [
+        (0.7, say(t(0), *words("2"), t(4)), "two", [None, "de"]),
+        (0.7, say(t(0), *words("2"), t(4), avg_logprob=-0.4), "one", [None, "de"]),  # German is less likely
+        (0.7, msgspec.structs.replace(say(t(0), *words("2")), compression_ratio=2.5), "one", [None, "de"]),
+        (0.8, say(t(0), *words("2"), t(4)), "one", [None]),
+    ],
+)
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_part_of_doubtful_language_is_read_in_two_and_the_likelier_text_stands(
+    app: RunningApp,
+    english: float,
+    in_german: ChunkResult,
+    text: str,
+    asked: list[str | None],
+    streams: bool,
+) -> None:
+    app.replica.probabilities = {"zh": 0.05, "de": 0.95 - english, "en": english}
+
+    def answer(submit: Submit) -> ChunkResult:
+        code = submit.options.language or "en"
+        result = in_german if code == "de" else say(t(0), *words("1"), t(4), avg_logprob=-0.5)
+        return msgspec.structs.replace(result, language=code)
+
+    app.answer = answer
+    options = DecodingOptions(multilingual=True, early_results=True, streams=streams, temperatures=(0.0, 0.2))
+    deltas, transcript = await app.transcribe(wav(noise(4)), options)
+    assert transcript.text == "".join(delta.text for delta in deltas) == text
+    assert transcript.languages == ("de" if text == "two" else "en",)
+    assert [submit.options.language for submit in app.replica.submits] == asked
+    assert {submit.options.temperatures for submit in app.replica.submits[1:]} <= {(0.0,)}
+
+
 async def test_speech_that_is_passed_over_behind_a_pause_is_read_again(app: RunningApp) -> None:
     first, pause, second = speak("1").samples, np.zeros(2 * SAMPLE_RATE, np.float32), speak("2").samples
     app.answer = one_or_two
