@@ -143,7 +143,7 @@ class ChunkResult(msgspec.Struct, frozen=True):
     # Where word times were asked for, else empty; in seconds from the start of the chunk. Of the text that is
     # read: what an unread tail holds is aligned when it is read again.
     token_times_s: tuple[float, ...] = ()  # when each text token begins, and last when the last one ends
-    token_peaks_s: tuple[float, ...] = ()  # where the audio was attended to most for each text token
+    token_onsets_s: tuple[float, ...] = ()  # when a quarter of each text token's attention has come
     token_focus: tuple[float, ...] = ()  # the share of each text token's attention that lies in its time
     pauses_s: tuple[tuple[float, float], ...] = ()  # start and end of each pause in the audio, in order
     num_fallbacks: int = 0  # steps of the ladder that were tried above the first

@@ -70,6 +70,9 @@ SAMPLES_PER_POSITION = SAMPLE_RATE // POSITIONS_PER_S  # of the encoder's output
 SECONDS_PER_POSITION = SAMPLES_PER_POSITION / SAMPLE_RATE
 ALIGN_BATCH = 4  # chunks aligned together, a step: bounds the memory and the time that it takes
 MEDIAN_WIDTH = 7
+AROUND_PEAK = POSITIONS_PER_S // 2  # on both sides
+# Words begin there: see benchmarks/results/word-times.md.
+ONSET = 0.25
 # Exchanges after which the middle one of seven values is their median (a pruned sorting network).
 _EXCHANGES = (
     (0, 5), (0, 3), (1, 6), (2, 4), (0, 1), (3, 5), (2, 6), (2, 3), (3, 6), (4, 5), (1, 4), (1, 3), (3, 4),
@@ -100,11 +103,11 @@ class PendingAlignment:
         if not np.isfinite(gain).all():
             raise ValueError(NAN)
         first = first_frames(gain)
-        peaks, focus = _within(attention, first)
+        onsets, focus = _within(attention, first)
         return msgspec.structs.replace(
             self._scored_result(),
             token_times_s=_of_length(first * SECONDS_PER_POSITION, self.num_tokens + 1),
-            token_peaks_s=_of_length((peaks + 0.5) * SECONDS_PER_POSITION, self.num_tokens),
+            token_onsets_s=_of_length(onsets * SECONDS_PER_POSITION, self.num_tokens),
             token_focus=_of_length(focus, self.num_tokens),
             pauses_s=tuple((start_s, end_s) for start_s, end_s in self.chunk.pauses.tolist()),
         )
@@ -120,12 +123,19 @@ class PendingAlignment:
 
 def _within(
     attention: Matrix, first: npt.NDArray[np.intp]
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.floating]]:
-    """Return where each row's attention peaks within its frames, and the share of it that lies there."""
+) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
+    """Return the onset of each row's attention, and the share of it that lies within the row's frames."""
     ends = np.maximum([*first[1:], attention.shape[1]], first + 1)
     spans = list(zip(attention, first.tolist(), ends.tolist(), strict=True))
-    peaks = np.array([start + np.argmax(row[start:end]) for row, start, end in spans])
-    return peaks, np.array([row[start:end].sum() for row, start, end in spans])
+    onsets = np.array([_onset(row, start + int(np.argmax(row[start:end]))) for row, start, end in spans])
+    return onsets, np.array([row[start:end].sum() for row, start, end in spans])
+
+
+def _onset(row: Matrix, peak: int) -> float:
+    """Return the place, in frames, by which a share of the attention around the peak has come."""
+    first = max(0, peak - AROUND_PEAK)
+    before = np.cumsum([0.0, *row[first : peak + AROUND_PEAK + 1]])
+    return first + float(np.interp(before[-1] * ONSET, before, np.arange(len(before))))
 
 
 def _of_length(times_s: npt.NDArray[np.floating], length: int) -> tuple[float, ...]:

@@ -90,7 +90,7 @@ class EarlyResults:
         return msgspec.structs.replace(
             last,
             token_times_s=result.token_times_s[: num_text + 1],
-            token_peaks_s=result.token_peaks_s[:num_text],
+            token_onsets_s=result.token_onsets_s[:num_text],
             token_focus=result.token_focus[:num_text],
             pauses_s=result.pauses_s,
             is_full=result.is_full,

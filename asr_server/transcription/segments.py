@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice, pairwise
+from itertools import islice, pairwise
 from typing import Final
 
 import msgspec
@@ -23,13 +23,11 @@ from asr_server.language_codes import ENGLISH, UNSPACED
 from asr_server.metrics import ReadAgainReason
 from asr_server.transcription.confidence import TokensOfWord, confidences
 from asr_server.transcription.word_times import (
-    AlignedWord,
     WordGroup,
-    aligned_word,
+    aligned_words,
     edges_by_letters,
     group_words,
     leave_out_pauses,
-    without_lead,
     words_until,
 )
 
@@ -107,20 +105,23 @@ def _with_words(
     spans: Sequence[Span], result: ChunkResult, end_s: float, tokenizer: Tokenizer, options: DecodingOptions
 ) -> tuple[Span, ...]:
     spaced = is_spaced(options, result)
-    by_span: list[list[AlignedWord]] = []
+    groups: list[WordGroup] = []  # of all spans
+    ends: list[int] = []  # of each span's words among them
     tokens: list[TokensOfWord] = []
     num_text = 0  # text tokens of the spans so far
     for span in spans:
-        groups, logprobs = _word_groups(span, tokenizer, spaced)
-        by_span.append([aligned_word(g.text, result, num_text + g.first, num_text + g.end) for g in groups])
+        own, logprobs = _word_groups(span, tokenizer, spaced)
+        groups += [WordGroup(g.text, num_text + g.first, num_text + g.end) for g in own]
+        ends.append(len(groups))
         focus = result.token_focus[num_text : num_text + len(logprobs)]
-        tokens += [TokensOfWord(logprobs[g.first : g.end], focus[g.first : g.end]) for g in groups]
+        tokens += [TokensOfWord(logprobs[g.first : g.end], focus[g.first : g.end]) for g in own]
         num_text += len(logprobs)
-    words = without_lead(leave_out_pauses(list(chain(*by_span)), result.pauses_s, end_s))
+    aligned = aligned_words(groups, result.token_times_s[: num_text + 1], result.token_onsets_s)
+    words = leave_out_pauses(aligned, result.pauses_s, end_s)
     timed = iter(words) if options.text_only else map(_with_certainty, words, tokens, confidences(tokens))
     return tuple(
-        msgspec.structs.replace(span, words=tuple(islice(timed, len(words))))
-        for span, words in zip(spans, by_span, strict=True)
+        msgspec.structs.replace(span, words=tuple(islice(timed, end - first)))
+        for span, (first, end) in zip(spans, pairwise([0, *ends]), strict=True)
     )
 
 

@@ -1,20 +1,22 @@
 """Group tokens into words as openai/whisper does, and give these their times. Stateless.
 
-Alignment marks when attention moves on, mostly too early: a word begins behind the pauses before its
-strongest attention, and ends at the next pause, since punctuation often takes the end of a word. A word that
-gets seconds of sound, such as another language, is the short sound beside.
+By its onset a quarter of a token's attention has come. Words that run on meet at the second one's onset;
+pauses between the onsets of two words part them. A word that gets seconds of sound, such as another
+language, is the short sound beside.
 """
 
 import codecs
+import math
 import string
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
 import msgspec
+import numpy as np
 
-from asr_server.checkpoint.tokenizer import Tokenizer, num_letters
-from asr_server.core import ChunkResult, Word
+from asr_server.checkpoint.tokenizer import Tokenizer
+from asr_server.core import Word
 from asr_server.levels import runs
 
 # The sets of openai/whisper.
@@ -77,24 +79,14 @@ def _join_to_word_before(words: Sequence[WordGroup]) -> list[WordGroup]:
 
 MIN_WORD_S: Final = 0.02  # one position of the audio
 MAX_WORD_S: Final = 2.0
-AROUND_PEAK_S: Final = 1.0  # of a longer sound, what is the word's
+AROUND_ONSET_S: Final = 1.0  # of a longer sound, what is the word's
 MAX_HURRIED: Final = 2  # words in a row that last no longer than
 HURRIED_S: Final = MIN_WORD_S + 1e-4
 CLAUSE_ENDS: Final = ".。,，!！?？:：;"
 # A pause of this length parts words; a shorter one may be the closure of a consonant within a word.
 PARTING_PAUSE_S: Final = 0.1
-PEAK_OFF_S: Final = 0.05  # what attention peaks at may lie so far before the sound that is meant
 MAX_PAUSE_WITHIN_S: Final = 0.5  # no word lasts through a longer one
-# The end of a word is looked for so far behind the time that the alignment gives.
-MAX_LATER_S: Final = 0.5
-# Sound before a short pause, such as the closure of a consonant, is the word's own (the s of "still")
-# where it is of this length; shorter, it is the end of the word before; longer, it is no speech.
-OWN_SOUND_S: Final = (0.15, 0.5)
-# Between words that run on, attention moves on before the sound, the more the longer the word: a token stands
-# for several letters. Of a voice with known phonemes, at three tempos. Behind a pause the median is 0.01 s.
-LEAD_S: Final = 0.02
-LEAD_PER_LETTER_S: Final = 0.014  # of the word before
-TOUCHING_S: Final = 0.03
+MAX_OFF_S: Final = 0.5  # a pause farther from a word's edge is not its own
 # A shorter sound is a click, where a pause of a second parts it from what follows.
 CLICK_S: Final = 0.06
 PAUSE_BEHIND_CLICK_S: Final = 1.0
@@ -106,42 +98,35 @@ class AlignedWord(NamedTuple):
     text: str
     start_s: float
     end_s: float
-    first_peak_s: float  # where its first token attends to most
-    last_peak_s: float
+    first_onset_s: float  # of its first token's attention
+    last_onset_s: float
 
 
-def aligned_word(text: str, result: ChunkResult, first: int, end: int) -> AlignedWord:
-    times_s, peaks_s = result.token_times_s, result.token_peaks_s
-    return AlignedWord(text, times_s[first], times_s[end], peaks_s[first], peaks_s[end - 1])
+def aligned_words(
+    groups: Sequence[WordGroup], times_s: Sequence[float], onsets_s: Sequence[float]
+) -> list[AlignedWord]:
+    """Let words follow one another, by when each token begins, when the last one ends, and their onsets."""
+    if not groups:
+        return []
+    starts_s = np.array([onsets_s[group.first] for group in groups])
+    if starts_s[0] <= times_s[0] + MAX_OFF_S:  # else the sound before is not the first word's
+        starts_s[0] = times_s[0]
+    steps_s = MIN_WORD_S * np.arange(len(groups))  # no word is shorter, where there is room
+    latest_s = max(0.0, times_s[-1] - MIN_WORD_S * len(groups))
+    in_order_s = np.maximum.accumulate(starts_s - steps_s).clip(0.0, latest_s)
+    edges_s = [*(in_order_s + steps_s).clip(max=times_s[-1]).tolist(), times_s[-1]]
+    return [
+        AlignedWord(group.text, *edge_s, onsets_s[group.first], onsets_s[group.end - 1])
+        for group, edge_s in zip(groups, pairwise(edges_s), strict=True)
+    ]
 
 
 def leave_out_pauses(words: Sequence[AlignedWord], pauses_s: Sequence[Pause], end_s: float) -> list[Word]:
     """Give each word its time. Words are in order, without overlaps; `end_s` ends what was read."""
-    pauses_s = _without_clicks(pauses_s)
+    pauses_s = [pause_s for pause_s in _without_clicks(pauses_s) if pause_s[0] < end_s]
     words = _behind_other_speech(_behind_pauses(words, pauses_s), pauses_s)
     words = [_short_sound(word, pauses_s) for word in words]
-    within = [_without_pauses(word, _pauses_within(pauses_s, word)) for word in words]
-    limits_s = [*(word.start_s for word in within[1:]), end_s]
-    lengthened = [
-        _lengthened(word, aligned.end_s, pauses_s, limit_s)
-        for word, aligned, limit_s in zip(within, words, limits_s, strict=True)
-    ]
-    return _unhurried([_with_length(word) for word in lengthened])
-
-
-def without_lead(words: Sequence[Word]) -> list[Word]:
-    """Move the edges of words that run on later, by half of the word behind at most."""
-    moved, before_s = list(words), 0.0
-    for number, (word, behind) in enumerate(pairwise(words)):
-        is_behind_pause = _is_long(before_s, word.start_s)
-        before_s = word.end_s
-        if behind.start_s - word.end_s < TOUCHING_S and not is_behind_pause:
-            room_s = max(0.0, behind.end_s - behind.start_s - MIN_WORD_S)
-            lead_s = LEAD_S + LEAD_PER_LETTER_S * num_letters(word.text)
-            edge_s = behind.start_s + min(lead_s, room_s / 2)
-            moved[number] = _with_length(Word(word.text, moved[number].start_s, edge_s))
-            moved[number + 1] = Word(behind.text, edge_s, behind.end_s)
-    return moved
+    return _unhurried([_with_length(word) for word in _parted(words, pauses_s, end_s)])
 
 
 def _without_clicks(pauses_s: Sequence[Pause]) -> list[Pause]:
@@ -202,15 +187,15 @@ def _short_sound(word: AlignedWord, pauses_s: Sequence[Pause]) -> AlignedWord:
     short_s = [(start_s, end_s) for start_s, end_s in sounds_s if end_s - start_s <= MAX_WORD_S]
     if len(short_s) == len(sounds_s):
         return word
-    peak_s = word.first_peak_s
-    start_s, end_s = min(short_s or sounds_s, key=lambda s: max(s[0] - peak_s, peak_s - s[1], 0.0))
+    onset_s = word.first_onset_s
+    start_s, end_s = min(short_s or sounds_s, key=lambda s: max(s[0] - onset_s, onset_s - s[1], 0.0))
     if not short_s:
-        start_s = max(start_s, word.first_peak_s - AROUND_PEAK_S)
-        end_s = min(end_s, max(word.last_peak_s, start_s) + AROUND_PEAK_S)
-    first_peak_s, last_peak_s = (
-        min(max(peak_s, start_s), end_s) for peak_s in (word.first_peak_s, word.last_peak_s)
+        start_s = max(start_s, word.first_onset_s - AROUND_ONSET_S)
+        end_s = min(end_s, max(word.last_onset_s, start_s) + AROUND_ONSET_S)
+    first_onset_s, last_onset_s = (
+        min(max(onset_s, start_s), end_s) for onset_s in (word.first_onset_s, word.last_onset_s)
     )
-    return AlignedWord(word.text, start_s, end_s, first_peak_s, last_peak_s)
+    return AlignedWord(word.text, start_s, end_s, first_onset_s, last_onset_s)
 
 
 def _sounds_s(word: AlignedWord, pauses_s: Sequence[Pause]) -> list[Pause]:
@@ -223,7 +208,7 @@ def _sounds_s(word: AlignedWord, pauses_s: Sequence[Pause]) -> list[Pause]:
 def _sharing(words: Sequence[AlignedWord], start_s: float) -> list[AlignedWord]:
     return [
         AlignedWord(
-            word.text, first_s, end_s, max(first_s, word.first_peak_s), max(first_s, word.last_peak_s)
+            word.text, first_s, end_s, max(first_s, word.first_onset_s), max(first_s, word.last_onset_s)
         )
         for word, (first_s, end_s) in zip(
             words, edges_by_letters([word.text for word in words], start_s, words[-1].end_s), strict=True
@@ -235,39 +220,38 @@ def _pauses_within(pauses_s: Iterable[Pause], word: AlignedWord) -> list[Pause]:
     return [(start_s, end_s) for start_s, end_s in pauses_s if end_s > word.start_s and start_s < word.end_s]
 
 
-def _without_pauses(word: AlignedWord, pauses_s: Sequence[Pause]) -> Word:
-    start_s, end_s = word.start_s, word.end_s
-    for pause_start_s, pause_end_s in pauses_s:
-        is_parting = pause_end_s - pause_start_s >= PARTING_PAUSE_S
-        is_nearer_end = word.first_peak_s > (pause_start_s + pause_end_s) / 2
-        is_long = _is_long(pause_start_s, pause_end_s)
-        is_own_sound = (
-            pause_start_s > start_s + OWN_SOUND_S[0] and pause_start_s < word.start_s + OWN_SOUND_S[1]
+def _parted(words: Sequence[AlignedWord], pauses_s: Sequence[Pause], end_s: float) -> list[Word]:
+    """End each word at the first pause before the next one's onset, and begin that behind the last pause."""
+    if not words:
+        return []
+    first_s = words[0].start_s
+    first, last = AlignedWord("", 0.0, first_s, 0.0, 0.0), AlignedWord("", end_s, end_s, math.inf, math.inf)
+    parted: list[Word] = []
+    start_s = -math.inf
+    for word, behind in pairwise([first, *words, last]):
+        between_s = _pauses_between(word, behind, pauses_s)
+        stop_s, next_s = (between_s[0][0], between_s[-1][1]) if between_s else (word.end_s, behind.start_s)
+        if not behind.start_s - MAX_OFF_S <= next_s <= behind.end_s - MIN_WORD_S:
+            next_s = behind.start_s
+        if not start_s + MIN_WORD_S <= stop_s <= min(next_s, word.end_s + MAX_OFF_S):
+            stop_s = word.end_s
+        parted.append(Word(word.text, start_s, stop_s))
+        start_s = max(stop_s, next_s)
+    return parted[1:]
+
+
+def _pauses_between(word: AlignedWord, behind: AlignedWord, pauses_s: Iterable[Pause]) -> list[Pause]:
+    """Return those between the words' onsets, and what lies over their edge."""
+    click_s = 0.0 if word.text else CLICK_S  # between noise and the first word
+    return [
+        (start_s, end_s)
+        for start_s, end_s in pauses_s
+        if (
+            end_s - start_s >= PARTING_PAUSE_S
+            and word.last_onset_s < (start_s + end_s) / 2 <= behind.first_onset_s
         )
-        is_before = pause_end_s <= word.first_peak_s + PEAK_OFF_S and (is_parting or not is_own_sound)
-        is_before = is_before or (is_long and is_nearer_end)  # attention may peak well before the sound
-        if (is_before or pause_start_s <= start_s) and pause_end_s <= end_s - MIN_WORD_S:
-            start_s = max(start_s, pause_end_s)
-    for pause_start_s, pause_end_s in reversed(pauses_s):
-        is_long = _is_long(pause_start_s, pause_end_s)
-        is_nearer_start = word.last_peak_s <= (pause_start_s + pause_end_s) / 2
-        is_after = pause_end_s >= end_s or (is_long and is_nearer_start)
-        if is_after and pause_start_s >= start_s + MIN_WORD_S:
-            end_s = pause_start_s
-    return Word(word.text, start_s, end_s)
-
-
-def _lengthened(word: Word, aligned_end_s: float, pauses_s: Iterable[Pause], limit_s: float) -> Word:
-    if aligned_end_s - word.end_s >= PARTING_PAUSE_S:
-        return word
-    for start_s, end_s in pauses_s:
-        is_end = end_s >= limit_s or end_s - start_s >= PARTING_PAUSE_S
-        if end_s <= aligned_end_s or not is_end:
-            continue
-        if start_s >= limit_s or not aligned_end_s < start_s <= aligned_end_s + MAX_LATER_S:
-            break
-        return Word(word.text, word.start_s, start_s)
-    return word
+        or (start_s <= word.end_s and end_s >= behind.start_s - click_s)
+    ]
 
 
 def _with_length(word: Word) -> Word:

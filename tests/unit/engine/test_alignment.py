@@ -56,7 +56,7 @@ def test_asking_for_words_changes_no_token_and_no_other_request(pocket: Checkpoi
         for i, expected in enumerate(plain):
             assert mixed[str(i)].tokens == expected.tokens
             assert mixed[str(i)].token_times_s == (alone[i].token_times_s if i in alone else ())
-            assert mixed[str(i)].token_peaks_s == (alone[i].token_peaks_s if i in alone else ())
+            assert mixed[str(i)].token_onsets_s == (alone[i].token_onsets_s if i in alone else ())
         assert engine.slots_in_use == 0
 
 
@@ -64,7 +64,7 @@ def test_asking_for_words_changes_no_token_and_no_other_request(pocket: Checkpoi
 def test_there_is_a_time_for_each_text_token_and_one_for_the_end(pocket: Checkpoint) -> None:
     for clip, result in zip(clips(), transcribe(pocket.engine(), clips(), WORDS), strict=True):
         num_text = sum(map(pocket.tokenizer.is_text, result.tokens))
-        assert (len(result.token_times_s), len(result.token_peaks_s)) == (num_text + 1, num_text)
+        assert (len(result.token_times_s), len(result.token_onsets_s)) == (num_text + 1, num_text)
         times_s = [0.0, *result.token_times_s, len(clip) / 16_000]
         assert times_s == sorted(times_s)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -66,11 +67,16 @@ def expected(number: int, text: tuple[int, ...], num_positions: int) -> tuple[li
             attention.append(weights[len(PROMPT) : len(PROMPT) + len(text) + 1])
             gains.append(median_of_seven(above[len(PROMPT) : len(PROMPT) + len(text) + 1]))
     first = first_frames(np.mean(gains, 0)).tolist()
-    peaks = []
-    for row, (start, end) in enumerate(zip(first, [*first[1:], num_positions], strict=True)):
-        own = np.mean(attention, 0)[row, start : max(end, start + 1)]
-        peaks.append(0.02 * (start + int(own.argmax()) + 0.5))
-    return [0.02 * frame for frame in first], peaks[:-1]
+    onsets = []
+    for row, (start, end) in zip(np.mean(attention, 0), pairwise([*first, num_positions]), strict=True):
+        peak = start + int(row[start : max(end, start + 1)].argmax())
+        around = range(max(0, peak - 25), min(num_positions, peak + 26))
+        onset = next(
+            at for at in around if row[around.start : at + 1].sum() >= row[list(around)].sum() * 0.25
+        )
+        before = row[around.start : onset].sum()
+        onsets.append(0.02 * (onset + (row[list(around)].sum() * 0.25 - before) / row[onset]))
+    return [0.02 * frame for frame in first], onsets[:-1]
 
 
 def median_of_seven(rows: Any) -> Any:
@@ -79,9 +85,9 @@ def median_of_seven(rows: Any) -> Any:
 
 
 def check(found: ChunkResult, number: int, text: tuple[int, ...], num_positions: int) -> None:
-    times_s, peaks_s = expected(number, text, num_positions)
+    times_s, onsets_s = expected(number, text, num_positions)
     assert found.token_times_s == pytest.approx(times_s)
-    assert found.token_peaks_s == pytest.approx(peaks_s)
+    assert found.token_onsets_s == pytest.approx(onsets_s, abs=1e-4)
 
 
 def test_texts_of_all_lengths_are_aligned_beside_each_other(runner: Runner) -> None:

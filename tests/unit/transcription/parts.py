@@ -22,6 +22,6 @@ def timed(text: Sequence[int], start_s: float, end_s: float, duration_s: float) 
     return msgspec.structs.replace(
         result,
         token_times_s=tuple(edges_s),
-        token_peaks_s=tuple(edge_s + 0.01 for edge_s in edges_s[:-1]),
+        token_onsets_s=tuple(edge_s + 0.01 for edge_s in edges_s[:-1]),
         token_focus=(0.5,) * len(text),
     )

@@ -44,7 +44,7 @@ def test_timed_words_have_a_confidence_which_stays_when_what_follows_is_read_aga
     assert all(0 < (word.confidence or 0) < 1 for word in words)
     cut = ending_at(decode_part(chunk, result, OPTIONS, TOKENIZER), 1, 2.7).spans[0].words
     assert [certainty(word) for word in cut] == [certainty(word) for word in words]
-    untimed = msgspec.structs.replace(result, token_times_s=(), token_peaks_s=(), token_focus=())
+    untimed = msgspec.structs.replace(result, token_times_s=(), token_onsets_s=(), token_focus=())
     assert decode_part(chunk, untimed, OPTIONS, TOKENIZER).spans[0].words == ()
 
 

@@ -213,7 +213,7 @@ WITH_WORDS = msgspec.structs.replace(STREAMED, word_timestamps=True)
 async def test_words_of_what_was_sent_have_the_times_of_the_result_judged_silence(app: App) -> None:
     silence = say(*(t(0), *words("0"), t(1), t(1), *words("1"), t(2)), avg_logprob=-2.0, no_speech_prob=0.9)
     timed = msgspec.structs.replace(
-        silence, token_times_s=(0.2, 0.7, 1.8), token_peaks_s=(0.4, 1.2), token_focus=(0.5, 0.6)
+        silence, token_times_s=(0.2, 0.7, 1.8), token_onsets_s=(0.4, 1.2), token_focus=(0.5, 0.6)
     )
     app.answers = [timed, say()]
     num_before = num_guessed()

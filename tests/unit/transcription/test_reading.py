@@ -333,7 +333,7 @@ FIRST, SECOND = "314159265358", "2718"
 STREAMED = msgspec.structs.replace(ENGLISH, early_results=True, streams=True)
 WITH_WORDS = msgspec.structs.replace(ENGLISH, word_timestamps=True)
 TEXT_ONLY = msgspec.structs.replace(ENGLISH, text_only=True)
-UNTIMED: dict[str, Any] = {"token_times_s": (), "token_peaks_s": (), "token_focus": ()}
+UNTIMED: dict[str, Any] = {"token_times_s": (), "token_onsets_s": (), "token_focus": ()}
 
 
 def two_sentences(pause_s: float) -> tuple[Samples, float]:

@@ -166,13 +166,13 @@ def late_chunk(duration_s: float = 8.0) -> Chunk:
 
 
 def timed(*tokens: int, every_s: float = 0.5) -> ChunkResult:
-    """Each text token lasts so long and attends to its middle."""
+    """Each text token lasts so long; an eighth of it is over at its onset."""
     num_text = sum(map(TOKENIZER.is_text, tokens))
     times_s = tuple(every_s * n for n in range(num_text + 1))
     return msgspec.structs.replace(
         said(*tokens),
         token_times_s=times_s,
-        token_peaks_s=tuple(s + every_s / 2 for s in times_s[:-1]),
+        token_onsets_s=tuple(s + every_s / 8 for s in times_s[:-1]),
         token_focus=(0.5,) * (len(times_s) - 1),
     )
 

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -16,10 +17,11 @@ from asr_server.transcription.word_times import (
     WITH_THE_NEXT_WORD,
     WITH_THE_WORD_BEFORE,
     AlignedWord,
+    WordGroup,
+    aligned_words,
     edges_by_letters,
     group_words,
     leave_out_pauses,
-    without_lead,
     words_until,
 )
 from tests.support.checkpoints import pocket_directory
@@ -29,8 +31,8 @@ Times = tuple[float, float]
 WORDS = DecodingOptions(word_timestamps=True, language="en")
 
 
-def word(start_s: float, end_s: float, *peaks_s: float) -> AlignedWord:
-    return AlignedWord(" word", start_s, end_s, peaks_s[0], peaks_s[-1])
+def word(start_s: float, end_s: float, *onsets_s: float) -> AlignedWord:
+    return AlignedWord(" word", start_s, end_s, onsets_s[0], onsets_s[-1])
 
 
 def timed(words: list[AlignedWord], pauses_s: list[tuple[float, float]], end_s: float) -> list[Times]:
@@ -45,18 +47,18 @@ def test_the_pause_between_two_words_belongs_to_neither() -> None:
 def test_a_word_begins_behind_a_click_that_it_does_not_attend_to() -> None:
     """The alignment gives all that comes before the first word to it."""
     assert timed([word(0, 2.0, 1.7)], [(0.05, 1.5)], 2.0) == [(1.5, 2.0)]
-    assert timed([word(0, 2.0, 0.03)], [(0.05, 0.4)], 2.0) == [(0, 2.0)], "it attends to what comes before"
+    assert timed([word(0.95, 1.3, 0.95)], [(0, 0.8), (0.85, 0.9)], 1.3) == [(0.9, 1.3)]
+    assert timed([word(0, 2.0, 0.03)], [(0.05, 0.4)], 2.0) == [(0, 0.05)], "it attends to what comes before"
 
 
 def test_a_closure_within_a_word_does_not_cut_off_what_comes_before() -> None:
-    assert timed([word(0, 0.9, 0.6)], [(0.1, 0.14)], 0.9) == [(0.14, 0.9)], "the end of the word before"
-    assert timed([word(0, 0.9, 0.6)], [(0.22, 0.26)], 0.9) == [(0, 0.9)], "sound of its own"
-    assert timed([word(0, 7.5, 7.2)], [(0.22, 0.26), (2.1, 2.14), (6.9, 7.0)], 7.5) == [(7.0, 7.5)], "noise"
+    assert timed([word(0, 0.9, 0.6)], [(0.22, 0.26)], 0.9) == [(0, 0.9)]
+    assert timed([word(0, 7.5, 7.2)], [(0.22, 0.26), (2.1, 2.14), (6.85, 7.0)], 7.5) == [(7.0, 7.5)], "noise"
 
 
 def test_no_word_lasts_through_a_long_pause() -> None:
     assert timed([word(0, 2.9, 0.2), word(2.9, 3.3, 3.0)], [(0.4, 2.4)], 3.3)[0] == (0, 0.4)
-    assert timed([word(0, 2.7, 2.2)], [(0.2, 2.5)], 2.7) == [(2.5, 2.7)], "attention peaks before the sound"
+    assert timed([word(0, 2.7, 2.2)], [(0.2, 2.5)], 2.7) == [(2.5, 2.7)], "its onset is before the sound"
     assert timed([word(0, 2.7, 0.6)], [(0.2, 2.5)], 2.7) == [(0, 0.2)], "and behind it"
 
 
@@ -65,7 +67,7 @@ def test_a_word_goes_on_to_the_pause_where_the_alignment_has_moved_on_early() ->
     assert timed(punctuated, [(0.8, 1.5)], 2.0) == [(0, 0.8), (1.5, 2.0)]
     assert timed(punctuated, [(1.1, 1.5)], 2.0)[0] == (0, 0.5), "too far away to be its own sound"
     assert timed(punctuated, [(0.6, 0.65), (0.8, 1.5)], 2.0)[0] == (0, 0.8), "the closure of a consonant"
-    assert timed([word(0, 0.5, 0.2)], [(0.7, 0.75)], 0.75) == [(0, 0.7)], "the last one"
+    assert timed([word(0, 0.5, 0.2)], [(0.7, 0.85)], 0.85) == [(0, 0.7)], "the last one"
 
 
 def test_a_word_whose_only_sound_is_a_click_a_second_before_the_next_belongs_to_the_speech() -> None:
@@ -124,23 +126,31 @@ def test_words_without_length_share_the_time_of_a_neighbour() -> None:
     assert timed([word(0, 0.74, 0.5), *late], [], 0.8)[0] == pytest.approx((0, 0.2))
 
 
-def test_edges_of_words_that_run_on_move_to_the_sound() -> None:
-    """Attention moves on before it, between words, not behind a pause."""
-    said = [Word(" a", 0.1, 0.6), Word(" b", 0.6, 0.9), Word(" c", 1.2, 1.5), Word(" d", 1.5, 1.54)]
-    found = [(each.start_s, each.end_s) for each in without_lead(said)]
-    assert found == [pytest.approx(x) for x in ((0.1, 0.634), (0.634, 0.9), (1.2, 1.51), (1.51, 1.54))]
-    long = without_lead([Word(" a", 0.0, 2.0), Word(" b", 2.0, 2.5)])
-    assert long[0].end_s == MAX_WORD_S
-    assert without_lead([]) == []
-    paused = [Word(" a", 0.0, 0.4), Word(" b", 2.0, 2.2), Word(" c", 2.2, 2.6)]
-    assert without_lead(paused) == paused, "the first word behind a pause"
-    assert without_lead(paused[1:]) == paused[1:], "or behind silence at the start"
+def begun(times_s: Sequence[float], onsets_s: Sequence[float]) -> list[Times]:
+    groups = [WordGroup(" one", number, number + 1) for number in range(len(onsets_s))]
+    return [(each.start_s, each.end_s) for each in aligned_words(groups, times_s, onsets_s)]
 
 
-@pytest.mark.parametrize(("text", "later_s"), [(" disadvantages,", 0.202), (" to", 0.048), ("你", 0.062)])
-def test_attention_leaves_a_word_of_more_letters_sooner(text: str, later_s: float) -> None:
-    before, behind = without_lead([Word(text, 0.1, 0.9), Word(" word", 0.9, 1.4)])
-    assert before.end_s == behind.start_s == pytest.approx(0.9 + later_s)
+def test_words_that_run_on_meet_at_the_onset_of_the_second() -> None:
+    assert begun((0.0, 0.5, 0.9), (0.3, 0.6)) == [(0.0, 0.6), (0.6, 0.9)]
+    assert begun((0.0, 1.9, 2.3), (1.0, 2.0))[0][0] == 1.0, "behind a second of noise"
+    assert begun((), ()) == []
+
+
+def test_words_keep_their_order_and_some_length_whatever_the_onsets() -> None:
+    found = begun((0.0, 0.2, 0.4, 0.6, 0.8), (0.3, 0.95, 0.2, 0.9))
+    assert found == [pytest.approx(x) for x in ((0.0, 0.74), (0.74, 0.76), (0.76, 0.78), (0.78, 0.8))]
+    assert begun((0.0, 0.0, 0.0, 0.02), (0.01, 0.01, 0.01))[-1] == (0.02, 0.02), "more words than positions"
+
+
+def test_pauses_between_the_onsets_part_two_words() -> None:
+    two = [word(0.0, 0.93, 0.3), word(0.93, 1.2, 1.0)]
+    assert timed(two, [(0.4, 0.55), (0.6, 0.8)], 1.2) == [(0.0, 0.4), (0.8, 1.2)]
+    assert timed(two, [(0.8, 0.96)], 1.2) == [(0.0, 0.8), (0.96, 1.2)], "behind the usual start"
+    assert timed(two, [(0.9, 0.95)], 1.2) == [(0.0, 0.9), (0.95, 1.2)], "short, where they meet"
+    assert timed(two, [(0.6, 0.69)], 1.2) == [(0.0, 0.93), (0.93, 1.2)], "the closure of a consonant"
+    assert timed(two, [(1.04, 1.16)], 1.2) == [(0.0, 0.93), (0.93, 1.04)], "behind the second"
+    assert timed([word(0.0, 0.5, 0.3), word(1.6, 1.9, 1.8)], [(1.1, 1.3)], 1.9) == [(0.0, 0.5), (1.3, 1.9)]
 
 
 def test_words_share_a_time_by_their_letters() -> None:
@@ -184,9 +194,9 @@ def test_no_word_is_without_length_and_no_time_runs_backwards(seed: int) -> None
 
 def heard(
     *tokens: int,
-    times_s: tuple[float, ...],
-    peaks_s: tuple[float, ...],
-    pauses_s: tuple[tuple[float, float], ...] = (),
+    times_s: Sequence[float],
+    onsets_s: Sequence[float],
+    pauses_s: Sequence[Times] = (),
     language: str = "en",
 ) -> ChunkResult:
     return ChunkResult(
@@ -198,10 +208,10 @@ def heard(
         temperature=0.0,
         language=language,
         finish_reason="stop",
-        token_times_s=times_s,
-        token_peaks_s=peaks_s,
-        token_focus=(0.5,) * len(peaks_s),
-        pauses_s=pauses_s,
+        token_times_s=tuple(times_s),
+        token_onsets_s=tuple(onsets_s),
+        token_focus=(0.5,) * len(onsets_s),
+        pauses_s=tuple(pauses_s),
     )
 
 
@@ -218,14 +228,14 @@ def test_words_lie_in_their_segments_on_the_files_clock() -> None:
     result = heard(
         *(t(0), *words("12"), t(2), t(2), *words("3"), *spell("!"), t(4)),
         times_s=(0.2, 1.0, 2.0, 3.0, 3.5),
-        peaks_s=(0.5, 1.5, 2.5, 3.2),
+        onsets_s=(0.5, 1.5, 2.5, 3.2),
     )
     first, second = segments(result, sound(4), start_s=60)
     one, two, three = [*first.words, *second.words]
     assert [(w.text, w.start_s, w.end_s) for w in (one, two, three)] == [
-        (" one", 60.2, pytest.approx(61.0 + 0.062)),
-        (" two", one.end_s, pytest.approx(62.0 + 0.062)),
-        (" three!", two.end_s, 63.0),
+        (" one", 60.2, 61.5),
+        (" two", one.end_s, 62.5),
+        (" three!", two.end_s, 63.5),
     ]
 
 
@@ -233,7 +243,7 @@ def test_what_is_read_ends_where_the_unread_tail_begins() -> None:
     result = heard(
         *(t(0), *words("1"), t(2.6), t(4), *words("2")),
         times_s=(0.8, 2.4),  # of the tail's text there are none
-        peaks_s=(1.0,),
+        onsets_s=(1.0,),
         pauses_s=((2.55, 2.8), (7.0, 9.0)),
     )
     (segment,) = segments(result, sound(10))
@@ -245,7 +255,7 @@ def test_a_language_without_spaces_has_a_word_for_each_character() -> None:
     result = heard(
         *(t(0), *tokens, t(2)),
         times_s=tuple(0.2 * i for i in range(7)),
-        peaks_s=tuple(0.2 * i + 0.1 for i in range(6)),
+        onsets_s=tuple(0.2 * i + 0.1 for i in range(6)),
         language="zh",
     )
     (segment,) = segments(result, sound(2))

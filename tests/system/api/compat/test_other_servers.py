@@ -37,7 +37,7 @@ def one_two(submit: Submit) -> ChunkResult:
 
 def one_two_timed(submit: Submit) -> ChunkResult:
     return replace(
-        one_two(submit), token_times_s=(0.0, 0.4, 1.0), token_peaks_s=(0.2, 0.7), token_focus=(0.5, 0.5)
+        one_two(submit), token_times_s=(0.0, 0.4, 1.0), token_onsets_s=(0.2, 0.7), token_focus=(0.5, 0.5)
     )
 
 
