@@ -6,6 +6,7 @@
     python -m benchmarks.peers --longest-s 10          short recordings alone
     python -m benchmarks.peers --model tiny.en --recordings 80 --languages en
     python -m benchmarks.peers --reading-s 800         one long file: a voice that reads sentences
+    python -m benchmarks.peers --sparse 3              one file, a sixth speech, else music and silence
     python -m benchmarks.peers --quick       eight recordings, one round, two peers
 
 Every system has a process of its own with all cores, has loaded its model and has heard two recordings before
@@ -36,22 +37,26 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from asr_server.core import SAMPLE_RATE, Samples
 from benchmarks.reporting import Budget, benchmark_parser, command, machine, spread, write_json
 from benchmarks.transcribers import REQUESTS_AT_ONCE, SYSTEMS, Heard, Task, package_of
 from harness.real_weights import hugging_face_checkpoint
 from harness.speech import Clip, word_errors
-from harness.speech.corpora import chosen_clips
+from harness.speech.corpora import CACHE, chosen_clips, kept
 from harness.speech.error_rates import Score, total
+from harness.speech.scenes import fetch, scenes
 from harness.speech.synthesis import readings
 
 NUM_WARM_UP = 2
 QUICK = ("ours", "faster-whisper int8", "openai-whisper greedy")
 MIB = 1 << 20
+SPARSE_SEED = 2
 
 
 @dataclass(frozen=True)
@@ -269,6 +274,7 @@ def parse() -> argparse.Namespace:
         "--longest-s", type=float, default=inf, help="those of the recordings up to this length"
     )
     parser.add_argument("--reading-s", type=float, help="one reading of so many seconds instead")
+    parser.add_argument("--sparse", type=int, help="one recording of so many scenes of each kind instead")
     parser.add_argument("--at-once", type=int, default=REQUESTS_AT_ONCE, help="requests to ours")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="[default: all that are installed]")
@@ -280,6 +286,26 @@ def parse() -> argparse.Namespace:
     return options
 
 
+def recordings(options: argparse.Namespace) -> list[Clip]:
+    if options.sparse:
+        return [sparse(options.sparse)]
+    return readings(1, options.reading_s) if options.reading_s else chosen_clips(options.recordings)
+
+
+def sparse(number: int) -> Clip:
+    """Return one recording of scenes with sentences between music and effects, every second one silenced."""
+    fetch()
+    parts, texts = list[Samples](), list[str]()
+    for kind, speech in scenes(number, SPARSE_SEED):
+        if kind.startswith("between"):
+            for said in speech.sentences[1::2]:
+                speech.samples[round(said.start_s * SAMPLE_RATE) : round(said.end_s * SAMPLE_RATE)] = 0
+            parts.append(speech.samples)
+            texts += [said.text for said in speech.sentences[::2]]
+    path = kept(CACHE / f"sparse/{number}.flac", lambda: np.concatenate(parts))
+    return Clip(path.stem, "sparse", path, " ".join(texts), "en", "GPL")
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
         work(*json.loads(sys.argv[2]))
@@ -289,9 +315,7 @@ def main() -> None:
     console.print(command(), machine())
     clips = [
         clip
-        for clip in (
-            readings(1, options.reading_s) if options.reading_s else chosen_clips(options.recordings)
-        )
+        for clip in recordings(options)
         if clip.duration_s <= options.longest_s and clip.language in (options.languages or [clip.language])
     ]
     if not clips:

@@ -17,7 +17,7 @@ import numpy as np
 
 from asr_server.audio.voice import SHORT_PAUSE_S, first_missed_s
 from asr_server.checkpoint.tokenizer import MIN_TAIL_S, Tokenizer, num_letters
-from asr_server.core import Chunk, ChunkResult, Word
+from asr_server.core import Chunk, ChunkResult, DroppedSegment, Word
 from asr_server.levels import Interval
 from asr_server.transcription.heard import SURELY_S, Heard
 from asr_server.transcription.segments import DecodedPart, Span, ending_at, on_frame_s, with_dropped
@@ -38,6 +38,7 @@ SLOW_WORD_S: Final = 1.5
 SLOW_LETTERS_PER_S: Final = 5.0
 TOUCHING_S: Final = 0.1  # a word that reaches less far into an interval is not of it
 LEAD_S: Final = 0.3  # before speech that was passed over
+MAX_FILLER_BYTES: Final = 10  # "You", "Oh", "Thank you."; bytes, since some scripts have few letters
 MIN_ADVANCE_S: Final = 0.5  # from a chunk's start to where it is read again: the same audio has the same text
 
 
@@ -145,6 +146,11 @@ def is_trusted(result: ChunkResult, text: str, duration_s: float) -> bool:
         return False
     is_probable = float(np.mean(result.logprobs)) >= SURE_LOGPROB
     return is_probable or not _are_doubtful(result.logprobs, result)
+
+
+def is_filler(dropped: DroppedSegment) -> bool:
+    """Return whether dropped text says nothing of speech beside it: for music a model invents a word or two."""
+    return dropped.reason == "echo" or len(dropped.text.strip().encode()) <= MAX_FILLER_BYTES
 
 
 def is_surely_spoken(span: Span, part: DecodedPart, heard: Heard) -> bool:

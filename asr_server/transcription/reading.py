@@ -305,7 +305,7 @@ class _Reading:
         return [*before, segments.ending_at(last, len(spans), end_s)], last.start_s + end_s
 
     def _has_lost_text(self, rest: Chunk) -> bool:
-        dropped = (each for part in self.parts for each in part.dropped if each.reason != "echo")
+        dropped = (each for part in self.parts for each in part.dropped if not judge.is_filler(each))
         return any(rest.start_s <= each.start_s < rest.start_s + rest.duration_s for each in dropped)
 
     async def _read_trusted(self, chunk: Chunk) -> bool:
