@@ -149,7 +149,7 @@ def is_trusted(result: ChunkResult, text: str, duration_s: float) -> bool:
 
 
 def is_filler(dropped: DroppedSegment) -> bool:
-    """Return whether dropped text says nothing of speech beside it: for music a model invents a word or two."""
+    """Return whether dropped text tells of no speech beside it: for music a model invents a word or two."""
     return dropped.reason == "echo" or len(dropped.text.strip().encode()) <= MAX_FILLER_BYTES
 
 
