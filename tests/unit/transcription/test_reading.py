@@ -263,7 +263,7 @@ async def test_neither_noise_nor_what_comes_at_once_is_read_again(app: RunningAp
 
 SPOKEN_S = len(speak("1").samples) / SAMPLE_RATE
 UNCUT = t(0), *words("1373737392"), t(7)
-REPEATED = say(*UNCUT)
+AS_ONE = say(*UNCUT)
 DOUBTED = [" nine three seven"]
 BESIDE_NOISE = wav(np.concatenate([speak("1").samples, noise(6.0), speak("2").samples]))
 
@@ -283,10 +283,10 @@ def in_pieces_or(uncut: ChunkResult, in_noise: str = "937") -> Callable[[Submit]
 @pytest.mark.parametrize(
     ("uncut", "text", "dropped"),
     [
-        (REPEATED, "one three seven three seven three seven three nine two", []),
+        (AS_ONE, "one three seven three seven three seven three nine two", []),
         (say(*UNCUT, avg_logprob=-0.7), "one two", DOUBTED),
         (say(*UNCUT, avg_logprob=-0.5, no_speech_prob=0.3), "one two", DOUBTED),
-        (msgspec.structs.replace(REPEATED, compression_ratio=2.5), "one two", DOUBTED),
+        (msgspec.structs.replace(AS_ONE, compression_ratio=2.5), "one two", DOUBTED),
     ],
 )
 async def test_a_chunk_that_loses_text_beside_noise_is_read_in_one_piece_too(
@@ -299,13 +299,13 @@ async def test_a_chunk_that_loses_text_beside_noise_is_read_in_one_piece_too(
 
 
 async def test_a_chunk_that_loses_a_word_or_two_beside_noise_is_not_read_again(app: RunningApp) -> None:
-    app.answer = in_pieces_or(REPEATED, in_noise="9")
+    app.answer = in_pieces_or(AS_ONE, in_noise="9")
     _, transcript = await app.transcribe(BESIDE_NOISE, ENGLISH)
     assert (transcript.text, [each.text for each in transcript.dropped]) == ("one two", [" nine"])
 
 
 async def test_a_chunk_is_read_in_one_piece_once(app: RunningApp) -> None:
-    app.answer = in_pieces_or(REPEATED)
+    app.answer = in_pieces_or(AS_ONE)
     await app.transcribe(BESIDE_NOISE, msgspec.structs.replace(ENGLISH, temperatures=(0.0, 0.2)))
     ladders = [submit.options.temperatures for submit in app.replica.submits]
     assert ladders == [(0.0, 0.2), (0.0,)]
@@ -313,7 +313,7 @@ async def test_a_chunk_is_read_in_one_piece_once(app: RunningApp) -> None:
 
 async def test_a_chunk_read_in_one_piece_after_a_replica_was_lost_has_words(app: RunningApp) -> None:
     """Its early report has no alignment: words get times by their letters, as in any other part."""
-    app.answer = in_pieces_or(REPEATED)
+    app.answer = in_pieces_or(AS_ONE)
     options = msgspec.structs.replace(ENGLISH, word_timestamps=True)
     _, transcript = await app.transcribe(BESIDE_NOISE, options)
     (segment,) = transcript.segments
