@@ -302,7 +302,7 @@ def sparse(number: int) -> Clip:
                 speech.samples[round(said.start_s * SAMPLE_RATE) : round(said.end_s * SAMPLE_RATE)] = 0
             parts.append(speech.samples)
             texts += [said.text for said in speech.sentences[::2]]
-    path = kept(CACHE / f"sparse/{number}.flac", lambda: np.concatenate(parts))
+    path = kept(CACHE / f"sparse/{SPARSE_SEED}-{number}.flac", lambda: np.concatenate(parts))
     return Clip(path.stem, "sparse", path, " ".join(texts), "en", "GPL")
 
 

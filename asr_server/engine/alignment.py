@@ -134,7 +134,7 @@ def _within(
 def _onset(row: Matrix, peak: int) -> float:
     """Return the place, in frames, by which a share of the attention around the peak has come."""
     first = max(0, peak - AROUND_PEAK)
-    before = np.cumsum([0.0, *row[first : peak + AROUND_PEAK + 1]])
+    before = np.concatenate([[0.0], row[first : peak + AROUND_PEAK + 1].cumsum()])
     return first + float(np.interp(before[-1] * ONSET, before, np.arange(len(before))))
 
 

@@ -1,8 +1,8 @@
 """Read one chunk to its end, stretch after stretch, in the detected language.
 
 A stretch lies between long pauses; later it is what `judge` has read again: an unread tail, or speech without
-text. Stretches that lose text beside loud sound are read again as one: music deafens the detector more than
-the model.
+text. Stretches that lose more than a word or two beside loud sound are read again as one: music deafens the
+detector more than the model.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class _Reading:
         number, submit = next(self.numbers), self.reader.handle.submit
         result = await submit(chunk, options, number, on_language, on_early_result)
         result = early_results.keep(result, options)
-        if rivals and early_results.last is None:  # else text has left, of a replica that was lost
+        if rivals and not result.is_silence(options):
             result = await self._likelier(result, chunk, options, rivals)
         self.language = options.language or result.language or language.guess
         return self.heard.with_silences(result, chunk)
@@ -211,12 +211,18 @@ class _Reading:
     ) -> ChunkResult:
         """Read in the second likeliest language too: text in a language that nobody speaks is less likely."""
         self._stats.on_read_again("language_doubtful")
-        (_, likeliest), (rival, likely) = rivals.items()
-        first = options.temperatures[:1]
-        own = msgspec.structs.replace(options, language=rival, temperatures=first, early_results=False)
+        (_, share), (rival, its_share) = rivals.items()
+        own = msgspec.structs.replace(
+            options,
+            language=rival,
+            temperatures=options.temperatures[:1],
+            early_results=False,
+            draft_tokens=(),  # in another language
+        )
         other = await self.reader.handle.submit(chunk, own, next(self.numbers))
-        is_likelier = joint_logprob(other, likely) > joint_logprob(result, likeliest)
-        return other if is_likelier and not other.is_implausible(options) else result
+        has_text = any(map(self._tokenizer.is_text, other.tokens))  # no text is always likely
+        is_likelier = joint_logprob(other, its_share) > joint_logprob(result, share)
+        return other if has_text and is_likelier and not other.is_implausible(options) else result
 
     def _decode(self, chunk: Chunk, result: ChunkResult, options: DecodingOptions) -> DecodedPart:
         """Cut the result into segments, unless Whisper hears silence and the detector no speech."""

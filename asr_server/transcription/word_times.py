@@ -230,11 +230,10 @@ def _parted(words: Sequence[AlignedWord], pauses_s: Sequence[Pause], end_s: floa
     start_s = -math.inf
     for word, behind in pairwise([first, *words, last]):
         between_s = _pauses_between(word, behind, pauses_s)
-        stop_s, next_s = (between_s[0][0], between_s[-1][1]) if between_s else (word.end_s, behind.start_s)
-        if not behind.start_s - MAX_OFF_S <= next_s <= behind.end_s - MIN_WORD_S:
-            next_s = behind.start_s
-        if not start_s + MIN_WORD_S <= stop_s <= min(next_s, word.end_s + MAX_OFF_S):
-            stop_s = word.end_s
+        earliest_s, latest_s = behind.start_s - MAX_OFF_S, behind.end_s - MIN_WORD_S
+        next_s = max((b for _, b in between_s if earliest_s <= b <= latest_s), default=behind.start_s)
+        earliest_s, latest_s = start_s + MIN_WORD_S, min(next_s, word.end_s + MAX_OFF_S)
+        stop_s = min((a for a, _ in between_s if earliest_s <= a <= latest_s), default=word.end_s)
         parted.append(Word(word.text, start_s, stop_s))
         start_s = max(stop_s, next_s)
     return parted[1:]

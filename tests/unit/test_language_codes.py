@@ -31,6 +31,12 @@ def test_codes_names_and_regional_forms_are_understood(
     assert [whisper_code(each) for each in ("tlh", "")] == ["tlh", ""], "unknown ones stay"
 
 
+@pytest.mark.parametrize("text", ["xx", "klingon", "-", "e", "<|en|>", "en; drop"])
+def test_a_model_of_all_languages_knows_no_other(text: str) -> None:
+    with pytest.raises(InvalidValue):
+        WHISPER.code(text)
+
+
 @pytest.mark.parametrize("text", ["xx", "klingon", "-", "e", "<|en|>", "en; drop", "french"])
 def test_an_unknown_language_is_refused_by_the_field_and_the_languages_of_this_model(text: str) -> None:
     with pytest.raises(InvalidValue) as caught:

@@ -34,6 +34,7 @@ from asr_server.api.request import (
 from asr_server.api.state import AppState
 from asr_server.audio.decoder import TOO_MANY_FILES
 from asr_server.checkpoint.files import revision_of
+from asr_server.core import ChunkResult
 from asr_server.telemetry import logging_for
 
 AT_ONCE: Final = 16  # as many as `asr-server transcribe` keeps under way
@@ -223,8 +224,9 @@ class Runner:
 
 
 def _engine_of(model: ServedModel) -> str:
-    settings = model.settings
-    return f"{__version__} {settings.model} {revision_of(Path(settings.model))} {settings.dtype}"
+    """Return what kept results depend on, and their fields, which may be others in the next release."""
+    settings, fields = model.settings, " ".join(ChunkResult.__struct_fields__)
+    return f"{__version__} {settings.model} {revision_of(Path(settings.model))} {settings.dtype} {fields}"
 
 
 def _content(response: Response, events: list[JobEvent]) -> Content:

@@ -57,8 +57,10 @@ async def serving(address: Address) -> AsyncIterator[tuple[TcpEngineServer, Lost
     """A replica's end, which is closed at last."""
     lost = Lost()
     server = TcpEngineServer(address, on_lost=lost)
-    yield server, lost
-    server.close()
+    try:
+        yield server, lost
+    finally:
+        server.close()
 
 
 async def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
