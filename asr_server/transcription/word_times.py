@@ -84,7 +84,7 @@ MAX_HURRIED: Final = 2  # words in a row that last no longer than
 HURRIED_S: Final = MIN_WORD_S + 1e-4
 CLAUSE_ENDS: Final = ".。,，!！?？:：;"
 # A pause of this length parts words; a shorter one may be the closure of a consonant within a word.
-PARTING_PAUSE_S: Final = 0.1
+PARTING_PAUSE_S: Final = 0.1 - 1e-4  # as pauses are sums of 5 ms
 MAX_PAUSE_WITHIN_S: Final = 0.5  # no word lasts through a longer one
 MAX_OFF_S: Final = 0.5  # a pause farther from a word's edge is not its own
 # A shorter sound is a click, where a pause of a second parts it from what follows.
