@@ -48,8 +48,6 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Kind:
-    """A set of conversations."""
-
     name: str
     people: Callable[[np.random.Generator, str], list[str]]
     overlap: float = 0.0  # share of the turns that begin before the last one ends
