@@ -1,10 +1,11 @@
-"""Messages to frames and back: msgpack, with samples beside it. No pickle.
+"""Messages to frames and back: msgpack, with arrays beside it. No pickle.
 
-Samples lie in shared memory or, without room there, in a frame behind the message. The reader does not copy.
-Knows no sockets.
+An array below `INLINE_BYTES` is part of the message; a larger one lies in shared memory or, without room
+there, in its own frame. The threshold and frames follow vLLM's tensor transport (pull request 16432). The
+reader does not copy. Knows no sockets; imports torch only for a tensor.
 
 Shared memory is unnamed (memfd): it vanishes with the two processes and needs no /dev/shm. The writer copies
-samples into slots; the reader uses them in place and reports when they are dropped. The lowest free slot is
+arrays into slots; the reader uses them in place and reports when they are dropped. The lowest free slot is
 taken, so few pages are touched; memory of slots beyond `KEPT_SLOTS` goes back to the system.
 """
 
@@ -13,20 +14,26 @@ from __future__ import annotations
 import ctypes
 import heapq
 import logging
+import math
 import mmap
 import os
+import sys
 import weakref
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from asr_server.core import Samples
+if TYPE_CHECKING:
+    import torch
 
-SAMPLES: Final = 1  # msgpack's extension type for the samples of a message
+INLINE_BYTES: Final = 256
+ARRAY: Final = 1  # msgpack's extension type for the arrays of a message
+TORCH: Final = "torch."  # begins the type's name where the array is a tensor: `torch.bfloat16`
+_KINDS: Final = frozenset("biufc")  # object arrays hold addresses
 
 Bytes = npt.NDArray[np.uint8]
 Frame = bytes | memoryview
@@ -34,43 +41,102 @@ Frame = bytes | memoryview
 logger = logging.getLogger(__name__)
 
 
-class _Place(msgspec.Struct, array_like=True):
-    num_bytes: int
-    slot: int | None = None  # of the shared memory; None: the samples are the frame behind the message
+class _Array(msgspec.Struct, array_like=True):
+    type_name: str  # `float32`; of a tensor `torch.bfloat16`
+    shape: tuple[int, ...]
+    inline: bytes | None = None
+    frame: int | None = None
+    slot: int | None = None  # of the shared memory
 
 
 def encode(message: Any, shared: SharedMemoryWriter | None = None) -> list[Frame]:
-    """Return the message as a frame, and one that aliases samples for which there is no shared memory."""
-    samples: list[Frame] = []
+    """Return the header frame, and a frame for each large array, which aliases its memory."""
+    frames: list[Frame] = [b""]
 
     def write(value: Any) -> Any:
         if isinstance(value, np.generic):
             return value.item()  # a plain number
-        assert isinstance(value, np.ndarray)
-        assert value.dtype == np.float32
-        content = np.ascontiguousarray(value).view(np.uint8)
-        slot = shared.write(content) if shared is not None else None
-        if slot is None:
-            samples.append(content.data)
-        return msgspec.msgpack.Ext(SAMPLES, msgspec.msgpack.encode(_Place(content.nbytes, slot)))
+        content, header = _as_bytes(value), _Array(str(value.dtype), tuple(value.shape))
+        if len(content) < INLINE_BYTES:
+            header.inline = content.tobytes()
+        elif shared is not None and (slot := shared.write(content)) is not None:
+            header.slot = slot
+        else:
+            frames.append(content.data)
+            header.frame = len(frames) - 1
+        return msgspec.msgpack.Ext(ARRAY, msgspec.msgpack.encode(header))
 
-    return [msgspec.msgpack.encode(message, enc_hook=write), *samples]
+    frames[0] = msgspec.msgpack.encode(message, enc_hook=write)
+    return frames
 
 
 def decode(frames: Sequence[Frame], message_type: Any, shared: SharedMemoryReader | None = None) -> Any:
-    """Return the message; its samples are a read-only view."""
-
-    def read(code: int, data: memoryview) -> Samples:
-        place = msgspec.msgpack.decode(data, type=_Place)
-        if place.slot is None:
-            return np.frombuffer(frames[1], np.float32)
-        assert shared is not None
-        # A buffer made of it would refer to the memory alone, which is used again when this array is gone.
-        return shared.read(place.slot, place.num_bytes).view(np.float32)
-
+    """Return the message; its arrays are read-only views."""
     return msgspec.msgpack.decode(
-        frames[0], type=message_type, ext_hook=read, dec_hook=lambda _, value: value
+        frames[0], type=message_type, ext_hook=_array_reader(frames, shared), dec_hook=lambda _, value: value
     )
+
+
+def _array_reader(
+    frames: Sequence[Frame], shared: SharedMemoryReader | None
+) -> Callable[[int, memoryview], Any]:
+    def read(code: int, data: memoryview) -> Any:
+        header = msgspec.msgpack.decode(data, type=_Array)
+        dtype = _type_named(header.type_name)
+        # An array is taken as it is: a buffer made of it would refer to the memory alone, which may be used
+        # again as soon as the array itself is gone.
+        match header:
+            case _Array(slot=int(slot)) if shared is not None:
+                content = shared.read(slot, math.prod(header.shape) * dtype.itemsize)
+            case _Array(frame=int(number)):
+                content = np.frombuffer(frames[number], np.uint8)
+            case _:
+                content = np.frombuffer(header.inline or b"", np.uint8)
+        return _from_bytes(content, dtype, header.shape)
+
+    return read
+
+
+# -- Arrays and tensors --------------------------------------------------------------------------------------
+
+
+def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _as_bytes(value: Any) -> Bytes:
+    """Raises NotImplementedError for what is no array of numbers."""
+    if _is_tensor(value):
+        import torch
+
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        viewed: Bytes = flat.view(torch.uint8).numpy()
+        return viewed
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in _KINDS:
+        raise NotImplementedError(f"{getattr(value, 'dtype', type(value))} does not cross the wire")
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+
+
+def _type_named(name: str) -> np.dtype[Any] | torch.dtype:
+    if not name.startswith(TORCH):
+        return np.dtype(name)
+    import torch
+
+    dtype: torch.dtype = getattr(torch, name.removeprefix(TORCH))
+    return dtype
+
+
+def _from_bytes(content: Bytes, dtype: np.dtype[Any] | torch.dtype, shape: tuple[int, ...]) -> Any:
+    if isinstance(dtype, np.dtype):
+        return content.view(dtype).reshape(shape)
+    import torch
+
+    if not len(content):
+        return torch.empty(shape, dtype=dtype)
+    # torch knows no read-only tensors and warns of them: what was received is copied for it, once.
+    own = content if content.flags.writeable else content.copy()
+    return torch.from_numpy(own).view(dtype).view(shape)
 
 
 # -- Shared memory -------------------------------------------------------------------------------------------
