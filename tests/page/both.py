@@ -126,7 +126,6 @@ def answer_with(tab: AnyTab, **answer: Any) -> None:
 
 
 def hold_answers(tab: AnyTab) -> None:
-    """Answer no file at all."""
     tab.evaluate("(() => { XMLHttpRequest.prototype.send = () => {}; })()")
 
 

@@ -19,7 +19,6 @@ KEY = {"authorization": "Bearer secret"}
 
 @pytest.fixture
 def keeping(tmp_path: Path) -> Iterator[Callable[..., HeldApp]]:
-    """Serve with jobs."""
     with ExitStack() as stack:
         yield lambda **settings: stack.enter_context(
             run_held_app(jobs_dir=str(tmp_path / "jobs"), **settings)

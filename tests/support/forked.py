@@ -66,7 +66,6 @@ class Fork:
         return found.decode().strip()
 
     def end(self) -> Ended:
-        """Wait for its end."""
         out, err, told = (self._all_of(end) for end in (self._out, self._err, self._told))
         _, status = os.waitpid(self.pid, 0)
         if self._give >= 0:

@@ -39,7 +39,6 @@ pytestmark = pytest.mark.skipif(
 
 
 async def node(script: str, *arguments: str | Path, **environment: str) -> str:
-    """What the script writes."""
     process = await asyncio.create_subprocess_exec(
         *(NODE, str(HERE / script), *map(str, arguments)),
         env=os.environ | environment,

@@ -82,7 +82,6 @@ def title_of(process: psutil.Process) -> str:
 
 
 def until_gone(processes: list[psutil.Process], limit_s: float) -> float:
-    """The seconds that it took."""
     started = time.perf_counter()
     while alive := [process for process in processes if is_alive(process)]:
         if time.perf_counter() - started > limit_s:

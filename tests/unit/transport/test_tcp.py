@@ -54,7 +54,6 @@ class Lost:
 
 @asynccontextmanager
 async def serving(address: Address) -> AsyncIterator[tuple[TcpEngineServer, Lost]]:
-    """A replica's end, which is closed at last."""
     lost = Lost()
     server = TcpEngineServer(address, on_lost=lost)
     try:
