@@ -38,10 +38,10 @@ class Chunk(msgspec.Struct, frozen=True):
         return len(self.samples) / SAMPLE_RATE
 
 
-# Lengths below a whole window in which chunks are encoded, in positions: every half second up to 6 s, then
+# Lengths below a whole window in which chunks are encoded, in positions: every half second up to 10 s, then
 # every two, and beyond 20 s, where attention costs the most, every second. For each length that occurs oneDNN
 # compiles kernels and keeps them: 4 MB for whisper-base.
-SHORT_LENGTHS: Final = (*range(25, 300, 25), *range(300, 1000, 100), *range(1000, 1500, 50))
+SHORT_LENGTHS: Final = (*range(25, 500, 25), *range(500, 1000, 100), *range(1000, 1500, 50))
 # Of silence that are always encoded after a chunk, where its window has them: 1.5 s. Of half a second too
 # little hears that somebody has spoken: whisper-base then says the last sentence of several twice.
 MARGIN_POSITIONS: Final = 75
@@ -101,6 +101,7 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     text_only: bool = False  # nobody sees times: only a text that may lack words is aligned
     given_tokens: tuple[int, ...] = ()  # a text that is aligned with the audio; none is decoded
     draft_tokens: tuple[int, ...] = ()  # a guess at the result, timestamps included; changes its time alone
+    urgency: int = 0  # 1: a speaker waits for it, so it goes first; -1: it waits for those in the engine
     full_letters: int = 0  # so many letters leave none of the chunk's speech without text; 0: unknown
     token_logprobs: bool = False  # tell of each token how likely it was
     early_results: bool = False  # report each segment as it is closed, where nothing can take it back

@@ -161,7 +161,7 @@ class Dispatcher:
         reserved = self._isolation.reserved(states)
         max_in_flight = self.num_slots or math.inf  # for one request
         free = [state for state in states if state is not reserved]
-        while (state := max(free, key=lambda state: state.credit, default=None)) and state.credit > 0:
+        while (state := max(free, key=_room, default=None)) and state.credit > 0:
             chunk = self._queue.pop(max_in_flight, self._takes_background(state))
             if chunk is None:
                 free.remove(state)  # another one may take what this one may not
@@ -314,6 +314,11 @@ class Dispatcher:
         next_id = msgspec.structs.replace(id, attempt=num_attempts)
         chunk.submit = msgspec.structs.replace(chunk.submit, id=next_id)
         self._wait(chunk)
+
+
+def _room(state: ReplicaState) -> tuple[bool, float, int]:
+    """Rank replicas for the next chunk: credit comes back when a chunk is taken, long before it ends."""
+    return state.credit > 0, -len(state.in_flight) / max(1, state.num_slots), state.credit
 
 
 def describe(settings: Settings, engine: EngineInfo, num_replicas: int) -> str:

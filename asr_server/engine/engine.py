@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 _ENCODES_IN_FLIGHT = 2  # batches that a stream of a GPU has under way: one runs, the next one is ready
 _ENCODE_BUDGET_S = 1.5  # longest that encoding may hold up chunks that are being decoded
+_AT_WORK = (Stage.ENCODING, Stage.ASKED, Stage.ENCODED, Stage.DECODING)
+_LONGEST_HELD_S = 1.0  # that an interim reading waits for urgent chunks
 _MOST_ALIGNING = 32  # texts without slots whose token times are on the way
 
 
@@ -156,8 +158,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Return whether a step would do anything: not if all chunks wait for SetLanguage."""
-        can_admit = self._stages[Stage.WAITING] and self._num_admissible > 0
-        ready = self._stages[Stage.ENCODED] or self._stages[Stage.DECODED] or self._loop.has_work
+        can_admit = self._num_admissible > 0 and self._waiting()
+        ready = self._not_held(Stage.ENCODED) or self._stages[Stage.DECODED] or self._loop.has_work
         on_device = self._encoding or self._detecting or self._aligning or self._timed
         return bool(can_admit or ready or on_device or self._events)
 
@@ -232,7 +234,7 @@ class Engine:
             count = 0  # what comes meanwhile is encoded together, when one of them is done
         admitted: list[ActiveChunk] = []
         loads = [0] * self._num_loads  # positions encoded one after another, or as one
-        for chunk in list(islice(self._stages[Stage.WAITING], count)):
+        for chunk in self._waiting()[:count]:
             load = loads.index(min(loads))
             loads[load] += self._window.positions_for(len(chunk.samples))
             if loads[load] > self._most_positions:
@@ -243,6 +245,21 @@ class Engine:
             chunk.admitted_at = time.monotonic()
             self._events.append(Credit(1))
         return admitted
+
+    def _waiting(self) -> list[ActiveChunk]:
+        """Return the chunks that may be admitted, urgent ones first."""
+        waiting = self._not_held(Stage.WAITING, beside=(Stage.WAITING, *_AT_WORK))
+        return sorted(waiting, key=lambda chunk: -chunk.options.urgency)
+
+    def _not_held(self, stage: Stage, beside: tuple[Stage, ...] = _AT_WORK) -> list[ActiveChunk]:
+        """Leave out what waits for urgent chunks while one is in these stages, but not for ever."""
+        chunks = list(self._stages[stage])
+        if self.config.device != "cpu" or all(chunk.options.urgency >= 0 for chunk in chunks):
+            return chunks  # on a GPU what is encoded and decoded beside an urgent chunk hardly delays it
+        if not any(each.options.urgency > 0 for stage in beside for each in self._stages[stage]):
+            return chunks
+        since = time.monotonic() - _LONGEST_HELD_S
+        return [chunk for chunk in chunks if chunk.options.urgency >= 0 or chunk.came_at < since]
 
     @property
     def _num_admissible(self) -> int:
@@ -296,7 +313,7 @@ class Engine:
     # -- Prefill ------------------------------------------------------------------------------------------
 
     def _prefill(self) -> None:
-        ready = list(self._stages[Stage.ENCODED])
+        ready = self._not_held(Stage.ENCODED)
         unknown = [chunk for chunk in ready if self._needs_detection(chunk)]
         known = [chunk for chunk in ready if not self._needs_detection(chunk)]
         if unknown:

@@ -37,7 +37,7 @@ NOT_OFFERED: Final = frozenset(
 OFF: Final = ("", "false", "False", "0")
 FAMILIES: Final = ("nova", "enhanced", "base", "whisper", "general", "flux")  # Deepgram's names begin so
 SEVERAL: Final = "multi"  # the language of a recording in several
-SHORTEST_ENDPOINT_MS: Final = 300  # of silence: less parts words
+SHORTEST_ENDPOINT_MS: Final = 360  # of silence: less parts words
 DEFAULT_ENDPOINT_MS: Final = 500
 FORMATS: Final[dict[str, AudioFormat]] = {
     "linear16": PcmFormat(),

@@ -86,7 +86,8 @@ class AudioBuffer:
 
 
 ONSET_FRAMES: Final = 2  # of speech before it counts
-PAUSE_SHARE: Final = 0.5  # of the silence that ends a turn: then it is read ahead
+LATE_FRAMES: Final = 2  # the detector notices the end of speech so late
+PAUSE_SHARE: Final = 1 / 3  # of the silence that ends a turn: then it is read ahead
 ONSET_MARGIN_MS: Final = 200  # speech is noticed no later than this after it began
 
 VoiceEvent = turns.VoiceStarted | turns.VoicePaused | turns.VoiceResumed | turns.VoiceStopped
@@ -103,8 +104,7 @@ class VoiceActivity:
 
     def configure(self, vad: SessionVad) -> None:
         self._threshold = vad.threshold
-        # Rounded down: the detector notices the end of speech a frame or two late.
-        self._stop_frames = max(1, vad.silence_duration_ms * SAMPLES_PER_MS // FRAME)
+        self._stop_frames = max(ONSET_FRAMES, vad.silence_duration_ms * SAMPLES_PER_MS // FRAME - LATE_FRAMES)
         self._pause_frames = max(1, round(self._stop_frames * PAUSE_SHARE))
 
     def restart(self) -> None:
@@ -125,7 +125,7 @@ class VoiceActivity:
             self._num_silent = 0
             was_paused, self._is_paused = self._is_paused, False
             return [turns.VoiceResumed()] if was_paused else []
-        self._num_silent += 1
+        self._num_silent += not is_speech
         return self._on_silence()
 
     def _start(self) -> list[VoiceEvent]:

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -151,7 +152,7 @@ class TurnReader:
         self._chunks: asyncio.Queue[asyncio.Task[Outcome] | None] = asyncio.Queue()
         self._num_chunks = 0
         self._running: set[asyncio.Task[Any]] = set()
-        self._interim: asyncio.Task[None] | None = None
+        self._interim: asyncio.Task[Any] | None = None
         self._draft: tuple[int, ...] = ()  # the newest interim reading of the growing chunk
         self._ahead: list[asyncio.Task[Outcome]] | None = None
         self._reporting = self.spawn(self._report_in_order())
@@ -166,7 +167,7 @@ class TurnReader:
         for chunk in self._splitter.push(samples):
             self.discard_ahead()
             self._cancel_interim()
-            self._add(self._read(chunk))
+            self._add(self._read(chunk, urgency=0))
             self._draft = ()
 
     def set_options(self, options: DecodingOptions) -> None:
@@ -189,6 +190,22 @@ class TurnReader:
         self._cancel_interim()
         self.discard_ahead()
         self._ahead = [self._read(chunk) for chunk in self._splitter.peek()]
+        if len(self._ahead) == 1:
+            where = self._num_chunks, self._splitter.num_samples
+            self._ahead[0].add_done_callback(partial(self._on_ahead_read, *where))
+
+    def _on_ahead_read(self, index: int, num_samples: int, task: asyncio.Task[Outcome]) -> None:
+        if self._interim is task:
+            self._interim = None
+        if not task.cancelled():
+            self._show(index, num_samples, task.result())
+
+    def go_on(self) -> None:
+        """Take what is read ahead for an interim reading: the speaker has only paused."""
+        if self._ahead and len(self._ahead) == 1 and not self._ahead[0].done():
+            (self._interim,), self._ahead = self._ahead, None
+        else:
+            self.discard_ahead()
 
     def discard_ahead(self) -> None:
         for task in self._ahead or []:
@@ -213,9 +230,9 @@ class TurnReader:
         if self.speakers:
             self.speakers.close()
 
-    def _read(self, chunk: Chunk) -> asyncio.Task[Outcome]:
+    def _read(self, chunk: Chunk, urgency: int = 1) -> asyncio.Task[Outcome]:
         self.backlog.add(1)
-        options = msgspec.structs.replace(self.options, draft_tokens=self._draft)
+        options = msgspec.structs.replace(self.options, draft_tokens=self._draft, urgency=urgency)
         task = self.spawn(_attempt(self.model, chunk, options, self.speakers))
         self._running.add(task)
         task.add_done_callback(self._on_read)
@@ -245,14 +262,17 @@ class TurnReader:
             word_timestamps=has_words,
             text_only=not has_words,
             draft_tokens=self._draft,
+            urgency=-1,
         )
-        outcome = await _attempt(self.model, chunks[0], options)
-        if isinstance(outcome, TranscriptDelta):
-            self._draft = tuple(token for segment in outcome.segments for token in segment.tokens)
-            read = outcome.text, outcome.language, self._logprobs(outcome), self._words(outcome)
-            self.report(turns.InterimRead(self.item_id, index, *read, num_samples))
-        else:
+        self._show(index, num_samples, await _attempt(self.model, chunks[0], options))
+
+    def _show(self, index: int, num_samples: int, outcome: Outcome) -> None:
+        if isinstance(outcome, Exception) or index != self._num_chunks:
             self.report(turns.InterimRead(self.item_id))
+            return
+        self._draft = tuple(token for segment in outcome.segments for token in segment.tokens)
+        read = outcome.text, outcome.language, self._logprobs(outcome), self._words(outcome)
+        self.report(turns.InterimRead(self.item_id, index, *read, num_samples))
 
     def _cancel_interim(self) -> None:
         if self._interim:

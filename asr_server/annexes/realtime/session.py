@@ -294,8 +294,8 @@ class RealtimeSession:
                 self._readers[effect.item_id].read_interim()
             case turns.ReadAhead():
                 self._readers[effect.item_id].read_ahead()
-            case turns.DiscardAhead():
-                self._readers[effect.item_id].discard_ahead()
+            case turns.GoOn():
+                self._readers[effect.item_id].go_on()
             case turns.RestartDetection():
                 if self._activity:
                     self._activity.restart()

@@ -42,7 +42,7 @@ def next_state(state: State, event: Event) -> Step:
             return replace(state, open=paused), [turns.ReadAhead(paused.item_id)]
         case turns.VoiceResumed() if state.open:
             resumed = replace(state.open, is_paused=False)
-            return replace(state, open=resumed), [turns.DiscardAhead(resumed.item_id)]
+            return replace(state, open=resumed), [turns.GoOn(resumed.item_id)]
         case turns.VoiceStopped() if state.open and state.open.is_announced:
             stopped = out.SpeechStopped(item_id=state.open.item_id, audio_end_ms=_ms(state.num_samples))
             return _commit(state, [turns.Send(stopped)])
@@ -103,7 +103,7 @@ def _on_detection_set(state: State, event: turns.DetectionSet) -> Step:
         return state, []
     # Nothing will tell that speech goes on: what was read ahead is not the end of the turn.
     resumed = replace(state.open, is_paused=False)
-    return replace(state, open=resumed), [turns.DiscardAhead(resumed.item_id)]
+    return replace(state, open=resumed), [turns.GoOn(resumed.item_id)]
 
 
 def _on_idle(state: State) -> Step:
@@ -184,7 +184,7 @@ def _on_result(
 
 def _on_interim(state: State, turn: Turn, event: turns.InterimRead) -> Step:
     turn = replace(turn, is_reading=False)
-    if event.text is None or event.chunk != turn.num_chunks:
+    if event.text is None or event.chunk != turn.num_chunks or not state.interim_samples:
         return replace(state, open=turn), []
     turn = replace(turn, read_to=max(turn.read_to, turn.start + event.num_samples))
     num_sent = turn.agreement.num_sent

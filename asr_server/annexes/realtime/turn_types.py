@@ -1,7 +1,8 @@
 """The types of `turn.next_state`: turns, events and effects. Times are samples at 16 kHz.
 
-A word is stable once two readings agree: local agreement (Liu, Spanakis and Niehues, Interspeech 2020;
-Machacek, Dabre and Bojar, 2023). Sent words are never taken back.
+A word is stable once two readings agree on it. Where they do but for their last words, one more is stable if
+three follow it: local agreement and hold-n (Liu, Spanakis and Niehues, Interspeech 2020; Machacek, Dabre and
+Bojar, 2023). Sent words are never taken back.
 """
 
 import re
@@ -15,6 +16,7 @@ from asr_server.annexes.realtime import server_events as out
 from asr_server.core import SAMPLE_RATE, TokenLogprob, Word
 from asr_server.language_codes import UNSPACED
 
+HELD_BACK: Final = 3  # words at a reading's end that may yet change
 _WORD: Final = re.compile(r"\S+")
 
 
@@ -27,7 +29,10 @@ def agree(agreement: Agreement, reading: str, language: str | None) -> tuple[Agr
     words = split_words(reading, language)
     pairs = zip(agreement.last_reading, words, strict=False)
     num_agreed = sum(1 for _ in takewhile(lambda pair: _plain(pair[0]) == _plain(pair[1]), pairs))
-    num_sent = max(agreement.num_sent, num_agreed)
+    num_held = HELD_BACK * (2 if language in UNSPACED else 1)  # where words are single characters
+    is_steady = 0 < num_agreed >= len(agreement.last_reading) - num_held
+    num_settled = len(words) - num_held if is_steady else 0
+    num_sent = max(agreement.num_sent, num_agreed, num_settled)
     return Agreement(num_sent, words), _join(words[agreement.num_sent : num_sent], language)
 
 
@@ -228,7 +233,9 @@ class ReadAhead(msgspec.Struct, frozen=True):
     item_id: str
 
 
-class DiscardAhead(msgspec.Struct, frozen=True):
+class GoOn(msgspec.Struct, frozen=True):
+    """The speaker has only paused."""
+
     item_id: str
 
 
@@ -236,5 +243,5 @@ class RestartDetection(msgspec.Struct, frozen=True):
     """Restart voice detection, so that continuing speech begins a new turn."""
 
 
-Effect = Send | OpenTurn | FinishTurn | DropTurn | ReadInterim | ReadAhead | DiscardAhead | RestartDetection
+Effect = Send | OpenTurn | FinishTurn | DropTurn | ReadInterim | ReadAhead | GoOn | RestartDetection
 Step = tuple[State, list[Effect]]

@@ -93,7 +93,7 @@ def test_padding_is_silence_or_zeros(tmp_path: Path) -> None:
 def test_short_audio_has_silence_of_1_5_s_behind_it_and_is_rounded_up_to_few_lengths() -> None:
     tail = AudioWindow().for_short_audio("tail")
     seconds = (0.1, 1.5, 1.501, 4.5, 4.501, 8.5, 14, 18.5, 18.501, 26.501, 27.501, 30)
-    expected = [2, 3, 3.5, 6, 8, 10, 16, 20, 21, 29, 30, 30]
+    expected = [2, 3, 3.5, 6, 6.5, 10, 16, 20, 21, 29, 30, 30]
     assert [tail.positions_for(round(s * 16_000)) / 50 for s in seconds] == expected
     assert {AudioWindow().for_short_audio("exact").positions_for(n) for n in (1, 480_000)} == {1500}
     assert AudioWindow(400).for_short_audio("tail", (250, 400, 500)).short_lengths == (250,)

@@ -157,6 +157,21 @@ async def test_work_is_spread_by_credit_over_replicas() -> None:
     assert all(isinstance(outcome, EngineUnavailable) for outcome in outcomes)
 
 
+async def test_a_chunk_goes_to_the_replica_with_the_fewest_whatever_credit_has_come_back() -> None:
+    app = await RunningDispatcher(credit=2, replicas=2).open()
+    busy, idle = app.executor.launched
+    handle = app.dispatcher.open("a")
+    tasks = [app.send(handle, 0)]
+    await until(lambda: busy.submitted or idle.submitted)
+    busy, idle = (busy, idle) if busy.submitted else (idle, busy)
+    busy.say(Credit(2))  # it has taken the chunk, and works on it
+    await until(lambda: max(state.credit for state in app.dispatcher.supervisor.replica_states) == 3)
+    tasks.append(app.send(handle, 1))
+    await until(lambda: idle.submitted)
+    await app.dispatcher.stop()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_chunks_that_come_after_all_have_failed_fail_too(app: RunningDispatcher) -> None:
     waiting = [app.send(app.dispatcher.open("a"), index) for index in range(2)]
     await until(lambda: app.dispatcher.num_chunks == 2)

@@ -85,6 +85,7 @@ EACH_OPTION: dict[str, Any] = {
     "condition_on_previous_text": True,
     "word_timestamps": True,
     "text_only": True,
+    "urgency": -1,
     "full_letters": 10,
     "early_results": True,
     "streams": True,
@@ -136,6 +137,23 @@ def test_every_chunk_ends_once_and_gives_its_credit_back(pocket: Checkpoint) -> 
     assert credits(events) == 7
     assert engine.slots_in_use == 0
     assert engine.step() == []
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_urgent_chunks_pass_the_rest_and_others_wait_until_they_have_ended(
+    pocket: Checkpoint, num_slots: int
+) -> None:
+    engine = pocket.engine(num_slots=num_slots, encode_batch=3)
+    for name, urgency in (("interim", -1), ("file", 0), ("final", 1)):
+        options = msgspec.structs.replace(PLAIN, urgency=urgency, language=None if urgency > 0 else "de")
+        submit(engine, name, CLIPS[1], options)
+    while not (asked := [event for event in engine.step() if isinstance(event, LanguageDetected)]):
+        pass
+    assert engine.slots_in_use <= 2, "the interim reading must not be encoded"
+    before = results(run(engine))  # while the urgent one waits for its language
+    engine.handle(SetLanguage(asked[0].id, "de"))
+    order = [*before, *results(run(engine))]
+    assert order == (["final", "file", "interim"] if num_slots == 1 else ["file", "final", "interim"])
 
 
 @pytest.mark.parametrize("lookahead", [False, True])

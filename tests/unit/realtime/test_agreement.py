@@ -85,3 +85,22 @@ def test_characters_of_a_language_without_spaces_get_the_token_that_ends_in_them
     assert tokens_between("你好世界", "zh", tokens, 1, 3) == tokens[:2]
     assert tokens_between("你好世界", "zh", tokens, 3, None) == tokens[2:]
     assert tokens_between("你 好世界", "zh", (token("你"), *map(token, " 好")), 0, 1) == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "reading", "language", "sent"),
+    [
+        ("one two", "one two three four five six", "en", "one two three"),
+        ("one two too", "one two three four five six", "en", "one two three"),
+        ("one", "one two three", "en", "one"),
+        ("thank you for watching this", "thank the cook for the good food", "en", "thank"),
+        ("you", "the weather in Leiden is fine", "en", ""),
+        ("", "the weather in Leiden is fine", "en", ""),
+        ("你好", "你好吗我很好谢谢你", "zh", "你好吗"),
+    ],
+)
+def test_one_reading_settles_words_that_three_more_follow_where_it_bears_out_the_last_one(
+    before: str, reading: str, language: str, sent: str
+) -> None:
+    agreement, _ = agree(Agreement(), before, language)
+    assert agree(agreement, reading, language)[1] == sent

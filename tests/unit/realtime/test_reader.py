@@ -165,22 +165,52 @@ async def test_what_reads_the_chunk_for_good_ends_its_interim_reading(app: Runni
     hand.reader.cancel()
 
 
-async def test_what_was_read_ahead_is_the_end_of_the_turn_unless_it_was_discarded(app: RunningApp) -> None:
-    for is_discarded in (False, True):
+async def test_what_was_read_ahead_is_shown_and_is_the_end_of_the_turn_unless_speech_goes_on(
+    app: RunningApp,
+) -> None:
+    for goes_on in (False, True):
         app.replica.submits.clear()
         hand = Hand(app)
         hand.reader.push(noise(1.0))
+        app.replica.holding = True
         hand.reader.read_ahead()
-        await until(lambda: app.replica.submits)
-        assert not hand.events
-        if is_discarded:
-            hand.reader.discard_ahead()
+        await until(lambda: app.replica.held)
+        if goes_on:
+            hand.reader.go_on()
             hand.reader.push(noise(1.0))
+        app.replica.stop_holding()
+        await until(lambda: hand.events)
+        (shown,) = hand.events
+        assert isinstance(shown, InterimRead)
+        assert (shown.text, shown.num_samples) == ("zero", SAMPLE_RATE)
         hand.reader.finish()
         await hand.ended()
-        assert len(app.replica.submits) == 1 + is_discarded
-        assert len(app.replica.submits[-1].samples) == 16_000 * (1 + is_discarded)
+        assert len(app.replica.submits) == 1 + goes_on
+        assert len(app.replica.submits[-1].samples) == SAMPLE_RATE * (1 + goes_on)
+        assert app.replica.submits[-1].options.draft_tokens or not goes_on
+        assert {each.options.urgency for each in app.replica.submits} == {1}
         assert hand.backlog.num_unread == 0
+
+
+@pytest.mark.parametrize("ending", ["finish", "read_ahead", "push"])
+async def test_a_passed_pause_is_read_no_more_once_its_chunk_is_read_for_good(
+    app: RunningApp, ending: str
+) -> None:
+    hand = Hand(app)
+    hand.reader.push(noise(1.0))
+    app.replica.holding = True
+    hand.reader.read_ahead()
+    await until(lambda: app.replica.held)
+    hand.reader.go_on()
+    hand.reader.read_interim()  # it is one already
+    assert hand.events == [InterimRead(ITEM)]
+    if ending == "push":
+        hand.reader.push(noise(45.0))
+    else:
+        getattr(hand.reader, ending)()
+    await until(lambda: app.replica.cancelled and len(app.replica.submits) == 2)
+    assert app.replica.submits[-1].options.urgency == (ending != "push")
+    hand.reader.cancel()
 
 
 async def test_a_chunk_that_becomes_full_takes_the_place_of_what_was_read_ahead(app: RunningApp) -> None:

@@ -84,7 +84,7 @@ def test_speech_that_goes_on_after_a_manual_commit_is_a_new_turn() -> None:
 
 
 def test_deltas_are_what_two_readings_agree_on_and_the_rest_comes_at_the_end() -> None:
-    state, _ = run([t.AudioWritten(5000 * MS)])
+    state, _ = run([t.AudioWritten(5000 * MS)], t.State(interim_samples=500 * MS))
     assert state.open
     item = state.open.item_id
     readings = ["one to", "one two three", "one two free four"]
@@ -121,6 +121,11 @@ def test_segments_come_before_the_end_of_their_turn_with_times_of_the_session() 
     assert (second.start, second.end, second.text, second.speaker) == (3.0, 4.5, "two", "B")
     assert {first.item_id, second.item_id} == {item}
     assert first.id != second.id
+
+
+def test_what_a_pause_reads_is_no_delta_where_no_interim_readings_are_wanted() -> None:
+    _, effects = run([*SPEECH_THAT_PAUSES, *[t.InterimRead("item_000000", 0, "one two")] * 2])
+    assert "Delta" not in named(effects)
 
 
 def test_an_interim_reading_of_a_chunk_whose_text_is_final_counts_no_more() -> None:
@@ -200,7 +205,7 @@ class Witness:
                     self.dropped.add(effect.item_id)
                 else:
                     assert self.num_samples - self.open_start >= 0
-            case t.ReadInterim() | t.ReadAhead() | t.DiscardAhead():
+            case t.ReadInterim() | t.ReadAhead() | t.GoOn():
                 assert self.open == effect.item_id
             case t.Send():
                 self.see_event(effect.event)
@@ -286,7 +291,8 @@ def test_deltas_carry_the_tokens_of_their_words_and_all_tokens_are_sent_once() -
         t.CommitRequested(),
         t.ChunkRead("item_000000", "one two three four", "en", (*second, token(" four"))),
     ]
-    deltas = [event for event in sent(run(events)[1]) if isinstance(event, out.Delta)]
+    effects = run(events, t.State(interim_samples=500 * MS))[1]
+    deltas = [event for event in sent(effects) if isinstance(event, out.Delta)]
     assert [delta.delta for delta in deltas] == ["one two", " three four"]
     assert [[entry.token for entry in delta.logprobs or ()] for delta in deltas] == [
         [" one", " tw", "o"],

@@ -3,7 +3,7 @@ import pytest
 from msgspec.structs import replace
 
 from asr_server.annexes.realtime import audio_in
-from asr_server.annexes.realtime.audio_in import ONSET_MARGIN_MS, VoiceActivity, VoiceEvent
+from asr_server.annexes.realtime.audio_in import LATE_FRAMES, ONSET_MARGIN_MS, VoiceActivity, VoiceEvent
 from asr_server.annexes.realtime.server_events import DEFAULT_VAD, SessionVad
 from asr_server.annexes.realtime.turn_types import (
     SAMPLES_PER_MS,
@@ -147,12 +147,12 @@ def stated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("stated")
-def test_two_frames_of_speech_start_it_and_silence_pauses_it_at_half_and_stops_it_at_its_end() -> None:
-    vad = replace(DEFAULT_VAD, silence_duration_ms=8 * 32)
+def test_two_frames_of_speech_start_it_and_silence_pauses_it_at_a_third_and_stops_it_at_its_end() -> None:
+    vad = replace(DEFAULT_VAD, silence_duration_ms=(LATE_FRAMES + 8) * 32)
     frames = [0.4, 0.5, 0.4, 0.5, 0.5] + [0.9] * 3 + [0.1] * 9
     assert by_frame(frames, VoiceActivity(vad)) == [
         (5, VoiceStarted(3 * FRAME)),
-        (12, VoicePaused()),
+        (11, VoicePaused()),
         (16, VoiceStopped()),
     ]
     later = by_frame(frames, VoiceActivity(vad, 100 * FRAME))
@@ -161,11 +161,11 @@ def test_two_frames_of_speech_start_it_and_silence_pauses_it_at_half_and_stops_i
 
 @pytest.mark.usefixtures("stated")
 def test_a_frame_of_speech_alone_takes_no_pause_back_and_two_begin_the_silence_again() -> None:
-    vad = replace(DEFAULT_VAD, silence_duration_ms=8 * 32)
+    vad = replace(DEFAULT_VAD, silence_duration_ms=(LATE_FRAMES + 8) * 32)
     click = by_frame([0.9] * 2 + [0.1] * 5 + [0.9] + [0.1] * 5, VoiceActivity(vad))
-    assert click == [(2, VoiceStarted(0)), (6, VoicePaused()), (10, VoiceStopped())]
+    assert click == [(2, VoiceStarted(0)), (5, VoicePaused()), (11, VoiceStopped())]
     again = by_frame([0.9] * 2 + [0.1] * 5 + [0.9] * 2 + [0.1] * 8, VoiceActivity(vad))
     assert again == [
-        *((2, VoiceStarted(0)), (6, VoicePaused()), (9, VoiceResumed())),
-        *((13, VoicePaused()), (17, VoiceStopped())),
+        *((2, VoiceStarted(0)), (5, VoicePaused()), (9, VoiceResumed())),
+        *((12, VoicePaused()), (17, VoiceStopped())),
     ]
