@@ -38,13 +38,7 @@ _FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="[default: standard output]"
 )
 @shared.language_option()
-@click.option(
-    "--granularity",
-    type=click.Choice(("word", "character")),
-    default="word",
-    show_default=True,
-    help="what gets times in json",
-)
+@shared.choice_option("--granularity", ("word", "character"), "what gets times in json")
 @shared.settings_options(SETTINGS)
 def align(
     recording: Path,
@@ -80,8 +74,7 @@ def align(
         else:
             output.write_text(content, "utf-8")
     except UnicodeDecodeError:
-        shared.print_error(f"{text} is not UTF-8 text.")
-        sys.exit(shared.WRONG_USAGE)
+        shared.exit_with([f"{text} is not UTF-8 text."])
     except (RequestError, ChunkFailed, EngineUnavailable, OSError) as error:
         shared.print_error(error)
         sys.exit(FAILED)

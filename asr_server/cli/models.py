@@ -96,6 +96,5 @@ def convert(source: Path, target: Path, tokenizer: str | None) -> None:
 
         convert_file(source, target, tokenizer)
     except (CheckpointError, OSError) as error:
-        shared.print_error(error)
-        sys.exit(shared.WRONG_USAGE)
+        shared.exit_with([str(error)])
     click.echo(f"{target} is a checkpoint in Hugging Face's layout")

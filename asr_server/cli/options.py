@@ -115,6 +115,11 @@ def language_option() -> Callable[[Any], Any]:
     return click.option("-l", "--language", help=words)
 
 
+def choice_option(flag: str, choices: tuple[str, ...], words: str) -> Callable[[Any], Any]:
+    """Return an option of which the first choice is the default."""
+    return click.option(flag, type=click.Choice(choices), default=choices[0], show_default=True, help=words)
+
+
 def settings_options(names: Collection[str] = FIELDS) -> Callable[[Any], Any]:
     def decorate(command: Any) -> Any:
         for setting in reversed(FIELDS):

@@ -87,13 +87,7 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
     help="read this part alone, as 90-120 or 1:30-2:00; repeat for several; on this machine, not with --url",
 )
 @shared.language_option()
-@click.option(
-    "--task",
-    type=click.Choice(("transcribe", "translate")),
-    default="transcribe",
-    show_default=True,
-    help="translate: into English",
-)
+@shared.choice_option("--task", ("transcribe", "translate"), "translate: into English")
 @click.option("--prompt", default="", help="names and words that occur, or text that went before")
 @click.option(
     "--hotwords",
@@ -109,12 +103,10 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
     help="of sampling; 0: the likeliest words, higher only where these make no sense  [default: 0]",
 )
 @click.option("--word-timestamps", is_flag=True, help="when each word is said, in verbose_json")
-@click.option(
+@shared.choice_option(
     "--subtitles",
-    type=click.Choice(("readable", "raw")),
-    default="readable",
-    show_default=True,
-    help="cues of srt and vtt: two lines of 42 letters at most, or the model's segments",
+    ("readable", "raw"),
+    "cues of srt and vtt: two lines of 42 letters at most, or the model's segments",
 )
 @click.option("--max-line-width", type=_POSITIVE, help="of srt and vtt, in characters")
 @click.option("--max-line-count", type=_POSITIVE, help="lines of a subtitle; with --max-line-width")
@@ -126,12 +118,8 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
     is_flag=True,
     help="the text so far as the prompt of each chunk, which takes one after another",
 )
-@click.option(
-    "--channels",
-    type=click.Choice(("mix", "split")),
-    default="mix",
-    show_default=True,
-    help="split: each channel of a stereo recording is a speaker",
+@shared.choice_option(
+    "--channels", ("mix", "split"), "split: each channel of a stereo recording is a speaker"
 )
 @click.option(
     "--track",
