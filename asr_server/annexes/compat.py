@@ -19,6 +19,7 @@ from asr_server.api import transcribe
 from asr_server.api.models import Models
 from asr_server.api.request import (
     TranscriptionRequest,
+    parse_request,
     parse_transcription_request,
     parse_translation_request,
     read_fields,
@@ -137,10 +138,9 @@ class _Asr:
         if fields.diarize:
             counts = (("min_speakers", fields.min_speakers), ("max_speakers", fields.max_speakers))
             asked += [("diarize", "true"), *((name, str(count)) for name, count in counts if count)]
-        parse = parse_translation_request if fields.task == "translate" else parse_transcription_request
         without_effect = {*ASR_WITHOUT_EFFECT} | ({"word_timestamps"} if not shows_words else set())
         ignored = tuple(sorted(without_effect & fields.model_fields_set))
-        return replace(parse(asked, models), ignored_fields=ignored)
+        return replace(parse_request(fields.task, asked, models), ignored_fields=ignored)
 
     def reply(self, transcript: Transcript, request: TranscriptionRequest) -> Response:
         output = self._fields.output
@@ -223,8 +223,7 @@ class _Inference:
             others += [("max_line_width", str(fields.max_len)), ("max_line_count", "1")]
         if response_format == "verbose_json" and not fields.translate:
             others += [("timestamp_granularities", "segment"), ("timestamp_granularities", "word")]
-        parse = parse_translation_request if fields.translate else parse_transcription_request
-        request = parse(others, models)
+        request = parse_request("translate" if fields.translate else "transcribe", others, models)
         clips = _clips(fields.offset_t / 1000, fields.duration / 1000)
         return replace(request, clips=clips, ignored_fields=request.ignored_fields + ignored)
 

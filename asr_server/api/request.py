@@ -52,6 +52,12 @@ class TranscriptionRequest:
         return parse_choice(self.fields.track, bool(self.speakers))
 
 
+def parse_request(task: str, pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
+    """Raises InvalidValue, ModelNotFound."""
+    parse = parse_translation_request if task == "translate" else parse_transcription_request
+    return parse(pairs, models)
+
+
 def parse_transcription_request(pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
     """Raises InvalidValue, ModelNotFound."""
     fields, ignored, model = _parse(pairs, TranscriptionFields, models)

@@ -24,12 +24,7 @@ from asr_server.annexes.jobs.rows import UNFINISHED, Batch, Content, File, Job
 from asr_server.annexes.jobs.service import Jobs, owner_of
 from asr_server.annexes.jobs.store import Store, find, page, storing
 from asr_server.api.models import Models
-from asr_server.api.request import (
-    parse_transcription_request,
-    parse_translation_request,
-    read_fields,
-    read_small_body,
-)
+from asr_server.api.request import parse_request, read_fields, read_small_body
 from asr_server.api.schemas import Metadata
 from asr_server.api.state import get_state, metered, models_of, require_key
 from asr_server.api.upload import Form, read_form
@@ -212,8 +207,7 @@ class _LineReader:
     def __init__(self, batch: Batch, models: Models, files: set[str]) -> None:
         self.jobs: list[Job] = []
         self._batch, self._models, self._files = batch, models, files
-        is_translation = batch.endpoint.endswith("translations")
-        self._parse = parse_translation_request if is_translation else parse_transcription_request
+        self._task = "translate" if batch.endpoint.endswith("translations") else "transcribe"
         self._names = set[str]()
 
     def read(self, number: int, line: str) -> None:
@@ -237,7 +231,7 @@ class _LineReader:
         if not isinstance(file_id, str) or file_id not in self._files:
             raise InvalidValue("'file_id' must name a recording that was sent to /v1/files.", "file_id")
         pairs = [("model", str(fields.body.pop("model", ""))), *_pairs(fields.body)]
-        request = self._parse(pairs, self._models)
+        request = parse_request(self._task, pairs, self._models)
         return Job(
             id=f"job_{uuid.uuid4().hex}",
             owner=self._batch.owner,

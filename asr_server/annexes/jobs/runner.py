@@ -26,11 +26,7 @@ from asr_server.api import transcribe
 from asr_server.api.errors import body_of, response_to
 from asr_server.api.events import EventWriter, event
 from asr_server.api.models import ServedModel
-from asr_server.api.request import (
-    TranscriptionRequest,
-    parse_transcription_request,
-    parse_translation_request,
-)
+from asr_server.api.request import TranscriptionRequest, parse_request
 from asr_server.api.state import AppState
 from asr_server.audio.decoder import TOO_MANY_FILES
 from asr_server.checkpoint.files import revision_of
@@ -208,12 +204,11 @@ class Runner:
             self.wake()
 
     async def _request_of(self, job: Job) -> TranscriptionRequest:
-        parse = parse_translation_request if job.task == "translate" else parse_transcription_request
         account = metrics.current_request_stats().account
         names = account.models if account else None
         models = self._state.models
         pairs = await self.store.run(_fields_of, job)
-        return parse(pairs, models if names is None else models.allowed(names))
+        return parse_request(job.task, pairs, models if names is None else models.allowed(names))
 
     def _recording_of(self, job: Job) -> Path:
         with storing():  # the folder may be gone, with all files
