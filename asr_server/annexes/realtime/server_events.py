@@ -9,6 +9,8 @@ from asr_server.annexes.realtime.client_events import AudioFormat, SessionFields
 from asr_server.api.schemas import ErrorDetail
 from asr_server.core import TokenLogprob
 
+_TRANSCRIPTION: Final = "conversation.item.input_audio_transcription"
+
 
 class DurationUsage(msgspec.Struct, frozen=True, tag_field="type", tag="duration"):
     """The turn's length to the millisecond, unlike `formats.render.DurationUsage`."""
@@ -140,7 +142,7 @@ class ItemDone(ServerEvent, frozen=True, kw_only=True, tag="conversation.item.do
     previous_item_id: str | None
 
 
-class Delta(_OfContent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.delta"):
+class Delta(_OfContent, frozen=True, kw_only=True, tag=f"{_TRANSCRIPTION}.delta"):
     delta: str
     logprobs: tuple[TokenLogprob, ...] | UnsetType = UNSET
 
@@ -154,9 +156,7 @@ class LiveWord(msgspec.Struct, frozen=True):
     confidence: float | None
 
 
-class Interim(
-    _OfContent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.interim"
-):
+class Interim(_OfContent, frozen=True, kw_only=True, tag=f"{_TRANSCRIPTION}.interim"):
     """A reading of the audio behind the item's final chunks, for sessions that include it; not OpenAI's."""
 
     text: str
@@ -166,9 +166,7 @@ class Interim(
     is_final: bool  # the last reading of this audio
 
 
-class SpokenSegment(
-    _OfContent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.segment"
-):
+class SpokenSegment(_OfContent, frozen=True, kw_only=True, tag=f"{_TRANSCRIPTION}.segment"):
     """Times are seconds from the session's start, like those of `speech_started`."""
 
     id: str
@@ -178,16 +176,14 @@ class SpokenSegment(
     text: str
 
 
-class Completed(
-    _OfContent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.completed"
-):
+class Completed(_OfContent, frozen=True, kw_only=True, tag=f"{_TRANSCRIPTION}.completed"):
     transcript: str
     usage: DurationUsage
     languages: tuple[LanguageCode, ...] | UnsetType = UNSET
     logprobs: tuple[TokenLogprob, ...] | UnsetType = UNSET
 
 
-class Failed(_OfContent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.failed"):
+class Failed(_OfContent, frozen=True, kw_only=True, tag=f"{_TRANSCRIPTION}.failed"):
     error: ItemError
 
 

@@ -139,7 +139,9 @@ class RealtimeSession:
         try:
             while True:
                 for said in self._dialect.read(await self._next_message()):
-                    await self._take(said)
+                    self._inbox.put_nowait(said)
+                    await self._inbox.join()
+                    await self._backlog.wait_for_room()
         except TimeoutError:
             self.end(NORMAL, "Nothing was sent for too long.")
 
@@ -149,11 +151,6 @@ class RealtimeSession:
         if message["type"] == "websocket.disconnect":
             raise _Gone
         return message
-
-    async def _take(self, event: Said) -> None:
-        self._inbox.put_nowait(event)
-        await self._inbox.join()
-        await self._backlog.wait_for_room()
 
     async def _watch_the_clock(self) -> None:
         await asyncio.sleep(self._settings.max_realtime_session_s)
