@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -54,6 +55,7 @@ async def metrics(request: Request) -> Response:
 
 _LABELS: Final = ("model", "replica")
 _gauge, _counter = GaugeMetricFamily, CounterMetricFamily
+_replica_gauge, _replica_counter = partial(_gauge, labels=_LABELS), partial(_counter, labels=_LABELS)
 
 
 class _StateCollector(Collector):
@@ -138,19 +140,17 @@ def _description(model: ServedModel) -> dict[str, str]:
 
 
 def _of_replicas(models: list[ServedModel]) -> Iterator[Metric]:
-    ready = GaugeMetricFamily("asr_replica_ready", "1 while it takes work.", labels=_LABELS)
+    ready = _replica_gauge("asr_replica_ready", "1 while it takes work.")
     columns: tuple[GaugeMetricFamily | CounterMetricFamily, ...] = (
-        GaugeMetricFamily("asr_chunks_in_flight", "Chunks it has and did not answer.", labels=_LABELS),
-        GaugeMetricFamily("asr_slots", "Chunks it can decode at once.", labels=_LABELS),
-        GaugeMetricFamily("asr_slots_in_use", "Chunks it is decoding.", labels=_LABELS),
-        CounterMetricFamily("asr_engine_steps", "Steps of the engine, idle ones too.", labels=_LABELS),
-        CounterMetricFamily("asr_decode_steps", "Steps that decoded.", labels=_LABELS),
-        CounterMetricFamily(
-            "asr_decoded_tokens", "Tokens; by the decode steps: the mean batch.", labels=_LABELS
-        ),
-        CounterMetricFamily("asr_search_steps", "Steps of each chunk in a beam search.", labels=_LABELS),
-        CounterMetricFamily("asr_search_steps_sure", "Those with no other token close.", labels=_LABELS),
-        CounterMetricFamily("asr_search_steps_wide", "Those with several hypotheses.", labels=_LABELS),
+        _replica_gauge("asr_chunks_in_flight", "Chunks it has and did not answer."),
+        _replica_gauge("asr_slots", "Chunks it can decode at once."),
+        _replica_gauge("asr_slots_in_use", "Chunks it is decoding."),
+        _replica_counter("asr_engine_steps", "Steps of the engine, idle ones too."),
+        _replica_counter("asr_decode_steps", "Steps that decoded."),
+        _replica_counter("asr_decoded_tokens", "Tokens; by the decode steps: the mean batch."),
+        _replica_counter("asr_search_steps", "Steps of each chunk in a beam search."),
+        _replica_counter("asr_search_steps_sure", "Those with no other token close."),
+        _replica_counter("asr_search_steps_wide", "Those with several hypotheses."),
     )
     step_seconds = HistogramMetricFamily(
         "asr_engine_step_seconds", "Steps of the engine that had work.", labels=_LABELS
@@ -174,12 +174,8 @@ def _of_replicas(models: list[ServedModel]) -> Iterator[Metric]:
 
 
 def _of_processes(usages: Mapping[Labels, Usage]) -> Iterator[Metric]:
-    memory = GaugeMetricFamily(
-        "asr_replica_resident_memory_bytes", "Memory of its processes on this machine.", labels=_LABELS
-    )
-    cpu = CounterMetricFamily(
-        "asr_replica_cpu_seconds", "Processor time of its processes on this machine.", labels=_LABELS
-    )
+    memory = _replica_gauge("asr_replica_resident_memory_bytes", "Memory of its processes on this machine.")
+    cpu = _replica_counter("asr_replica_cpu_seconds", "Processor time of its processes on this machine.")
     for labels, usage in usages.items():
         if labels != DECODING:
             memory.add_metric(labels, usage.resident_bytes)
