@@ -176,13 +176,8 @@ class SpeakerTrack:
         ordered = sorted(
             Turn(*stretch, names[label]) for label, stretches in turns.items() for stretch in stretches
         )
-        groups = {name: np.flatnonzero(labels == label) for label, name in names.items()}
-        if not groups:
-            return Spoken(ordered, {})
-        means = directions([*groups.values()], embeddings, clean_s)
         people = {
-            name: Person(mean, float(clean_s[group].sum()))
-            for (name, group), mean in zip(groups.items(), means, strict=True)
+            name: Person(means[label], float(clean_s[labels == label].sum())) for label, name in names.items()
         }
         return Spoken(ordered, people)
 
