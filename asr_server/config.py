@@ -25,6 +25,7 @@ MOST_SLOTS: Final = 10**6
 MOST_IDLE_S: Final = 1e7
 _ORIGIN: Final = r"[a-z][a-z0-9+.-]*://[^\s,/?#]+"  # as browsers send it: no path, no slash
 _HOST: Final = r"[A-Za-z0-9._-]+"
+HOSTS: Final = rf"^(\*|{_HOST}(\s*,\s*{_HOST})*)?$"  # names with commas between them, or * for any
 
 Part = TypeVar("Part", bound="Settings")
 
@@ -150,7 +151,7 @@ class Settings:
         "",
         "names by which a server on a loopback address without a key is asked, beside this machine's own, "
         "separated by commas; * for all",
-        pattern=rf"^(\*|{_HOST}(\s*,\s*{_HOST})*)?$",
+        pattern=HOSTS,
         allowed="*, or names such as asr.example.com without a port, separated by commas",
     )
     ssl_certfile: str = setting("", "TLS certificate file")

@@ -4,10 +4,9 @@ from typing import Final
 
 from pydantic.dataclasses import dataclass
 
-from asr_server.config import CHECKED, MIB, Settings, setting
+from asr_server.config import CHECKED, HOSTS, MIB, Settings, setting
 
 DAY_S: Final = 24 * 3600.0
-_HOST: Final = r"[A-Za-z0-9._-]+"
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -30,7 +29,7 @@ class JobsSettings(Settings):
         "",
         "hosts that jobs may report their end to, separated by commas; *: any with a public address; empty: "
         "none",
-        pattern=rf"^(\*|{_HOST}(\s*,\s*{_HOST})*)?$",
+        pattern=HOSTS,
         allowed="*, or names such as hooks.example.com without a port, separated by commas",
     )
     callback_secret: str = setting(
