@@ -136,11 +136,8 @@ class Runner:
             self._decode_stream.wait_stream(torch.cuda.current_stream())
 
     def _record(self, num_text_slots: int) -> None:
-        sizes, device, context = (
-            sizes_up_to(num_text_slots, 16),
-            self.model.device,
-            self.model.sizes.text_positions,
-        )
+        sizes, device = sizes_up_to(num_text_slots, 16), self.model.device
+        context = self.model.sizes.text_positions
         scores = record_graphs(self._score, [(rows, context) for rows in sizes], device, DECODE_PRIORITY)
         if scores is None:
             return

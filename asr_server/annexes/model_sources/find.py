@@ -40,10 +40,8 @@ def check_directory(directory: Path) -> None:
 
 
 def _check_tokenizer(directory: Path, config: dict[str, Any]) -> None:
-    if (directory / "tokenizer.json").exists():
-        return
     missing = [name for name in ("vocab.json", "merges.txt") if not (directory / name).exists()]
-    if not missing:
+    if not missing or (directory / "tokenizer.json").exists():
         return
     advice = "Take that of the model it was trained from"
     if base := names.base_model(config):

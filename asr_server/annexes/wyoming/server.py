@@ -179,16 +179,15 @@ class WyomingConnection:
             await self._answer(event)
 
     async def _answer(self, first: Event) -> None:
-        state = self._state
+        state, wanted = self._state, self._wanted
         current_request_id.set(new_request_id())
         self._stats = metrics.begin_request_stats(lambda: ROUTE)
         client, *_ = self._writer.get_extra_info("peername") or ("",)
         self._stats.asked_for |= {"client": client, "model": state.models.default.name}
         self._began_at = time.monotonic()
         state.models.require_engine()
-        model = state.models.choose(self._wanted.name or "")
+        model = state.models.choose(wanted.name or "")
         self._stats.asked_for["model"] = model.name
-        wanted = self._wanted
         options = model.transcriber.options(
             language=wanted.language, keywords=wanted.keywords, text_only=True
         )
