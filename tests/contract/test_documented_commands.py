@@ -25,6 +25,7 @@ from asr_server.cli.transcribe import EMBEDDED_HINT
 from asr_server.core import SAMPLE_RATE
 from tests.conftest import Server
 from tests.contract.test_documentation import LOCAL, PAGES, README, ROOT, blocks_of
+from tests.support.commands import run_command
 from tests.support.speech import digits_of, say
 from tests.unit.audio.audio_files import write_ffmpeg
 
@@ -80,15 +81,7 @@ def run(desk: Path, server: Server) -> Run:
             "PYTHONPATH": str(ROOT),
             "CURL_HOME": str(desk),
         }
-        done = subprocess.run(
-            ["bash", "-c", line],
-            cwd=desk,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        done = run_command("bash", "-c", line, cwd=desk, env=environment, timeout=LIMIT_S)
         assert done.returncode == status, f"{line}\n{done.stdout}{done.stderr}"
         return done.stdout
 

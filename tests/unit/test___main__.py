@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 
+from tests.support.commands import run_command
+
 
 def test_ctrl_c_while_modules_load_ends_it_without_a_traceback() -> None:
     process = subprocess.Popen(
@@ -34,7 +36,7 @@ def test_closed_standard_streams_are_opened_for_this_process_and_its_children() 
 
 def test_on_windows_one_line_says_what_to_use_instead() -> None:
     code = "import sys; sys.platform = 'win32'; from asr_server.__main__ import main; main()"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    process = run_command(sys.executable, "-c", code)
     assert process.returncode == 1
     assert process.stderr == (
         "asr-server runs on Linux and macOS. On Windows, use WSL 2 or the container image.\n"

@@ -1,7 +1,6 @@
 """Programs that others have written for OpenAI's API, by base URL alone, each in its own environment."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,10 +8,10 @@ import pytest
 from asr_server.core import SAMPLE_RATE
 from tests.conftest import Server, run_server
 from tests.contract.clients.recordings import write_wav
+from tests.support.commands import output_of
 from tests.support.speech import say
 
 ROOT = Path(__file__).parents[3]
-LIMIT_S = 200
 SPOKEN = say("31415", gap_s=[0.2, 0.2, 1.2, 0.2, 0.5])
 
 pytestmark = pytest.mark.trial
@@ -23,16 +22,8 @@ def lines_of(client: str, script: str, *arguments: str | Path) -> list[str]:
     environment = ROOT / ".cache" / "clients" / client
     if not (environment / "installed.txt").exists():
         pytest.skip(f"not installed: tests/contract/clients/install.sh {client}")
-    done = subprocess.run(
-        [environment / "bin" / "python", ROOT / script, *arguments],
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return output_of(environment / "bin" / "python", ROOT / script, *arguments, env=own).splitlines()
 
 
 OURS = "tests/contract/clients"
@@ -102,10 +93,7 @@ def test_vercels_ai_sdk(server: Server, tmp_path: Path) -> None:
     if not (folder / "node_modules/installed.json").exists():
         pytest.skip("not installed: tests/contract/clients/install.sh vercel")
     recording = write_wav(tmp_path / "speech.wav", SPOKEN)
-    command = ["node", str(folder / "transcribe.mjs"), str(recording), f"{server.url}/v1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert output_of("node", folder / "transcribe.mjs", recording, f"{server.url}/v1").splitlines() == [
         f"whisper-1: {SPOKEN.text}",
         f"whisper-1 with options: {SPOKEN.text}, true",
         f"gpt-4o-transcribe: {SPOKEN.text}",

@@ -3,31 +3,27 @@ tests/contract/clients and tests/page."""
 
 import re
 import shutil
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Server
 from tests.contract.clients.recordings import write_wav
+from tests.support import commands
 from tests.support.speech import say
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
 NODE_MODULES = ROOT / "tests/contract/node/node_modules"
 SPOKEN = say("314", gap_s=0.3)
+output_of = partial(commands.output_of, cwd=ROOT)
 
 
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
     return write_wav(tmp_path / "speech.wav", SPOKEN)
-
-
-def output_of(*command: str | Path) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_curl(server: Server, recording: Path) -> None:

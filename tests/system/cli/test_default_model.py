@@ -1,16 +1,18 @@
 """What runs where nobody named a model: whisper-base, or the embedded one where base cannot be had."""
 
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.conftest import run_server
+from tests.support.commands import run_command
 
 SPEECH = Path(__file__).parents[3] / "examples" / "speech.wav"
 LIMIT = "hears English digits only, about 1 in 20 of them wrongly"
+command = partial(run_command, sys.executable, "-m", "asr_server")
 
 
 @pytest.fixture
@@ -22,14 +24,9 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9")
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "asr_server", *arguments]
-    return subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
-
-
 @pytest.mark.usefixtures("nowhere")
 def test_transcribe_warns_that_it_hears_digits_only_and_fails_where_it_hears_nothing() -> None:
-    done = command("transcribe", "--quiet", str(SPEECH))
+    done = command("transcribe", "--quiet", SPEECH)
     assert (done.returncode, done.stdout) == (1, "")
     warning, failure = done.stderr.splitlines()
     assert warning.startswith(

@@ -37,6 +37,7 @@ from asr_server.server.run import ENGINE_FAILED, PORT_TAKEN, STOPPED, run, start
 from asr_server.server.settings import ServerSettings
 from asr_server.telemetry import configure_logging
 from tests.conftest import WITHOUT_ENGINE, Server, run_server
+from tests.support.commands import run_command
 from tests.support.embedded import embedded
 from tests.support.fake_replica import FakeReplica
 from tests.support.forked import Fork
@@ -300,14 +301,7 @@ def test_the_decode_libraries_load_before_the_engine_so_that_no_upload_waits_for
 @pytest.mark.slow
 def test_an_engine_that_never_starts_ends_the_server_with_a_line_and_a_status(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('damaged')")  # the API process imports none
-    ended = subprocess.run(
-        SERVE,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    ended = run_command(*SERVE, env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert ended.returncode == ENGINE_FAILED
     assert "the engine could not be started: replica 0 (pid " in ended.stderr.splitlines()[-1]
     assert ended.stderr.count("ImportError: damaged") == MAX_FAILED_STARTS

@@ -1,12 +1,12 @@
 """Every kernel through Triton's compiler and NVIDIA's assembler, for devices that are not here."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
 from benchmarks.kernels import CASES
+from tests.support.commands import output_of
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,4 @@ def compiled(*arguments: str) -> list[str]:
     """Lines of the benchmark, run by itself: Triton's interpreter is on or off for a whole process."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_DEFAULT_FP_FUSION"] = "1"  # Triton's default, which it else warns of
-    command = [sys.executable, "-m", "benchmarks.kernels", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return output_of(sys.executable, "-m", "benchmarks.kernels", *arguments, env=environment).splitlines()

@@ -1,10 +1,11 @@
 """Programs that check what lies in deploy/; tests of those that are not here are skipped."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.support.commands import output_of
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -22,13 +23,4 @@ def path_of(name: str) -> str:
 
 def run_tool(name: str, *arguments: str | Path, stdin: str = "") -> str:
     """Run a program and return its output."""
-    done = subprocess.run(
-        [path_of(name), *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return output_of(path_of(name), *arguments, input=stdin)

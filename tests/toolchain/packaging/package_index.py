@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import run_command
+
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 1800  # PyTorch with CUDA has 2.8 GB
 
@@ -29,15 +31,8 @@ def need_index() -> None:
 
 
 def _run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [_program(), *words, "--no-config"],
-        env=clean_environment() | {"VIRTUAL_ENV": sys.prefix},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    own = clean_environment() | {"VIRTUAL_ENV": sys.prefix}
+    return run_command(_program(), *words, "--no-config", env=own, cwd=ROOT, timeout=LIMIT_S)
 
 
 def clean_environment() -> dict[str, str]:
@@ -62,5 +57,4 @@ def _configured_index() -> str:
     """Return pip's main index without its extra indexes and folders of wheels. Empty: PyPI."""
     if "PIP_INDEX_URL" in os.environ:
         return os.environ["PIP_INDEX_URL"]
-    asked = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
-    return subprocess.run(asked, capture_output=True, text=True, timeout=LIMIT_S, check=False).stdout.strip()
+    return run_command(sys.executable, "-m", "pip", "config", "get", "global.index-url").stdout.strip()

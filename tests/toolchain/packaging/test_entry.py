@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.commands import run_command
 from tests.toolchain.packaging.package_index import ROOT
 
 FETCHED = re.compile(r'<(?:script|link|img)[^>]+(?:src|href)="https?://')
@@ -49,15 +50,9 @@ def write_program(path: Path, text: str) -> None:
 @pytest.mark.parametrize("target", ["test", "trial", "bench"])
 def test_a_target_runs_the_environments_python_and_no_other(checkout: Path, target: str) -> None:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    done = subprocess.run(
-        ["make", target],
-        cwd=checkout,
-        env=inherited | {"PATH": f"{checkout / 'bin'}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    own = inherited | {"PATH": f"{checkout / 'bin'}:{os.environ['PATH']}"}
+    done = run_command("make", target, cwd=checkout, env=own)
+    assert done.returncode == 0, done.stderr
     assert "environment: -m asr_server models fetch base tiny.en" in done.stdout
     assert "Traceback" not in done.stderr
     assert "cannot be fetched" not in done.stderr

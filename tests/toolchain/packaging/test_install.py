@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import run_command
 from tests.toolchain.packaging.package_index import ROOT, clean_environment, need_index
 
 HAS_GPU = os.path.exists("/dev/nvidiactl") or shutil.which("nvidia-smi") is not None
@@ -33,15 +34,8 @@ def write_program(path: Path, text: str) -> None:
 
 
 def install(checkout: Path, torch: str, python: str = sys.executable) -> tuple[int, list[str]]:
-    done = subprocess.run(
-        [checkout / "tools" / "install.sh", "test"],
-        env={"PATH": f"{checkout / 'bin'}:{os.environ['PATH']}", "PYTHON": python, "TORCH": torch},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    own = {"PATH": f"{checkout / 'bin'}:{os.environ['PATH']}", "PYTHON": python, "TORCH": torch}
+    done = run_command(checkout / "tools" / "install.sh", "test", env=own)
     return done.returncode, done.stderr.splitlines()
 
 

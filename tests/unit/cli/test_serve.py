@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from asr_server.config import EMBEDDED_MODEL
+from tests.support.commands import run_command
 
 pytestmark = pytest.mark.slow
 
@@ -22,14 +23,8 @@ class Refusal:
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         before_s = _children_cpu_s()
-        process = subprocess.run(
-            [sys.executable, "-X", "importtime", "-m", "asr_server", "serve", "--port", "0", *arguments],
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        serve = (sys.executable, "-X", "importtime", "-m", "asr_server", "serve", "--port", "0")
+        process = run_command(*serve, *arguments, env=os.environ | environment)
         self.cpu_s = _children_cpu_s() - before_s
         self.status = process.returncode
         lines = process.stderr.splitlines()
@@ -64,13 +59,8 @@ def test_weights_that_cannot_be_read_end_the_server_with_one_line_and_a_status(t
     shutil.copytree(EMBEDDED_MODEL, tmp_path, dirs_exist_ok=True)
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(b"no weights" * 100)
-    process = subprocess.run(
-        [sys.executable, "-m", "asr_server", "serve", str(tmp_path), "--port", "0", "--log-format", "json"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    serve = (sys.executable, "-m", "asr_server", "serve", tmp_path, "--port", "0", "--log-format", "json")
+    process = run_command(*serve)
     assert (process.returncode, process.stdout) == (1, "")
     lines = [json.loads(line) for line in process.stderr.splitlines()]
     assert lines[0]["message"].startswith("listening on http://127.0.0.1:")

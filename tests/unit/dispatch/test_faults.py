@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine
@@ -17,6 +16,7 @@ from asr_server.core import Chunk
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.executors import MultiprocessExecutor, ProcessReplica
 from asr_server.dispatch.supervisor import ReplicaGone, ReplicaLimits
+from tests.support.commands import output_of
 from tests.support.dispatchers import OPTIONS, chunk, heard, until_ready
 from tests.support.embedded import embedded
 from tests.support.speech import say
@@ -79,10 +79,7 @@ def test_without_file_handles_the_launch_fails_and_the_process_lives() -> None:
             print(dispatcher.supervisor.last_failure)
 
         asyncio.run(main())"""
-    ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert "Too many open files" in ended.stdout
+    assert "Too many open files" in output_of(sys.executable, "-c", script)
 
 
 class GoneExecutor(MultiprocessExecutor):
