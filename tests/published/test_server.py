@@ -224,7 +224,7 @@ async def test_no_word_is_lost_of_21_seconds_without_times(http: httpx.AsyncClie
 async def test_the_official_client_has_spanish_translated(real_server: Server) -> None:
     needs("audioeval")
     clip = next(clip for clip in corpus("audioeval") if clip.name == "audioeval/es/pangrama")
-    async with strict_client(real_server) as client:
+    async with strict_client(real_server.url) as client:
         with pytest.warns(DeprecationWarning, match="deprecated"):  # it says so of all translations
             answer = await client.audio.translations.create(
                 file=(clip.path.name, clip.path.read_bytes()), model="whisper-1"

@@ -26,10 +26,10 @@ async def app() -> AsyncIterator[RunningApp]:
         yield opened
 
 
-def strict_client(server: Server) -> AsyncOpenAI:
+def strict_client(url: str) -> AsyncOpenAI:
     """The official client, which refuses answers that are not as OpenAI's API describes them."""
     return AsyncOpenAI(
-        base_url=f"{server.url}/v1",
+        base_url=f"{url}/v1",
         api_key="none",
         max_retries=0,
         timeout=100,
@@ -39,7 +39,7 @@ def strict_client(server: Server) -> AsyncOpenAI:
 
 @pytest.fixture
 async def client(server: Server) -> AsyncIterator[AsyncOpenAI]:
-    async with strict_client(server) as client:
+    async with strict_client(server.url) as client:
         yield client
 
 

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +10,12 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError, RateLimitError
 from openai.types import Batch
 
 from asr_server.annexes.jobs import store
+from tests.support.api_fixtures import strict_client
 from tests.support.until import until
 from tests.unit.api.running_app import SECOND, THREE_CHUNKS, RunningApp
 from tests.unit.jobs.jobs_app import run_with_jobs
 
 ENDPOINT = "/v1/audio/transcriptions"
-
-
-@asynccontextmanager
-async def strict(app: RunningApp) -> AsyncIterator[AsyncOpenAI]:
-    url = f"http://{app.host}:{app.port}/v1"
-    async with AsyncOpenAI(
-        base_url=url, api_key="none", max_retries=0, _strict_response_validation=True
-    ) as client:
-        yield client
 
 
 def line(custom_id: str, file_id: str, **fields: Any) -> dict[str, Any]:
@@ -71,7 +61,7 @@ async def results(client: AsyncOpenAI, id: str | None) -> list[dict[str, Any]]:
 
 
 async def test_files_are_kept_listed_read_and_deleted(tmp_path: Path) -> None:
-    async with run_with_jobs(tmp_path) as app, strict(app) as client:
+    async with run_with_jobs(tmp_path) as app, strict_client(app.url) as client:
         files = [await client.files.create(file=(f"{n}.wav", SECOND), purpose="user_data") for n in range(3)]
         assert [(file.filename, file.bytes) for file in files] == [
             (f"{n}.wav", len(SECOND)) for n in range(3)
@@ -89,7 +79,7 @@ async def test_files_are_kept_listed_read_and_deleted(tmp_path: Path) -> None:
 
 
 async def test_files_and_batches_take_of_the_room_for_jobs(tmp_path: Path) -> None:
-    async with run_with_jobs(tmp_path, max_jobs=4) as app, strict(app) as client:
+    async with run_with_jobs(tmp_path, max_jobs=4) as app, strict_client(app.url) as client:
         file = (await client.files.create(file=("a.wav", SECOND), purpose="user_data")).id
         with pytest.raises(RateLimitError):  # with the lines' file, five
             await start(client, [line("a", file), line("b", file)])
@@ -99,7 +89,7 @@ async def test_files_and_batches_take_of_the_room_for_jobs(tmp_path: Path) -> No
 
 
 async def test_a_line_is_a_request_and_its_answer_the_endpoints(tmp_path: Path) -> None:
-    async with run_with_jobs(tmp_path) as app, strict(app) as client:
+    async with run_with_jobs(tmp_path) as app, strict_client(app.url) as client:
         short, long = [
             (await client.files.create(file=("a.wav", file), purpose="user_data")).id
             for file in (SECOND, THREE_CHUNKS)
@@ -136,7 +126,7 @@ async def test_a_line_is_a_request_and_its_answer_the_endpoints(tmp_path: Path) 
 
 
 async def test_a_batch_with_a_line_that_cannot_be_read_makes_no_job(tmp_path: Path) -> None:
-    async with run_with_jobs(tmp_path) as app, strict(app) as client:
+    async with run_with_jobs(tmp_path) as app, strict_client(app.url) as client:
         file = (await client.files.create(file=("a.wav", SECOND), purpose="user_data")).id
         wrong = [
             line("a", file) | {"url": "/v1/chat/completions"},
@@ -166,7 +156,7 @@ async def test_a_batch_with_a_line_that_cannot_be_read_makes_no_job(tmp_path: Pa
 
 
 async def test_what_is_no_batch_is_refused_and_any_name_of_a_line_is_taken(tmp_path: Path) -> None:
-    async with run_with_jobs(tmp_path) as app, strict(app) as client:
+    async with run_with_jobs(tmp_path) as app, strict_client(app.url) as client:
         recording = await client.files.create(file=("a.wav", SECOND + b"\xff"), purpose="user_data")
         asked = {"input_file_id": recording.id, "endpoint": ENDPOINT, "completion_window": "24h"}
         for body, said in ((asked, "is no text"), (asked | {"metadata": {"a": "b" * 100_000}}, "limit")):
@@ -182,7 +172,7 @@ async def test_what_is_no_batch_is_refused_and_any_name_of_a_line_is_taken(tmp_p
 
 
 async def test_a_cancelled_batch_keeps_what_was_done(tmp_path: Path) -> None:
-    async with run_with_jobs(tmp_path) as app, strict(app) as client:
+    async with run_with_jobs(tmp_path) as app, strict_client(app.url) as client:
         batch = await half_done(app, client)
         for file in (await client.files.list()).data:
             await client.files.delete(file.id)
@@ -198,17 +188,17 @@ async def test_a_cancelled_batch_keeps_what_was_done(tmp_path: Path) -> None:
 async def test_a_batch_goes_on_after_the_end_of_the_server_and_is_kept_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with run_with_jobs(tmp_path) as app, strict(app) as client:
+    async with run_with_jobs(tmp_path) as app, strict_client(app.url) as client:
         batch = await half_done(app, client)
     monkeypatch.setattr(store, "SWEEP_S", 0.005)
-    async with run_with_jobs(tmp_path, jobs_keep_s=0.01) as app, strict(app) as client:
+    async with run_with_jobs(tmp_path, jobs_keep_s=0.01) as app, strict_client(app.url) as client:
         app.replica.holding = True
         while (await client.files.list()).data:  # they are old: so is what is done of the batch
             await asyncio.sleep(0.005)
         assert (await client.batches.retrieve(batch.id)).request_counts.completed == 1  # type: ignore[union-attr]
-    async with run_with_jobs(tmp_path) as app, strict(app) as client:
+    async with run_with_jobs(tmp_path) as app, strict_client(app.url) as client:
         batch = await ended(client, batch)
         assert [each["custom_id"] for each in await results(client, batch.output_file_id)] == ["a", "b"]
-    async with run_with_jobs(tmp_path, jobs_keep_s=0.01) as app, strict(app) as client:
+    async with run_with_jobs(tmp_path, jobs_keep_s=0.01) as app, strict_client(app.url) as client:
         while (await client.batches.list()).data:
             await asyncio.sleep(0.005)

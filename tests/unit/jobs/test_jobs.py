@@ -13,7 +13,6 @@ import pytest
 import sqlalchemy
 from hypothesis import given
 from hypothesis import strategies as st
-from openai import AsyncOpenAI
 
 from asr_server.annexes.jobs import runner, store
 from asr_server.annexes.jobs.rows import Result
@@ -25,6 +24,7 @@ from asr_server.audio.recording import memory_file
 from asr_server.core import ChunkResult
 from asr_server.errors import ChunkFailed, EngineUnavailable, StorageUnavailable
 from asr_server.transport.messages import Submit
+from tests.support.api_fixtures import strict_client
 from tests.support.until import until
 from tests.unit.api.named_keys import SHOP, WEB, bearer, entry, write
 from tests.unit.api.running_app import SECOND, THREE_CHUNKS, error_of, number_of_the_chunk, run_app
@@ -85,12 +85,7 @@ def own_headers(answer: httpx.Response) -> dict[str, str]:
 
 
 async def test_a_client_that_knows_nothing_of_jobs_gets_them_by_one_more_field(tmp_path: Path) -> None:
-    async with (
-        run_with_jobs(tmp_path) as app,
-        AsyncOpenAI(
-            base_url=f"http://{app.host}:{app.port}/v1", api_key="none", _strict_response_validation=True
-        ) as client,
-    ):
+    async with run_with_jobs(tmp_path) as app, strict_client(app.url) as client:
         answer = await client.audio.transcriptions.create(
             file=SECOND, model="whisper-1", extra_body={"background": True, "metadata": {"case": "7"}}
         )
@@ -252,12 +247,8 @@ async def test_without_a_folder_background_is_refused_by_its_setting() -> None:
         assert error["param"] == "background"
         assert "--jobs-dir" in str(error["message"])
         assert error_of(await app.post(metadata='{"a": "b"}'))["param"] == "metadata"
-    assert error_of(await _posted_to("/inference"))["param"] == "background"
-
-
-async def _posted_to(path: str) -> Any:
-    async with run_app() as app:
-        return await app.client.post(path, files={"file": SECOND}, data={"background": "true"})
+        answer = await app.client.post("/inference", files={"file": SECOND}, data={"background": "true"})
+        assert error_of(answer)["param"] == "background"
 
 
 async def test_quotas_hold_in_all_and_for_each_key(tmp_path: Path) -> None:
