@@ -17,7 +17,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from asr_server.core import SAMPLE_RATE, Samples
+from asr_server.core import SAMPLE_RATE, ChunkResult, Samples
+from asr_server.transport.messages import Submit
+from tests.support.fake_replica import noise, say
+from tests.support.tokens import words
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
 MANUAL = {"turn_detection": None}
@@ -26,6 +29,13 @@ MANUAL = {"turn_detection": None}
 def pcm24(samples: Samples) -> bytes:
     resampled = soxr.resample(samples, SAMPLE_RATE, 24_000)
     return bytes((np.clip(resampled, -1, 1) * 32767).astype("<i2").tobytes())
+
+
+SECOND = pcm24(noise(1.0))
+
+
+def say_one(submit: Submit) -> ChunkResult:
+    return say(*words("1"))
 
 
 class Client:

@@ -18,26 +18,18 @@ from tests.support.speech import silence
 from tests.support.tokens import words
 from tests.support.until import until
 from tests.unit.api.running_app import RunningApp, run_app
-from tests.unit.realtime.realtime_client import Client, open_manual, pcm24
+from tests.unit.realtime.realtime_client import SECOND, open_manual, say_one
 
-SECOND = pcm24(noise(1.0))
 LOGPROBS = ["item.input_audio_transcription.logprobs"]
 
 
-def one(submit: Submit) -> ChunkResult:
-    return say(*words("1"))
-
-
-async def include(client: Client, fields: list[str]) -> list[dict[str, Any]]:
-    """Update what the session includes; return the events up to the answer."""
-    await client.send({"type": "session.update", "session": {"type": "transcription", "include": fields}})
-    return await client.until("session.updated")
-
-
 async def test_log_probabilities_asked_for_before_a_chunk_was_read_come_with_the_turn() -> None:
-    async with run_app(embedded(realtime_interim_s=0), one) as app, open_manual(app.url) as client:
+    async with run_app(embedded(realtime_interim_s=0), say_one) as app, open_manual(app.url) as client:
         await client.append(SECOND)
-        await include(client, LOGPROBS)
+        await client.send(
+            {"type": "session.update", "session": {"type": "transcription", "include": LOGPROBS}}
+        )
+        await client.until("session.updated")
         await client.commit()
         assert (await client.until(".completed"))[-1]["logprobs"]
 

@@ -33,20 +33,16 @@ from tests.unit.api.figures import growth, read
 from tests.unit.api.running_app import RunningApp, run_app
 from tests.unit.realtime.realtime_client import (
     MANUAL,
+    SECOND,
     Client,
     of_type,
     open_manual,
     open_session,
     pcm24,
     refused,
+    say_one,
     transcripts,
 )
-
-SECOND = pcm24(noise(1.0))
-
-
-def one(submit: Submit) -> ChunkResult:
-    return say(*words("1"))
 
 
 async def test_a_committed_turn_is_transcribed_and_the_events_come_in_order(app: RunningApp) -> None:
@@ -127,7 +123,7 @@ async def test_turns_are_chained_and_answers_out_of_order_find_their_turn() -> N
 
 
 async def test_a_turn_that_is_cleared_says_nothing_even_when_its_text_comes_late() -> None:
-    async with run_app(embedded(realtime_interim_s=0.5), one) as app, open_manual(app.url) as client:
+    async with run_app(embedded(realtime_interim_s=0.5), say_one) as app, open_manual(app.url) as client:
         app.replica.holding = True
         await client.append(SECOND)
         await until(lambda: app.replica.held)
@@ -142,7 +138,7 @@ async def test_a_turn_that_is_cleared_says_nothing_even_when_its_text_comes_late
 
 
 async def test_what_two_readings_agree_on_is_sent_while_one_speaks() -> None:
-    async with run_app(embedded(realtime_interim_s=0.5), one) as app, open_manual(app.url) as client:
+    async with run_app(embedded(realtime_interim_s=0.5), say_one) as app, open_manual(app.url) as client:
         receiving = asyncio.create_task(client.receive())  # nothing has been committed
         while not receiving.done():  # as somebody speaks on until two readings are done
             await client.append(SECOND[:4800])
@@ -153,7 +149,7 @@ async def test_what_two_readings_agree_on_is_sent_while_one_speaks() -> None:
 
 async def test_a_turn_counts_once_however_often_it_is_read(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="asr_server.api.middleware")
-    async with run_app(embedded(realtime_interim_s=0.2), one) as app:
+    async with run_app(embedded(realtime_interim_s=0.2), say_one) as app:
         before = await read(app)
         async with open_manual(app.url) as client:
             await client.append(SECOND)
@@ -325,7 +321,7 @@ async def test_an_idle_session_ends_normally(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 async def test_a_session_that_reaches_its_longest_duration_still_gives_its_last_text() -> None:
-    async with run_app(embedded(max_realtime_session_s=1.0), one) as app, open_manual(app.url) as client:
+    async with run_app(embedded(max_realtime_session_s=1.0), say_one) as app, open_manual(app.url) as client:
         await client.append(SECOND)
         events = await client.until(".completed")
         assert list(transcripts(events).values()) == ["one"]
@@ -356,7 +352,7 @@ async def test_a_client_that_leaves_frees_its_place_and_cancels_its_work(app: Ru
 @pytest.mark.slow
 async def test_an_engine_that_does_not_keep_up_holds_the_client_back() -> None:
     """Not more than a few chunks and messages are held, however much is sent."""
-    async with run_app(embedded(realtime_interim_s=0), one) as app, open_manual(app.url) as client:
+    async with run_app(embedded(realtime_interim_s=0), say_one) as app, open_manual(app.url) as client:
         app.replica.holding = True
         minute = pcm24(noise(60.0))
         sending = asyncio.create_task(client.append(minute * 10, size=len(minute)))
@@ -401,7 +397,7 @@ def pausing(**changed: Any) -> dict[str, Any]:
 
 async def test_speech_behind_a_pause_in_which_detection_was_turned_off_is_in_its_turn() -> None:
     first, second = say_digits("123", gap_s=[0.2, 0.2, 1.4]), say_digits("4567", gap_s=0.2)
-    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(app.url) as client:
+    async with run_app(embedded(realtime_interim_s=0), say_one) as app, open_session(app.url) as client:
         await client.update(**pausing())
         await client.append(pcm24(first.samples))
         await until(lambda: app.replica.submits)  # it was read ahead
@@ -416,7 +412,7 @@ async def test_speech_behind_a_pause_in_which_detection_was_turned_off_is_in_its
 @pytest.mark.parametrize("kind", ["clear", "commit"])
 async def test_speech_that_goes_on_behind_a_clear_or_a_commit_starts_again(kind: str) -> None:
     digits = pcm24(say_digits("12", gap_s=0.1).samples)
-    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(app.url) as client:
+    async with run_app(embedded(realtime_interim_s=0), say_one) as app, open_session(app.url) as client:
         await client.append(digits)
         await client.until(".speech_started")
         await client.send({"type": f"input_audio_buffer.{kind}"})
