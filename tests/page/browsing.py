@@ -53,6 +53,13 @@ def card(page: Page, name: str) -> Locator:
     return page.locator("#cards .card", has=page.get_by_role("heading", name=name, exact=True))
 
 
+def correct(page: Page, name: str, word: int, text: str) -> None:
+    card(page, name).locator(".word").nth(word).dblclick()
+    field = card(page, name).locator(".word input")
+    field.fill(text)
+    field.press("Enter")
+
+
 def downloaded(page: Page, name: str, suffix: str) -> str:
     """The file behind a choice of the card's menu."""
     found = card(page, name)

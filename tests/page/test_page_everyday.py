@@ -15,6 +15,7 @@ from tests.page.browsing import (
     OpenPage,
     card,
     choose,
+    correct,
     payload,
     unlock,
     wait_until_deleted,
@@ -306,9 +307,7 @@ def test_corrections_are_undone_and_redone_by_keys(open_page: OpenPage) -> None:
     page = open_page()
     done = choose(page, payload("call.wav"))
     for word, text in ((0, "Thirty"), (1, "won")):
-        done.locator(".word").nth(word).dblclick()
-        done.locator(".word input").fill(text)
-        done.locator(".word input").press("Enter")
+        correct(page, "call.wav", word, text)
     both = SPOKEN.text.replace("three one", "Thirty won")
     one = SPOKEN.text.replace("three", "Thirty")
     for keys, text in (("z", one), ("z", SPOKEN.text), ("Shift+z", one), ("y", both), ("z", one)):

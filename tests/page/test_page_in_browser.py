@@ -34,8 +34,10 @@ from tests.page.browsing import (
     NEEDS_CHROMIUM,
     SPOKEN,
     OpenPage,
+    answering,
     card,
     choose,
+    correct,
     downloaded,
     end_of_stream,
     payload,
@@ -235,9 +237,7 @@ def test_transcripts_are_kept_in_this_browser_until_they_are_deleted(open_page: 
     first = card(page, "one.wav")
     if opened.text_content() != "one.wav":
         first.locator(".fold").click()
-    first.locator(".word").first.dblclick()
-    first.locator(".word input").fill("Thirty")
-    first.locator(".word input").press("Enter")
+    correct(page, "one.wav", 0, "Thirty")
     corrected = SPOKEN.text.replace("three", "Thirty")
     wait_until_kept(page, corrected)
 
@@ -344,12 +344,8 @@ def test_what_is_kept_is_bounded_and_a_browser_that_keeps_nothing_says_so(open_p
 
 
 def test_ten_thousand_words_are_shown_in_paragraphs_and_found(open_page: OpenPage) -> None:
-    def answer(route: Route) -> None:
-        done = hour_of_words()
-        events = f"data: {json.dumps(done)}\n\ndata: [DONE]\n\n"
-        route.fulfill(body=events, headers={"content-type": "text/event-stream"})
-
-    page = open_page(mock=lambda page: page.route("**/v1/audio/transcriptions", answer))
+    texts = [{0: f"start{i // 12 % 97}", 11: "end."}.get(i % 12, "and") for i in range(10_000)]
+    page = open_page(mock=answering(**end_of_stream(texts)))
     done = choose(page, payload("hour.wav"))
     expect(done.locator(".word")).to_have_count(10_000)
     assert done.locator(".transcript p").count() > 50
@@ -426,10 +422,6 @@ def write_mp3(path: Path, spoken: Spoken, duration_s: float) -> None:
         while left:
             file.write(samples[:left])
             left -= len(samples[:left])
-
-
-def hour_of_words() -> dict[str, Any]:
-    return end_of_stream([{0: f"start{i // 12 % 97}", 11: "end."}.get(i % 12, "and") for i in range(10_000)])
 
 
 def test_words_light_up_while_it_plays_and_a_click_on_one_goes_there(open_page: OpenPage) -> None:

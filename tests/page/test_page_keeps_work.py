@@ -14,6 +14,7 @@ from tests.page.browsing import (
     answering,
     card,
     choose,
+    correct,
     payload,
     wait_until_kept,
     words_at,
@@ -36,13 +37,6 @@ LIVE_TRACKS = "window.tracks.filter((track) => track.readyState === 'live').leng
 
 def speak(page: Page) -> None:
     page.get_by_role("button", name="Speak").click()
-
-
-def correct(page: Page, name: str, word: int, text: str) -> None:
-    card(page, name).locator(".word").nth(word).dblclick()
-    field = card(page, name).locator(".word input")
-    field.fill(text)
-    field.press("Enter")
 
 
 def second_tab(page: Page, server: Server) -> Page:
@@ -178,9 +172,7 @@ def test_the_arrow_keys_pass_a_first_word_at_zero_and_equal_starts(open_page: Op
 def test_a_word_that_was_emptied_can_be_put_back(open_page: OpenPage) -> None:
     page = open_page()
     done = choose(page, payload("call.wav"))
-    done.locator(".word").nth(1).dblclick()
-    done.locator(".word input").fill("")
-    done.locator(".word input").press("Enter")
+    correct(page, "call.wav", 1, "")
     wait_until_kept(page, SPOKEN.text.replace("one ", "", 1))
     page.reload()
     done.locator(".fold").click()

@@ -15,6 +15,7 @@ from tests.page.browsing import (
     answering,
     card,
     choose,
+    correct,
     payload,
     wait_until_kept,
     wait_until_promised,
@@ -284,9 +285,7 @@ def test_a_video_is_shown_with_what_was_corrected_as_its_captions(
     expect(done.locator("video")).to_be_visible()
     page.wait_for_function(HAS_CAPTION, arg="one two")
     assert done.locator("video").evaluate("(video) => video.textTracks[0].mode") == "showing"
-    done.locator(".word").first.dblclick()
-    done.locator(".word input").fill("won")
-    done.locator(".word input").press("Enter")
+    correct(page, "talk.webm", 0, "won")
     page.wait_for_function(HAS_CAPTION, arg="won two")
     done.locator(".fold").click()
     expect(done.locator("video")).to_be_hidden()

@@ -13,6 +13,7 @@ from tests.page.browsing import (
     OpenPage,
     card,
     choose,
+    correct,
     payload,
     unlock,
     wait_until_kept,
@@ -22,7 +23,6 @@ from tests.page.test_page_keeps_work import (
     PUT_ODD,
     WATCH_TRACKS,
     asks_before_leaving,
-    correct,
     second_tab,
     speak,
 )
