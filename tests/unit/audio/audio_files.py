@@ -60,12 +60,11 @@ def write_ffmpeg(
     sample_rate: int,
     codec: str,
     container: str,
-    layout: str = "",
     options: dict[str, str] | None = None,
     bit_rate: int = 128_000,
 ) -> None:
     """Encodes into a path or a file object; one without `seek` is written as a stream."""
-    layout = layout or {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}[frames.shape[1]]
+    layout = {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}[frames.shape[1]]
     with av.open(target, "w", format=container, options=options or {}) as output:
         stream: Any = output.add_stream(codec, rate=sample_rate, layout=layout)
         if not codec.startswith(("pcm", "alac", "flac")):

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 SIZES = (51865, 1500, 384, 6, 4, 448, 384, 6, 4, 80, 1)
 
 
-def ctranslate2(
-    body: bytes, count: int, version: int = 6, specification: str = "WhisperSpec", end: bytes = b""
-) -> bytes:
+def ctranslate2(body: bytes, count: int, end: bytes = b"") -> bytes:
     """`count` variables in `body`, then `end`: their second names."""
-    name = specification.encode() + b"\0"
-    return struct.pack("<IH", version, len(name)) + name + struct.pack("<2I", 3, count) + body + end
+    name = b"WhisperSpec\0"
+    return struct.pack("<IH", 6, len(name)) + name + struct.pack("<2I", 3, count) + body + end
 
 
 def text(name: str) -> bytes:

@@ -23,11 +23,10 @@ START_S = 20.0  # of every part below, in its file
 CHUNK = Chunk(0, round(START_S * SAMPLE_RATE), silence(12.0))
 
 
-def part_of(*segments: tuple[float, float, float], duration_s: float = 12.0) -> tuple[DecodedPart, Chunk]:
+def part_of(*segments: tuple[float, float, float]) -> tuple[DecodedPart, Chunk]:
     """Segments from start to end in seconds, each with the log-probability of its token."""
-    chunk = Chunk(0, round(START_S * SAMPLE_RATE), silence(duration_s))
     spans = tuple(Span(start_s, end_s, words("1"), (logprob,)) for start_s, end_s, logprob in segments)
-    return DecodedPart(START_S, duration_s, say(), spans, 1), chunk
+    return DecodedPart(START_S, CHUNK.duration_s, say(), spans, 1), CHUNK
 
 
 def known(*certain_s: Interval, **other: Any) -> Known:
@@ -173,10 +172,9 @@ def test_speech_before_the_unread_tail_and_in_a_part_without_text_is_read_again(
 
 def spoken_words(*certain_s: Interval, words_s: Interval = (6.0, 9.0), **other: Any) -> DecodedPart:
     """The verdict on a segment of 12 s and five words of 12 letters in `words_s`."""
-    chunk = Chunk(0, round(START_S * SAMPLE_RATE), silence(12.0))
     result = timed(spell(5 * f" {'x' * 12}"), *words_s, 12.0)
-    part = decode_part(chunk, result, DecodingOptions(language="en", word_timestamps=True), TOKENIZER)
-    return judge(part, chunk, known(*certain_s, **other))
+    part = decode_part(CHUNK, result, DecodingOptions(language="en", word_timestamps=True), TOKENIZER)
+    return judge(part, CHUNK, known(*certain_s, **other))
 
 
 @pytest.mark.parametrize(
@@ -214,10 +212,9 @@ def test_one_word_does_not_fill_four_seconds() -> None:
 )
 def test_a_segment_with_less_text_than_its_speech_fills_waits_for_its_words(text: str, leaves: bool) -> None:
     """Five seconds, which 35 letters may fill; digits and Chinese characters take as long as three."""
-    chunk = Chunk(0, round(START_S * SAMPLE_RATE), silence(12.0))
-    early = decode_part(chunk, say(t(0), *spell(text), t(12)), DecodingOptions(language="en"), TOKENIZER)
-    assert may_leave(early, chunk, known((1.0, 4.0), (4.4, 6.4))) == leaves
-    assert may_leave(early, chunk, known((1.0, 4.0), (4.4, 6.4), may_complete=False))
+    early = decode_part(CHUNK, say(t(0), *spell(text), t(12)), DecodingOptions(language="en"), TOKENIZER)
+    assert may_leave(early, CHUNK, known((1.0, 4.0), (4.4, 6.4))) == leaves
+    assert may_leave(early, CHUNK, known((1.0, 4.0), (4.4, 6.4), may_complete=False))
 
 
 # -- For whatever a model writes -----------------------------------------------------------------------------
@@ -234,21 +231,20 @@ def test_what_may_leave_early_stands_and_no_audio_is_read_twice(data: st.DataObj
     logprob = data.draw(st.sampled_from([-0.1, -0.7]))
     edges = sorted(data.draw(st.lists(st.integers(0, 120), max_size=12, unique=True)))
     certain_s = joined([(a / 10, b / 10) for a, b in zip(edges[::2], edges[1::2], strict=False)])
-    chunk = Chunk(0, round(START_S * SAMPLE_RATE), silence(12.0))
     options = DecodingOptions(language="en")
-    part = decode_part(chunk, say(*tokens, avg_logprob=logprob), options, TOKENIZER)
+    part = decode_part(CHUNK, say(*tokens, avg_logprob=logprob), options, TOKENIZER)
     given_ = known(*certain_s, prompt=data.draw(st.sampled_from([set(), {"threeonefourone"}])))
     num_early = data.draw(st.integers(0, len(part.spans)))
     early = msgspec.structs.replace(part, spans=part.spans[:num_early])
     doubted = {number for number, span in enumerate(part.spans) if span.logprobs[0] < -0.6}
-    if may_leave(early, chunk, given_):
+    if may_leave(early, CHUNK, given_):
         rest = msgspec.structs.replace(given_, voiceless=doubted)
-        found = judge(part, chunk, rest)
+        found = judge(part, CHUNK, rest)
         assert found.spans[:num_early] == early.spans or not found.spans[:num_early]
         assert (
-            judge(part, chunk, msgspec.structs.replace(rest, num_sent=num_early)).spans[:num_early]
+            judge(part, CHUNK, msgspec.structs.replace(rest, num_sent=num_early)).spans[:num_early]
             == early.spans
         )
-    found = judge(part, chunk, msgspec.structs.replace(given_, voiceless=doubted))
+    found = judge(part, CHUNK, msgspec.structs.replace(given_, voiceless=doubted))
     assert found.tail_s is None or all(span.end_s <= found.tail_s + 1e-9 for span in found.spans)
     assert all(not START_S + (found.tail_s or 99) <= each.start_s for each in found.dropped)

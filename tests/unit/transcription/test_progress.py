@@ -319,10 +319,8 @@ class BusyReplica(FakeReplica):
 
 
 @asynccontextmanager
-async def transcriber(
-    replica: FakeReplica, limits: StallLimits, workers: int = 1
-) -> AsyncIterator[Transcriber]:
-    dispatcher, pool = Dispatcher(embedded(), lambda _: replica), PreprocessPool(workers)
+async def transcriber(replica: FakeReplica, limits: StallLimits) -> AsyncIterator[Transcriber]:
+    dispatcher, pool = Dispatcher(embedded(), lambda _: replica), PreprocessPool(1)
     await dispatcher.start()
     try:
         yield Transcriber(dispatcher, pool, make_tokenizer(), stall_limits=limits)
