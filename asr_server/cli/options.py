@@ -116,7 +116,7 @@ def language_option() -> Callable[[Any], Any]:
 
 
 def choice_option(flag: str, choices: tuple[str, ...], words: str) -> Callable[[Any], Any]:
-    """Return an option of which the first choice is the default."""
+    """Return an option; its default is the first choice."""
     return click.option(flag, type=click.Choice(choices), default=choices[0], show_default=True, help=words)
 
 
