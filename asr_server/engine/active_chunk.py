@@ -101,7 +101,7 @@ class ActiveChunk:
     logprobs: list[float] = field(default_factory=list)
     sum_logprob: float = 0.0  # end-of-text included
     no_speech_prob: float = 0.0
-    came_at: float = field(default_factory=time.monotonic)
+    came_at: float = field(default_factory=time.monotonic)  # to the engine
     admitted_at: float = 0.0  # to its slot
     encoded_at: float = 0.0
     pauses: Pauses = field(default_factory=lambda: np.empty((0, 2)))  # of the audio, for word times

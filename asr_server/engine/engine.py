@@ -256,7 +256,7 @@ class Engine:
         chunks = list(self._stages[stage])
         if self.config.device != "cpu" or all(chunk.options.urgency >= 0 for chunk in chunks):
             return chunks  # on a GPU what is encoded and decoded beside an urgent chunk hardly delays it
-        if not any(each.options.urgency > 0 for stage in beside for each in self._stages[stage]):
+        if not any(each.options.urgency > 0 for other in beside for each in self._stages[other]):
             return chunks
         since = time.monotonic() - _LONGEST_HELD_S
         return [chunk for chunk in chunks if chunk.options.urgency >= 0 or chunk.came_at < since]

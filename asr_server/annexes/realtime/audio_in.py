@@ -104,6 +104,7 @@ class VoiceActivity:
 
     def configure(self, vad: SessionVad) -> None:
         self._threshold = vad.threshold
+        # Within words one frame alone may be quiet, as outside them one may be loud.
         self._stop_frames = max(ONSET_FRAMES, vad.silence_duration_ms * SAMPLES_PER_MS // FRAME - LATE_FRAMES)
         self._pause_frames = max(1, round(self._stop_frames * PAUSE_SHARE))
 

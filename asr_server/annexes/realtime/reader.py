@@ -200,9 +200,9 @@ class TurnReader:
         if not task.cancelled():
             self._show(index, num_samples, task.result())
 
-    def go_on(self) -> None:
-        """Take what is read ahead for an interim reading: the speaker has only paused."""
-        if self._ahead and len(self._ahead) == 1 and not self._ahead[0].done():
+    def go_on(self, is_shown: bool) -> None:
+        """Take what is read ahead for an interim reading, or end it: the speaker has only paused."""
+        if is_shown and self._ahead and len(self._ahead) == 1 and not self._ahead[0].done():
             (self._interim,), self._ahead = self._ahead, None
         else:
             self.discard_ahead()

@@ -292,7 +292,7 @@ class RealtimeSession:
             case turns.ReadAhead():
                 self._readers[effect.item_id].read_ahead()
             case turns.GoOn():
-                self._readers[effect.item_id].go_on()
+                self._readers[effect.item_id].go_on(effect.is_shown)
             case turns.RestartDetection():
                 if self._activity:
                     self._activity.restart()

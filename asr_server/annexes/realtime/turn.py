@@ -41,8 +41,7 @@ def next_state(state: State, event: Event) -> Step:
             paused = replace(state.open, is_paused=True, is_reading=False, read_to=state.num_samples)
             return replace(state, open=paused), [turns.ReadAhead(paused.item_id)]
         case turns.VoiceResumed() if state.open:
-            resumed = replace(state.open, is_paused=False)
-            return replace(state, open=resumed), [turns.GoOn(resumed.item_id)]
+            return _go_on(state, state.open)
         case turns.VoiceStopped() if state.open and state.open.is_announced:
             stopped = out.SpeechStopped(item_id=state.open.item_id, audio_end_ms=_ms(state.num_samples))
             return _commit(state, [turns.Send(stopped)])
@@ -102,8 +101,12 @@ def _on_detection_set(state: State, event: turns.DetectionSet) -> Step:
     if event.is_detecting or not state.open or not state.open.is_paused:
         return state, []
     # Nothing will tell that speech goes on: what was read ahead is not the end of the turn.
-    resumed = replace(state.open, is_paused=False)
-    return replace(state, open=resumed), [turns.GoOn(resumed.item_id)]
+    return _go_on(state, state.open)
+
+
+def _go_on(state: State, turn: Turn) -> Step:
+    going_on = turns.GoOn(turn.item_id, is_shown=state.interim_samples > 0)
+    return replace(state, open=replace(turn, is_paused=False)), [going_on]
 
 
 def _on_idle(state: State) -> Step:

@@ -237,6 +237,7 @@ class GoOn(msgspec.Struct, frozen=True):
     """The speaker has only paused."""
 
     item_id: str
+    is_shown: bool  # what was read ahead, like an interim reading
 
 
 class RestartDetection(msgspec.Struct, frozen=True):

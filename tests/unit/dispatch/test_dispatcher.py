@@ -159,14 +159,12 @@ async def test_work_is_spread_by_credit_over_replicas() -> None:
 
 async def test_a_chunk_goes_to_the_replica_with_the_fewest_whatever_credit_has_come_back() -> None:
     app = await RunningDispatcher(credit=2, replicas=2).open()
-    busy, idle = app.executor.launched
-    handle = app.dispatcher.open("a")
-    tasks = [app.send(handle, 0)]
-    await until(lambda: busy.submitted or idle.submitted)
-    busy, idle = (busy, idle) if busy.submitted else (idle, busy)
+    tasks = [app.send(app.dispatcher.open("a"), 0)]
+    await until(lambda: any(replica.submitted for replica in app.executor.launched))
+    idle, busy = sorted(app.executor.launched, key=lambda replica: len(replica.submitted))
     busy.say(Credit(2))  # it has taken the chunk, and works on it
     await until(lambda: max(state.credit for state in app.dispatcher.supervisor.replica_states) == 3)
-    tasks.append(app.send(handle, 1))
+    tasks.append(app.send(app.dispatcher.open("b"), 1))
     await until(lambda: idle.submitted)
     await app.dispatcher.stop()
     await asyncio.gather(*tasks, return_exceptions=True)

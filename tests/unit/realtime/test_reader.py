@@ -157,18 +157,23 @@ async def test_what_reads_the_chunk_for_good_ends_its_interim_reading(app: Runni
     hand.reader.cancel()
 
 
+async def reading_ahead(app: RunningApp, duration_s: float = 1.0) -> Hand:
+    hand = Hand(app)
+    hand.reader.push(noise(duration_s))
+    app.replica.holding = True
+    hand.reader.read_ahead()
+    await until(lambda: app.replica.held)
+    return hand
+
+
 async def test_what_was_read_ahead_is_shown_and_is_the_end_of_the_turn_unless_speech_goes_on(
     app: RunningApp,
 ) -> None:
     for goes_on in (False, True):
         app.replica.submits.clear()
-        hand = Hand(app)
-        hand.reader.push(noise(1.0))
-        app.replica.holding = True
-        hand.reader.read_ahead()
-        await until(lambda: app.replica.held)
+        hand = await reading_ahead(app)
         if goes_on:
-            hand.reader.go_on()
+            hand.reader.go_on(is_shown=True)
             hand.reader.push(noise(1.0))
         app.replica.stop_holding()
         await until(lambda: hand.events)
@@ -184,16 +189,19 @@ async def test_what_was_read_ahead_is_shown_and_is_the_end_of_the_turn_unless_sp
         assert hand.backlog.num_unread == 0
 
 
+async def test_a_passed_pause_is_read_no_more_where_no_interim_reading_is_wanted(app: RunningApp) -> None:
+    hand = await reading_ahead(app)
+    hand.reader.go_on(is_shown=False)
+    await until(lambda: app.replica.cancelled)
+    hand.reader.cancel()
+
+
 @pytest.mark.parametrize("ending", ["finish", "read_ahead", "push"])
 async def test_a_passed_pause_is_read_no_more_once_its_chunk_is_read_for_good(
     app: RunningApp, ending: str
 ) -> None:
-    hand = Hand(app)
-    hand.reader.push(noise(1.0))
-    app.replica.holding = True
-    hand.reader.read_ahead()
-    await until(lambda: app.replica.held)
-    hand.reader.go_on()
+    hand = await reading_ahead(app)
+    hand.reader.go_on(is_shown=True)
     hand.reader.read_interim()  # it is one already
     assert hand.events == [InterimRead(ITEM)]
     if ending == "push":
@@ -206,11 +214,7 @@ async def test_a_passed_pause_is_read_no_more_once_its_chunk_is_read_for_good(
 
 
 async def test_a_chunk_that_becomes_full_takes_the_place_of_what_was_read_ahead(app: RunningApp) -> None:
-    hand = Hand(app)
-    hand.reader.push(noise(20.0))
-    app.replica.holding = True
-    hand.reader.read_ahead()
-    await until(lambda: app.replica.held)
+    hand = await reading_ahead(app, 20.0)
     hand.reader.push(noise(25.0))
     await until(lambda: app.replica.cancelled)
     app.replica.stop_holding()

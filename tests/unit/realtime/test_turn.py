@@ -124,8 +124,10 @@ def test_segments_come_before_the_end_of_their_turn_with_times_of_the_session() 
 
 
 def test_what_a_pause_reads_is_no_delta_where_no_interim_readings_are_wanted() -> None:
-    _, effects = run([*SPEECH_THAT_PAUSES, *[t.InterimRead("item_000000", 0, "one two")] * 2])
+    readings = [t.InterimRead("item_000000", 0, "one two")] * 2
+    _, effects = run([*SPEECH_THAT_PAUSES, *readings, t.VoiceResumed()])
     assert "Delta" not in named(effects)
+    assert effects[-1] == t.GoOn("item_000000", is_shown=False)
 
 
 def test_an_interim_reading_of_a_chunk_whose_text_is_final_counts_no_more() -> None:
