@@ -261,13 +261,12 @@ class RealtimeSession:
             await self._step(turns.DetectionSet(False))
             return
         padding = vad.prefix_padding_ms * SAMPLES_PER_MS
-        idle = None if vad.idle_timeout_ms is None else vad.idle_timeout_ms * SAMPLES_PER_MS
         self._buffer.num_kept = padding + ONSET_MARGIN_MS * SAMPLES_PER_MS
         if self._activity:
             self._activity.configure(vad)
         else:  # the detector is loaded with the first session
             self._activity = await asyncio.to_thread(VoiceActivity, vad, self._buffer.end)
-        await self._step(turns.DetectionSet(True, padding, idle))
+        await self._step(turns.DetectionSet(True, padding))
 
     async def _step(self, event: turns.Event) -> None:
         self._state, effects = next_state(self._state, event)

@@ -3,8 +3,8 @@
 Times are samples at 16 kHz from the session's start. The rules, tested on random events:
 
 1. At most one turn is open. It grows until committed or dropped; turns never overlap.
-2. With voice detection, speech opens a turn and its end commits it; so does a silence of `idle_timeout`.
-   Without, the first sample after a commit opens one, and the client commits.
+2. With voice detection, speech opens a turn and its end commits it. Without, the first sample after a
+   commit opens one, and the client commits.
 3. A client's commit of under 100 ms is an error and changes nothing.
 4. Every committed turn names the one before it, and ends in one `completed` or `failed`.
 5. A dropped turn ends in neither.
@@ -66,12 +66,7 @@ def next_state(state: State, event: Event) -> Step:
 def _on_audio(state: State) -> Step:
     if state.open:
         return _read_interim(state, state.open)
-    if not state.is_detecting:
-        return _open(state, state.uncommitted_from)
-    silent = state.num_samples - state.uncommitted_from
-    if state.idle_timeout is not None and silent >= state.idle_timeout:
-        return _on_idle(state)
-    return state, []
+    return (state, []) if state.is_detecting else _open(state, state.uncommitted_from)
 
 
 def _read_interim(state: State, turn: Turn) -> Step:
@@ -107,14 +102,6 @@ def _on_detection_set(state: State, event: turns.DetectionSet) -> Step:
 def _go_on(state: State, turn: Turn) -> Step:
     going_on = turns.GoOn(turn.item_id, is_shown=state.interim_samples > 0)
     return replace(state, open=replace(turn, is_paused=False)), [going_on]
-
-
-def _on_idle(state: State) -> Step:
-    start_ms, end_ms = _ms(state.uncommitted_from), _ms(state.num_samples)
-    state, opened = _open(state, _held_from(state))
-    assert state.open
-    timeout = out.TimeoutTriggered(item_id=state.open.item_id, audio_start_ms=start_ms, audio_end_ms=end_ms)
-    return _commit(state, [*opened, turns.Send(timeout)])
 
 
 def _open(state: State, start: int) -> Step:

@@ -97,7 +97,6 @@ class State(msgspec.Struct, frozen=True):
     shows_interim: bool = False  # readings are sent as they come
     is_detecting: bool = False
     padding: int = 0  # samples kept before speech
-    idle_timeout: int | None = None  # samples
     num_samples: int = 0  # written so far
     uncommitted_from: int = 0  # the end of the last turn
     num_turns: int = 0
@@ -137,7 +136,6 @@ class ClearRequested(msgspec.Struct, frozen=True):
 class DetectionSet(msgspec.Struct, frozen=True):
     is_detecting: bool
     padding: int = 0
-    idle_timeout: int | None = None
 
 
 class InputEnded(msgspec.Struct, frozen=True):
