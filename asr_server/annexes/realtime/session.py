@@ -29,7 +29,7 @@ from asr_server.api.errors import body_of
 from asr_server.api.state import AppState, caller_of, models_of
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.errors import InvalidValue, RateLimited, RequestError
-from asr_server.transcription.transcriber import first_error
+from asr_server.transcription.transcriber import task_group
 
 NORMAL: Final = 1000
 GOING_AWAY: Final = 1001  # the official client connects again
@@ -120,8 +120,8 @@ class RealtimeSession:
 
     async def run(self) -> None:
         self._note_model()
-        try:
-            async with asyncio.TaskGroup() as group:
+        with contextlib.suppress(_Gone):
+            async with task_group() as group:
                 self._group = group
                 helpers = [group.create_task(self._receive()), group.create_task(self._watch_the_clock())]
                 try:
@@ -131,9 +131,6 @@ class RealtimeSession:
                         helper.cancel()
                     for reader in self._readers.values():
                         reader.cancel()
-        except BaseExceptionGroup as errors:
-            if not isinstance(first_error(errors), _Gone):  # a name would be a cycle with its traceback
-                raise first_error(errors) from None
 
     async def _receive(self) -> None:
         try:
