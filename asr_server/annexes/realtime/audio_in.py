@@ -77,7 +77,7 @@ LATE_FRAMES: Final = 2  # the detector notices the end of speech so late
 PAUSE_SHARE: Final = 1 / 3  # of the silence that ends a turn: then it is read ahead
 ONSET_MARGIN_MS: Final = 200  # speech is noticed no later than this after it began
 
-VoiceEvent = turns.VoiceStarted | turns.VoicePaused | turns.VoiceResumed | turns.VoiceStopped
+VoiceEvent = turns.VoiceStarted | turns.Signal
 
 
 class VoiceActivity:
@@ -112,7 +112,7 @@ class VoiceActivity:
         if self._num_loud >= ONSET_FRAMES:
             self._num_silent = 0
             was_paused, self._is_paused = self._is_paused, False
-            return [turns.VoiceResumed()] if was_paused else []
+            return [turns.Signal.VOICE_RESUMED] if was_paused else []
         self._num_silent += not is_speech
         return self._on_silence()
 
@@ -123,8 +123,8 @@ class VoiceActivity:
     def _on_silence(self) -> list[VoiceEvent]:
         if self._num_silent >= self._stop_frames:
             self.restart()
-            return [turns.VoiceStopped()]
+            return [turns.Signal.VOICE_STOPPED]
         if self._num_silent >= self._pause_frames and not self._is_paused:
             self._is_paused = True
-            return [turns.VoicePaused()]
+            return [turns.Signal.VOICE_PAUSED]
         return []

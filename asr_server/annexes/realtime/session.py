@@ -172,7 +172,7 @@ class RealtimeSession:
             case End():
                 self._ending = self._ending or event
                 await self._write_audio(self._audio.flush())
-                await self._step(turns.InputEnded())
+                await self._step(turns.Signal.INPUT_ENDED)
             case Malformed():
                 await self._send_error(event.error, event.event_id)
             case _ if isinstance(event, client.ClientEvent):
@@ -191,7 +191,7 @@ class RealtimeSession:
                 await self._step(turns.CommitRequested(event.event_id))
             case client.ClearAudio():
                 await self._write_audio(self._audio.flush())
-                await self._step(turns.ClearRequested())
+                await self._step(turns.Signal.CLEAR_REQUESTED)
             case client.SessionUpdate():
                 if await self._update(event.session, event.event_id):
                     await self._send(out.SessionUpdated(session=self._described()))

@@ -37,22 +37,22 @@ def next_state(state: State, event: Event) -> Step:
             return _on_audio(replace(state, num_samples=state.num_samples + event.num_samples))
         case turns.VoiceStarted():
             return _on_voice_started(state, event.at)
-        case turns.VoicePaused() if state.open:
+        case turns.Signal.VOICE_PAUSED if state.open:
             paused = replace(state.open, is_paused=True, is_reading=False, read_to=state.num_samples)
             return replace(state, open=paused), [turns.ReadAhead(paused.item_id)]
-        case turns.VoiceResumed() if state.open:
+        case turns.Signal.VOICE_RESUMED if state.open:
             return _go_on(state, state.open)
-        case turns.VoiceStopped() if state.open and state.open.is_announced:
+        case turns.Signal.VOICE_STOPPED if state.open and state.open.is_announced:
             stopped = out.SpeechStopped(item_id=state.open.item_id, audio_end_ms=_ms(state.num_samples))
             return _commit(state, [turns.Send(stopped)])
         case turns.CommitRequested():
             return _on_commit(state, event.event_id)
-        case turns.ClearRequested():
+        case turns.Signal.CLEAR_REQUESTED:
             state, effects = _drop(state)
             return state, [*effects, turns.RestartDetection(), turns.Send(out.Cleared())]
         case turns.DetectionSet():
             return _on_detection_set(state, event)
-        case turns.InputEnded() if state.open:
+        case turns.Signal.INPUT_ENDED if state.open:
             return (
                 _commit(state, [])
                 if _ms(state.num_samples - state.open.start) >= MIN_COMMIT_MS
