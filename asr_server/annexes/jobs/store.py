@@ -105,10 +105,6 @@ class Store:
             logger.error("the jobs in %s cannot be reached: %s", self.folder, _reason(error))
             raise StorageUnavailable("The server cannot reach the jobs that it keeps.") from error
 
-    async def content_of(self, job: Job) -> Content:
-        """Return what a client now reads. Raises NotFound while the job is not finished."""
-        return await self.run(_read_content, job, self.clock_s)
-
     # -- Files --
 
     def path_of(self, id: str) -> Path:
@@ -175,7 +171,8 @@ def page(
     return rows[:limit], len(rows) > limit
 
 
-def _read_content(session: Session, job: Job, clock_s: float) -> Content:
+def read_content(session: Session, job: Job, clock_s: float) -> Content:
+    """Return what a client now reads. Raises NotFound while the job is not finished."""
     if (content := session.get(Content, job.number)) is None:
         raise NotFound(f"The job '{job.id}' is {job.status}: it has no content.")
     is_unread = (Job.number == job.number, Job.read_clock_s.is_(None))
