@@ -113,7 +113,7 @@ def jobs(settings: ServerSettings) -> Iterator[str]:
         yield problem("callback_hosts", settings.callback_hosts, reason)
     if not settings.jobs_dir:
         return
-    if not (find_spec("alembic") and find_spec("standardwebhooks")):
+    if not (find_spec("sqlalchemy") and find_spec("standardwebhooks")):
         reason = "needs the extra jobs: pip install '.[jobs]' in the checkout"
         yield problem("jobs_dir", settings.jobs_dir, reason)
         return

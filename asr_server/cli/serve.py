@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import click
 
+from asr_server.annexes.keys.accounts import parse_yaml
 from asr_server.cli import options as shared
 from asr_server.cli.checks import FOR_A_SERVER, Check, problem
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT
@@ -76,12 +77,7 @@ def _entry(text: str) -> dict[str, Any]:
 
 
 def _entries_of_file(path: Path) -> list[dict[str, Any]]:
-    import yaml  # takes a while, and few need it
-
-    try:
-        entries = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"the file is not YAML: {error}") from None
+    entries = parse_yaml(path.read_bytes())
     if not isinstance(entries, list) or not entries:
         raise ValueError("the file must be a list of models, each with its name")
     for number, entry in enumerate(entries, 1):

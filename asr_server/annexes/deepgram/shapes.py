@@ -163,7 +163,7 @@ def session_config(query: LiveQuery, terms: Sequence[str], models: Models) -> Se
     language = "" if query.language == SEVERAL else query.language
     vad = None
     if query.endpointing is not None:
-        vad = SessionVad("server_vad", 0.5, 300, max(SHORTEST_ENDPOINT_MS, query.endpointing), None)
+        vad = SessionVad("server_vad", 0.5, 300, max(SHORTEST_ENDPOINT_MS, query.endpointing))
     return SessionConfig(
         SessionTranscription(name, language, keywords=tuple(terms)),
         query.format,

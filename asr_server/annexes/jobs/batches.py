@@ -10,7 +10,6 @@ from contextlib import closing
 from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 
-import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, ValidationError
@@ -34,7 +33,6 @@ from asr_server.formats.render import FORMATS, JSON
 
 MAX_FILES: Final = 10_000  # of a page
 JSON_FORMATS: Final = frozenset(name for name, each in FORMATS.items() if each.media_type == JSON)
-_SEPARATORS: Final = ("\x85", "\u2028", "\u2029")  # where some readers end a line
 _RESULTS_ID: Final = re.compile(r"file-(batch_\w+)-(output|errors)")
 _STATUSES: Final = {"output": ("completed", "incomplete"), "errors": ("failed", "cancelled")}
 MAX_BODY_BYTES: Final = 64 * 1024
@@ -329,10 +327,7 @@ def _line(session: Session, number: int) -> bytes:
         error = {"code": "batch_cancelled", "message": "The batch was cancelled before this line was done."}
     else:
         is_json = content.status_code >= HTTPStatus.BAD_REQUEST or job.response_format in JSON_FORMATS
-        body = msgspec.Raw(content.body) if is_json else content.body.decode()
+        body = json.loads(content.body) if is_json else content.body.decode()
         response = {"status_code": content.status_code, "request_id": job.id, "body": body}
     line = {"id": f"batch_req_{job.id}", "custom_id": job.custom_id, "response": response, "error": error}
-    text = msgspec.json.encode(line)
-    for separator in _SEPARATORS:
-        text = text.replace(separator.encode(), json.dumps(separator).strip('"').encode())
-    return text + b"\n"
+    return json.dumps(line).encode() + b"\n"  # in ASCII: some readers end a line at other signs too

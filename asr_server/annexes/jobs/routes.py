@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from asr_server.annexes.jobs.rows import Job
 from asr_server.annexes.jobs.service import Jobs, events_response, owner_of
-from asr_server.annexes.jobs.store import find, page
+from asr_server.annexes.jobs.store import find, page, read_content
 from asr_server.annexes.jobs.views import DeletedJob, JobBody, JobList, is_set_within, make_body
 from asr_server.api.openapi import KEY_ERRORS, error_responses
 from asr_server.api.state import require_key
@@ -63,8 +63,9 @@ async def get_job(
 @router.get("/{id}/content", response_model=None)
 async def get_content(request: Request, id: Id) -> Response:
     """Return what the endpoint would have answered."""
-    jobs = jobs_of(request)
-    content = await jobs.store.content_of(await jobs.store.run(find, Job, owner_of(request), id))
+    store = jobs_of(request).store
+    job = await store.run(find, Job, owner_of(request), id)
+    content = await store.run(read_content, job, store.clock_s)
     return Response(content.body, content.status_code, content.headers)
 
 

@@ -22,7 +22,7 @@ from asr_server.annexes.jobs import JobsSettings
 from asr_server.annexes.jobs.callbacks import Callbacks
 from asr_server.annexes.jobs.rows import UNFINISHED, Batch, File, Job, Kept
 from asr_server.annexes.jobs.runner import Runner, requeue
-from asr_server.annexes.jobs.store import Store, find, keep_sweeping
+from asr_server.annexes.jobs.store import Store, find, keep_sweeping, read_content
 from asr_server.annexes.jobs.views import Changes, JobBody, JobEvent, events_after, is_set_within, make_body
 from asr_server.api.errors import body_of
 from asr_server.api.events import HEADERS, event
@@ -235,6 +235,6 @@ async def _events(runner: Runner, job: Job, last_id: int, with_progress: bool) -
 
 async def _known(runner: Runner, job: Job) -> list[JobEvent]:
     if job.is_finished:
-        return _decoder.decode((await runner.store.content_of(job)).events)
+        return _decoder.decode((await runner.store.run(read_content, job, runner.store.clock_s)).events)
     live = runner.live.get(job.id)
     return list(live.events) if live else []

@@ -1,6 +1,6 @@
 """Keep rows and files through the end of the server: SQLite, and a folder beside it. Sweep out what is old.
 
-One thread reads and writes, and each `run` is one transaction. Another database needs another URL here.
+One thread reads and writes, and each `run` is one transaction.
 """
 
 import asyncio
@@ -16,10 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.util import CommandError
 from filelock import FileLock, Timeout
 from prometheus_client import Gauge
 from sqlalchemy import Connection, Engine, create_engine, delete, event, func, or_, select, update
@@ -35,6 +31,7 @@ from asr_server.config import MIB
 from asr_server.errors import NotFound, StorageUnavailable
 from asr_server.metrics import REGISTRY
 
+VERSION: Final = 1  # of the tables; 0 has the same ones
 _PRAGMAS: Final = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON")
 
 logger = logging.getLogger(__name__)
@@ -62,9 +59,6 @@ class Store:
             self._open_database()
         except Timeout as error:
             raise StorageUnavailable(f"{self.folder} keeps no jobs: another server uses it") from error
-        except CommandError as error:
-            self.close()
-            raise StorageUnavailable(f"{self.folder} is of a newer version of the server.") from error
         except (SQLAlchemyError, OSError) as error:
             self.close()
             raise StorageUnavailable(f"{self.folder} keeps no jobs: {_reason(error)}") from error
@@ -107,13 +101,9 @@ class Store:
                 self._open_database()
             with Session(self._engine, expire_on_commit=False) as session, session.begin():
                 return work(session)
-        except (SQLAlchemyError, CommandError, OSError) as error:
+        except (SQLAlchemyError, OSError) as error:
             logger.error("the jobs in %s cannot be reached: %s", self.folder, _reason(error))
             raise StorageUnavailable("The server cannot reach the jobs that it keeps.") from error
-
-    async def content_of(self, job: Job) -> Content:
-        """Return what a client now reads. Raises NotFound while the job is not finished."""
-        return await self.run(_read_content, job, self.clock_s)
 
     # -- Files --
 
@@ -153,15 +143,11 @@ class Store:
 
 
 def _bring_up_to_date(connection: Connection) -> None:
-    """Raises CommandError for a revision that is not known here."""
-    config = Config(attributes={"connection": connection})
-    folder = str(Path(__file__).parent / "migrations")
-    config.set_main_option("script_location", folder.replace("%", "%%"))
-    if MigrationContext.configure(connection).get_current_revision():
-        command.upgrade(config, "head")
-    else:
-        Row.metadata.create_all(connection)
-        command.stamp(config, "head")
+    """Make the tables if they are not there. Raises OSError for those of a newer version of the server."""
+    if connection.exec_driver_sql("PRAGMA user_version").scalar_one() > VERSION:
+        raise OSError("it is of a newer version of the server")
+    Row.metadata.create_all(connection)
+    connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
 
 
 def find(session: Session, kind: type[K], owner: str, id: str) -> K:
@@ -185,7 +171,8 @@ def page(
     return rows[:limit], len(rows) > limit
 
 
-def _read_content(session: Session, job: Job, clock_s: float) -> Content:
+def read_content(session: Session, job: Job, clock_s: float) -> Content:
+    """Return what a client now reads. Raises NotFound while the job is not finished."""
     if (content := session.get(Content, job.number)) is None:
         raise NotFound(f"The job '{job.id}' is {job.status}: it has no content.")
     is_unread = (Job.number == job.number, Job.read_clock_s.is_(None))

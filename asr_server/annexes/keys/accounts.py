@@ -58,7 +58,7 @@ def read_keys_file(path: Path) -> tuple[Key, ...]:
     """Raises OSError; ValueError if the file is broken, or every user could add a key."""
     if path.stat().st_mode & stat.S_IWOTH:
         raise ValueError("every user of this machine can write the file: chmod o-w")
-    entries = _parsed(path.read_bytes())
+    entries = parse_yaml(path.read_bytes())
     if not isinstance(entries, list) or len(entries) > MAX_KEYS:
         raise ValueError(f"the file must be a list of at most {MAX_KEYS} keys")
     keys = tuple(_key_of(number, entry) for number, entry in enumerate(entries, 1))
@@ -71,7 +71,8 @@ def read_keys_file(path: Path) -> tuple[Key, ...]:
     return keys
 
 
-def _parsed(text: bytes) -> object:
+def parse_yaml(text: bytes) -> object:
+    """Raises ValueError, which quotes nothing of the text."""
     import yaml  # takes a while, and few need it
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -166,20 +167,9 @@ class Account:
 
     def set_key(self, key: Key) -> None:
         self.key = key
+        self.name, self.models, self.is_admin = key.name, key.models, key.admin
         self._requests.set_limit(key.requests_per_minute)
         self._audio.set_limit(key.audio_seconds_per_minute)
-
-    @property
-    def name(self) -> str:
-        return self.key.name
-
-    @property
-    def models(self) -> tuple[str, ...] | None:
-        return self.key.models
-
-    @property
-    def is_admin(self) -> bool:
-        return self.key.admin
 
     @contextmanager
     def enter(self) -> Iterator[None]:

@@ -1,11 +1,11 @@
 """Transcribe one recording with the pipeline of this process; `remote.py` does it elsewhere."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, Protocol, Self
+from typing import Final, Literal, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -20,10 +20,28 @@ from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidValue
 from asr_server.formats.render import FORMATS, FileFormat, RenderOptions
 from asr_server.formats.subtitles import READABLE_LAYOUT, SubtitleLayout
-from asr_server.transcription.transcriber import Transcriber, prompt_tokens
+from asr_server.transcription.transcriber import Transcriber, prompt_tokens, task_group
 
 FILES_AT_ONCE: Final = 16
 Existing = Literal["refuse", "skip", "overwrite"]  # what happens to a file whose result is there already
+T = TypeVar("T")
+
+
+async def work_through(items: Iterator[T], work: Callable[[T], Awaitable[None]]) -> None:
+    """Work on some items at a time. A thread takes each from the iterator, which may read a disk."""
+    taking = asyncio.Lock()
+
+    async def work_on() -> None:
+        while True:
+            async with taking:
+                item = await asyncio.to_thread(next, items, None)
+            if item is None:
+                return
+            await work(item)
+
+    async with task_group() as group:
+        for _ in range(FILES_AT_ONCE):
+            group.create_task(work_on())
 
 
 @dataclass(frozen=True)

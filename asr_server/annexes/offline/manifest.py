@@ -15,20 +15,18 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 import numpy as np
 
 from asr_server.annexes.offline.inputs import cut_name, reason_for, reason_of, require_file
 from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
-from asr_server.annexes.offline.outputs import OutputError, ending_where_all_fail, rendered, write_whole
+from asr_server.annexes.offline.outputs import OutputError, write_results
 from asr_server.annexes.offline.progress import ProgressBars
 from asr_server.core import Transcript
 from asr_server.errors import EngineUnavailable
-from asr_server.formats.render import FORMATS, FileFormat
-
-MAX_LINE_BYTES: Final = 1 << 20
+from asr_server.formats.render import FORMATS
 
 
 class _Line(msgspec.Struct):
@@ -91,43 +89,30 @@ def survey(manifest: Path) -> tuple[int, dict[int, int]]:
 
 
 def _repeats(offsets: np.ndarray, keys: np.ndarray) -> dict[int, int]:
-    order = np.argsort(keys, kind="stable")  # lines of one key stay in the manifest's order
-    is_repeat = np.diff(keys[order], prepend=keys[order[:1]] - 1) == 0
-    first = np.maximum.accumulate(np.where(is_repeat, 0, np.arange(len(order))))
-    repeats = np.flatnonzero(is_repeat)
-    return dict(zip(offsets[order[repeats]].tolist(), offsets[order[first[repeats]]].tolist(), strict=True))
+    _, first_places, numbers = np.unique(keys, return_index=True, return_inverse=True)
+    first = first_places[numbers]  # with the same key, for each line
+    repeats = np.flatnonzero(first != np.arange(len(keys)))
+    return dict(zip(offsets[repeats].tolist(), offsets[first[repeats]].tolist(), strict=True))
 
 
 def _lines(manifest: Path, start: int, stop: int | None) -> Iterator[tuple[int, bytes]]:
     with manifest.open("rb") as file:
         if start > 0:  # the line that `start` lies within belongs to the bytes before, unless it begins there
             file.seek(start - 1)
-            _skip_line(file)
+            file.readline()
         while stop is None or file.tell() < stop:
             offset = file.tell()
-            line = file.readline(MAX_LINE_BYTES + 1)
-            if not line:
+            if not (line := file.readline()):
                 return
-            if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
-                _skip_line(file)
             yield offset, line
-
-
-def _skip_line(file: BinaryIO) -> None:
-    while (part := file.readline(MAX_LINE_BYTES)) and not part.endswith(b"\n"):
-        pass
 
 
 def _parsed(
     decoder: msgspec.json.Decoder[_Line], folder: Path, offset: int, text: bytes
 ) -> Entry | LineReport:
     try:
-        if len(text) > MAX_LINE_BYTES:
-            raise ValueError(f"it is longer than {MAX_LINE_BYTES} bytes")
         line = decoder.decode(text)
-        if "\0" in line.audio:
-            raise ValueError("'audio' has a null character")
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         return LineReport(offset, "failed", error=f"not a line of a manifest: {error}")
     return Entry(offset, line.id or line.audio, folder / line.audio, line.language, line.prompt)
 
@@ -221,8 +206,10 @@ class LineTranscriber:
             else:
                 yield line
 
-    async def transcribe(self, entry: Entry) -> LineReport:
-        """Raises EngineUnavailable, OutputError: no entry can continue."""
+    async def transcribe(self, entry: Entry | LineReport) -> LineReport:
+        """Return what becomes of a line. Raises EngineUnavailable, OutputError: no entry can continue."""
+        if isinstance(entry, LineReport):
+            return entry
         transcriber = self._transcriber
         try:
             options = transcriber.options_for(entry.language, entry.prompt)
@@ -236,15 +223,11 @@ class LineTranscriber:
         return entry.report("transcribed", duration_s=transcript.duration_s)
 
     def is_done(self, id: str) -> bool:
-        if self._job.existing == "overwrite":
-            return False
-        return all(os.path.exists(self._path(id, name)) for name in self._job.formats)
+        return self._job.existing != "overwrite" and all(map(os.path.exists, self._paths(id)))
 
     def write(self, id: str, transcript: Transcript) -> None:
         """Raises OSError for this result, OutputError for all."""
-        with ending_where_all_fail(self._folder):
-            for name in self._job.formats:
-                write_whole(self._path(id, name), rendered(transcript, name, self._job.render_options))
+        write_results(self._paths(id), transcript, self._job)
 
-    def _path(self, id: str, name: FileFormat) -> Path:
-        return self._folder / f"{result_name(id)}{FORMATS[name].ending}"
+    def _paths(self, id: str) -> list[Path]:
+        return [self._folder / f"{result_name(id)}{FORMATS[name].ending}" for name in self._job.formats]

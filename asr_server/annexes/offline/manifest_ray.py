@@ -19,7 +19,7 @@ import ray
 import ray.data
 
 from asr_server.annexes.model_sources.find import resolve_checkpoint
-from asr_server.annexes.offline.local import FILES_AT_ONCE, LocalTranscriber, TranscribeJob
+from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob, work_through
 from asr_server.annexes.offline.manifest import (
     Entry,
     JobStopped,
@@ -133,17 +133,14 @@ class PartTranscriber:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     async def _transcribe(self, part: int) -> list[LineReport | JobStopped]:
-        start = part * self._part_bytes
+        start, reports = part * self._part_bytes, list[LineReport | JobStopped]()
         entries = read_entries(self._manifest, start, start + self._part_bytes)
+
+        async def work(line: Entry | LineReport) -> None:
+            reports.append(await self._lines.transcribe(line))
+
         try:
-            lines = await asyncio.to_thread(lambda: list(self._lines.sorted_out(entries)))
-            under_way = asyncio.Semaphore(FILES_AT_ONCE)
-            return await asyncio.gather(*(self._report(line, under_way) for line in lines))
+            await work_through(self._lines.sorted_out(entries), work)
         except (EngineUnavailable, OutputError, OSError) as error:
             return [JobStopped(str(error))]
-
-    async def _report(self, line: Entry | LineReport, under_way: asyncio.Semaphore) -> LineReport:
-        if isinstance(line, LineReport):
-            return line
-        async with under_way:
-            return await self._lines.transcribe(line)
+        return reports

@@ -84,16 +84,7 @@ class FolderOutputs(Outputs):
         return Failure(self._inputs[index].name, reason) if reason else None
 
     async def write(self, index: int, transcript: Transcript) -> str:
-        return await _finished(asyncio.to_thread(self._write, self._paths[index], transcript))
-
-    def _write(self, paths: Sequence[Path], transcript: Transcript) -> str:
-        written = []
-        for response_format, path in zip(self._job.formats, paths, strict=True):
-            if self._job.existing == "overwrite" or not os.path.exists(path):
-                with ending_where_all_fail(path.parent):
-                    write_whole(path, rendered(transcript, response_format, self._job.render_options))
-                written.append(str(path))
-        return ", ".join(written)
+        return await _finished(asyncio.to_thread(write_results, self._paths[index], transcript, self._job))
 
     def _obstacle(self, path: Path) -> str | None:
         if self._job.existing == "refuse" and os.path.exists(path):
@@ -128,15 +119,22 @@ async def _finished(write: Coroutine[Any, Any, str]) -> str:
         return task.result()
 
 
-@contextlib.contextmanager
-def ending_where_all_fail(folder: Path) -> Iterator[None]:
-    """Raise OutputError for an OSError that all results would meet, as a full disk."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FOR_EVERY_RESULT:
-            raise OutputError(f"cannot write to {folder}: {reason_of(error)}") from error
-        raise
+def write_results(paths: Sequence[Path], transcript: Transcript, job: TranscribeJob) -> str:
+    """Write what is not there, or all with --overwrite; return the files.
+
+    Raises OSError for this result, OutputError for one that all results would meet, as a full disk.
+    """
+    written = []
+    for response_format, path in zip(job.formats, paths, strict=True):
+        if job.existing == "overwrite" or not os.path.exists(path):
+            try:
+                write_whole(path, rendered(transcript, response_format, job.render_options))
+            except OSError as error:
+                if error.errno in _FOR_EVERY_RESULT:
+                    raise OutputError(f"cannot write to {path.parent}: {reason_of(error)}") from error
+                raise
+            written.append(str(path))
+    return ", ".join(written)
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -4,15 +4,13 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from asr_server.annexes.offline.inputs import Failure, Input, buffered, collect_inputs, reason_for, reason_of
-from asr_server.annexes.offline.local import FILES_AT_ONCE, FileTranscriber, LocalTranscriber, TranscribeJob
+from asr_server.annexes.offline.local import FileTranscriber, LocalTranscriber, TranscribeJob, work_through
 from asr_server.annexes.offline.manifest import (
     Entry,
     LineReport,
@@ -34,31 +32,6 @@ from asr_server.annexes.ray.cluster import cluster_address
 from asr_server.config import Settings
 from asr_server.core import Transcript
 from asr_server.errors import EngineUnavailable, InvalidValue
-from asr_server.transcription.transcriber import task_group
-
-T = TypeVar("T")
-
-
-async def work_through(items: AsyncIterator[T], work: Callable[[T], Awaitable[None]]) -> None:
-    reading = asyncio.Lock()
-
-    async def work_on() -> None:
-        while True:
-            async with reading:
-                try:
-                    item = await anext(items)
-                except StopAsyncIteration:
-                    return
-            await work(item)
-
-    async with task_group() as group:
-        for _ in range(FILES_AT_ONCE):
-            group.create_task(work_on())
-
-
-async def _each(indices: Sequence[int]) -> AsyncIterator[int]:
-    for index in indices:
-        yield index
 
 
 @dataclass(frozen=True)
@@ -75,7 +48,7 @@ class Batch:
         started_at_s = time.perf_counter()
         with self.bars.shown():
             try:
-                await work_through(_each(indices), self.work)
+                await work_through(iter(indices), self.work)
             finally:
                 self.summary.elapsed_s = time.perf_counter() - started_at_s
 
@@ -195,9 +168,6 @@ async def _run(transcriber: FileTranscriber, work: Callable[[], Awaitable[None]]
         loop.remove_signal_handler(signal.SIGTERM)
 
 
-_LINES_AT_ONCE: Final = 256  # read and looked up on the disk in one go
-
-
 def transcribe_manifest(settings: Settings, job: TranscribeJob) -> int:
     """Transcribe every entry without a result; return the exit status. Raises OutputError, InvalidValue."""
     assert job.manifest is not None
@@ -211,10 +181,10 @@ def transcribe_manifest(settings: Settings, job: TranscribeJob) -> int:
         else:
             lines = LineTranscriber(transcriber, job, repeats)
 
-            async def work(entry: Entry) -> None:
-                reports.add(await lines.transcribe(entry))
+            async def work(line: Entry | LineReport) -> None:
+                reports.add(await lines.transcribe(line))
 
-            run = partial(work_through, _entries(lines, job.manifest, reports), work)
+            run = partial(work_through, lines.sorted_out(read_entries(job.manifest)), work)
             stop_reason, status = run_to_the_end(lambda: asyncio.run(_run(transcriber, run)))
     if stop_reason:
         say(f"stopped: {stop_reason}")
@@ -234,13 +204,3 @@ def _run_on_ray(settings: Settings, job: TranscribeJob, reports: Reports, repeat
 
 def _cancel(*_: object) -> None:
     raise asyncio.CancelledError
-
-
-async def _entries(lines: LineTranscriber, manifest: Path, reports: Reports) -> AsyncIterator[Entry]:
-    sorted_out = lines.sorted_out(read_entries(manifest))
-    while batch := await asyncio.to_thread(lambda: list(islice(sorted_out, _LINES_AT_ONCE))):
-        for line in batch:
-            if isinstance(line, LineReport):
-                reports.add(line)
-            else:
-                yield line

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Final
 
 import zmq
@@ -59,14 +60,6 @@ def connect_with(keys: CurveKeys, socket: zmq.Socket[bytes]) -> None:
     socket.curve_serverkey = keys.peer.encode()
 
 
-class _OnlyPeer:
-    def __init__(self, peer: str) -> None:
-        self._peer = peer.encode()
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        return key == self._peer
-
-
 class TcpEngineClient(ZmqEngineClient):
     def __init__(self, host: str) -> None:
         self._host = in_url(host)
@@ -80,9 +73,10 @@ class TcpEngineClient(ZmqEngineClient):
         ours, theirs = make_curve_keys()
         self._authenticator = AsyncioAuthenticator(self._context)
         self._authenticator.start()
-        self._authenticator.configure_curve_callback(_DOMAIN, _OnlyPeer(ours.peer))
+        only_peer = SimpleNamespace(callback=lambda domain, key: key == ours.peer.encode())
+        self._authenticator.configure_curve_callback(_DOMAIN, only_peer)
         for socket in (self._coming, self._commands):
-            _set_options(socket, _KEEPALIVE)
+            _keep_alive(socket)
             socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS)
             socket.setsockopt(zmq.MAXMSGSIZE, MAX_EVENT_BYTES)
             socket.setsockopt(zmq.IPV6, int("[" in self._host))
@@ -133,7 +127,7 @@ class TcpEngineServer(ZmqEngineServer):
 
     def _configure(self, socket: zmq.Socket[bytes]) -> None:
         assert self._address.keys is not None
-        _set_options(socket, _KEEPALIVE)
+        _keep_alive(socket)
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, DIAL_LIMIT_MS)
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS)
@@ -183,7 +177,7 @@ def _endpoint(socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> str:
     return str(socket.getsockopt_string(zmq.LAST_ENDPOINT)).rstrip("\0")
 
 
-def _set_options(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, options: Mapping[int, int]) -> None:
-    for option, value in options.items():
+def _keep_alive(socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
+    for option, value in _KEEPALIVE.items():
         with contextlib.suppress(zmq.ZMQError):  # a system that lacks this one
             socket.setsockopt(option, value)

@@ -81,8 +81,8 @@ class VadUpdate(_Part, frozen=True, kw_only=True):
     threshold: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
     prefix_padding_ms: Annotated[int, Meta(ge=0, le=5000)] | UnsetType | None = UNSET
     silence_duration_ms: Annotated[int, Meta(ge=20, le=10_000)] | UnsetType | None = UNSET
-    idle_timeout_ms: Annotated[int, Meta(ge=1000, le=600_000)] | UnsetType | None = UNSET
     # There are no responses in a transcription session.
+    idle_timeout_ms: Annotated[int, Meta(ge=1000, le=600_000)] | UnsetType | None = UNSET
     create_response: bool | UnsetType | None = UNSET
     interrupt_response: bool | UnsetType | None = UNSET
     # Of `semantic_vad`: how soon silence ends a turn.

@@ -43,11 +43,9 @@ logger = logging.getLogger(__name__)
 async def realtime(socket: WebSocket) -> None:
     """Open a session. Refusals of key, settings and places answer the handshake."""
     protocol = PROTOCOL if PROTOCOL in socket.scope["subprotocols"] else None
-    await serve_session(socket, _new_session, protocol)
-
-
-def _new_session(socket: WebSocket, state: AppState) -> RealtimeSession:
-    return RealtimeSession(socket, state, _opening_config(socket, state))
+    await serve_session(
+        socket, lambda _, state: RealtimeSession(socket, state, _opening_config(socket, state)), protocol
+    )
 
 
 async def serve_session(

@@ -59,12 +59,11 @@ class SessionVad(msgspec.Struct, frozen=True):
     threshold: float
     prefix_padding_ms: int
     silence_duration_ms: int
-    idle_timeout_ms: int | None
     eagerness: str | UnsetType = UNSET
 
 
-DEFAULT_VAD: Final = SessionVad("server_vad", 0.5, 300, 500, None)  # OpenAI's
-SEMANTIC_VAD: Final = SessionVad("semantic_vad", 0.5, 300, 800, None, "auto")
+DEFAULT_VAD: Final = SessionVad("server_vad", 0.5, 300, 500)  # OpenAI's
+SEMANTIC_VAD: Final = SessionVad("semantic_vad", 0.5, 300, 800, "auto")
 
 
 class SessionInput(msgspec.Struct, frozen=True):
@@ -116,11 +115,6 @@ class SpeechStarted(_OfItem, frozen=True, kw_only=True, tag="input_audio_buffer.
 
 
 class SpeechStopped(_OfItem, frozen=True, kw_only=True, tag="input_audio_buffer.speech_stopped"):
-    audio_end_ms: int
-
-
-class TimeoutTriggered(_OfItem, frozen=True, kw_only=True, tag="input_audio_buffer.timeout_triggered"):
-    audio_start_ms: int
     audio_end_ms: int
 
 

@@ -29,7 +29,7 @@ from asr_server.api.errors import body_of
 from asr_server.api.state import AppState, caller_of, models_of
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.errors import InvalidValue, RateLimited, RequestError
-from asr_server.transcription.transcriber import first_error
+from asr_server.transcription.transcriber import task_group
 
 NORMAL: Final = 1000
 GOING_AWAY: Final = 1001  # the official client connects again
@@ -120,8 +120,8 @@ class RealtimeSession:
 
     async def run(self) -> None:
         self._note_model()
-        try:
-            async with asyncio.TaskGroup() as group:
+        with contextlib.suppress(_Gone):
+            async with task_group() as group:
                 self._group = group
                 helpers = [group.create_task(self._receive()), group.create_task(self._watch_the_clock())]
                 try:
@@ -131,9 +131,6 @@ class RealtimeSession:
                         helper.cancel()
                     for reader in self._readers.values():
                         reader.cancel()
-        except BaseExceptionGroup as errors:
-            if not isinstance(first_error(errors), _Gone):  # a name would be a cycle with its traceback
-                raise first_error(errors) from None
 
     async def _receive(self) -> None:
         try:
@@ -175,7 +172,7 @@ class RealtimeSession:
             case End():
                 self._ending = self._ending or event
                 await self._write_audio(self._audio.flush())
-                await self._step(turns.InputEnded())
+                await self._step(turns.Signal.INPUT_ENDED)
             case Malformed():
                 await self._send_error(event.error, event.event_id)
             case _ if isinstance(event, client.ClientEvent):
@@ -194,7 +191,7 @@ class RealtimeSession:
                 await self._step(turns.CommitRequested(event.event_id))
             case client.ClearAudio():
                 await self._write_audio(self._audio.flush())
-                await self._step(turns.ClearRequested())
+                await self._step(turns.Signal.CLEAR_REQUESTED)
             case client.SessionUpdate():
                 if await self._update(event.session, event.event_id):
                     await self._send(out.SessionUpdated(session=self._described()))
@@ -261,13 +258,12 @@ class RealtimeSession:
             await self._step(turns.DetectionSet(False))
             return
         padding = vad.prefix_padding_ms * SAMPLES_PER_MS
-        idle = None if vad.idle_timeout_ms is None else vad.idle_timeout_ms * SAMPLES_PER_MS
         self._buffer.num_kept = padding + ONSET_MARGIN_MS * SAMPLES_PER_MS
         if self._activity:
             self._activity.configure(vad)
         else:  # the detector is loaded with the first session
             self._activity = await asyncio.to_thread(VoiceActivity, vad, self._buffer.end)
-        await self._step(turns.DetectionSet(True, padding, idle))
+        await self._step(turns.DetectionSet(True, padding))
 
     async def _step(self, event: turns.Event) -> None:
         self._state, effects = next_state(self._state, event)

@@ -3,8 +3,8 @@
 Times are samples at 16 kHz from the session's start. The rules, tested on random events:
 
 1. At most one turn is open. It grows until committed or dropped; turns never overlap.
-2. With voice detection, speech opens a turn and its end commits it; so does a silence of `idle_timeout`.
-   Without, the first sample after a commit opens one, and the client commits.
+2. With voice detection, speech opens a turn and its end commits it. Without, the first sample after a
+   commit opens one, and the client commits.
 3. A client's commit of under 100 ms is an error and changes nothing.
 4. Every committed turn names the one before it, and ends in one `completed` or `failed`.
 5. A dropped turn ends in neither.
@@ -37,22 +37,22 @@ def next_state(state: State, event: Event) -> Step:
             return _on_audio(replace(state, num_samples=state.num_samples + event.num_samples))
         case turns.VoiceStarted():
             return _on_voice_started(state, event.at)
-        case turns.VoicePaused() if state.open:
+        case turns.Signal.VOICE_PAUSED if state.open:
             paused = replace(state.open, is_paused=True, is_reading=False, read_to=state.num_samples)
             return replace(state, open=paused), [turns.ReadAhead(paused.item_id)]
-        case turns.VoiceResumed() if state.open:
+        case turns.Signal.VOICE_RESUMED if state.open:
             return _go_on(state, state.open)
-        case turns.VoiceStopped() if state.open and state.open.is_announced:
+        case turns.Signal.VOICE_STOPPED if state.open and state.open.is_announced:
             stopped = out.SpeechStopped(item_id=state.open.item_id, audio_end_ms=_ms(state.num_samples))
             return _commit(state, [turns.Send(stopped)])
         case turns.CommitRequested():
             return _on_commit(state, event.event_id)
-        case turns.ClearRequested():
+        case turns.Signal.CLEAR_REQUESTED:
             state, effects = _drop(state)
             return state, [*effects, turns.RestartDetection(), turns.Send(out.Cleared())]
         case turns.DetectionSet():
             return _on_detection_set(state, event)
-        case turns.InputEnded() if state.open:
+        case turns.Signal.INPUT_ENDED if state.open:
             return (
                 _commit(state, [])
                 if _ms(state.num_samples - state.open.start) >= MIN_COMMIT_MS
@@ -66,12 +66,7 @@ def next_state(state: State, event: Event) -> Step:
 def _on_audio(state: State) -> Step:
     if state.open:
         return _read_interim(state, state.open)
-    if not state.is_detecting:
-        return _open(state, state.uncommitted_from)
-    silent = state.num_samples - state.uncommitted_from
-    if state.idle_timeout is not None and silent >= state.idle_timeout:
-        return _on_idle(state)
-    return state, []
+    return (state, []) if state.is_detecting else _open(state, state.uncommitted_from)
 
 
 def _read_interim(state: State, turn: Turn) -> Step:
@@ -107,14 +102,6 @@ def _on_detection_set(state: State, event: turns.DetectionSet) -> Step:
 def _go_on(state: State, turn: Turn) -> Step:
     going_on = turns.GoOn(turn.item_id, is_shown=state.interim_samples > 0)
     return replace(state, open=replace(turn, is_paused=False)), [going_on]
-
-
-def _on_idle(state: State) -> Step:
-    start_ms, end_ms = _ms(state.uncommitted_from), _ms(state.num_samples)
-    state, opened = _open(state, _held_from(state))
-    assert state.open
-    timeout = out.TimeoutTriggered(item_id=state.open.item_id, audio_start_ms=start_ms, audio_end_ms=end_ms)
-    return _commit(state, [*opened, turns.Send(timeout)])
 
 
 def _open(state: State, start: int) -> Step:

@@ -7,6 +7,7 @@ Bojar, 2023). Sent words are never taken back.
 
 import re
 import string
+from enum import Enum, auto
 from itertools import takewhile
 from typing import Final
 
@@ -97,7 +98,6 @@ class State(msgspec.Struct, frozen=True):
     shows_interim: bool = False  # readings are sent as they come
     is_detecting: bool = False
     padding: int = 0  # samples kept before speech
-    idle_timeout: int | None = None  # samples
     num_samples: int = 0  # written so far
     uncommitted_from: int = 0  # the end of the last turn
     num_turns: int = 0
@@ -114,34 +114,23 @@ class VoiceStarted(msgspec.Struct, frozen=True):
     at: int
 
 
-class VoicePaused(msgspec.Struct, frozen=True):
-    """Speech may have ended: read the turn ahead."""
+class Signal(Enum):
+    """An event that says no more than that it happens."""
 
-
-class VoiceResumed(msgspec.Struct, frozen=True):
-    pass
-
-
-class VoiceStopped(msgspec.Struct, frozen=True):
-    pass
+    VOICE_PAUSED = auto()  # speech may have ended: read the turn ahead
+    VOICE_RESUMED = auto()
+    VOICE_STOPPED = auto()
+    CLEAR_REQUESTED = auto()
+    INPUT_ENDED = auto()  # the session ends; its speech is still transcribed
 
 
 class CommitRequested(msgspec.Struct, frozen=True):
     event_id: str | None = None
 
 
-class ClearRequested(msgspec.Struct, frozen=True):
-    pass
-
-
 class DetectionSet(msgspec.Struct, frozen=True):
     is_detecting: bool
     padding: int = 0
-    idle_timeout: int | None = None
-
-
-class InputEnded(msgspec.Struct, frozen=True):
-    """The session ends; its speech is still transcribed."""
 
 
 class InterimRead(msgspec.Struct, frozen=True):
@@ -190,13 +179,9 @@ class TurnFailed(msgspec.Struct, frozen=True):
 Event = (
     AudioWritten
     | VoiceStarted
-    | VoicePaused
-    | VoiceResumed
-    | VoiceStopped
+    | Signal
     | CommitRequested
-    | ClearRequested
     | DetectionSet
-    | InputEnded
     | InterimRead
     | ChunkRead
     | TurnRead

@@ -91,7 +91,7 @@ class EndOfSpeech:
         num_whole = len(data) - len(data) % (own.width * own.channels)
         self._rest = data[num_whole:]
         samples = self._mono.push(pcm_frames(data[:num_whole], own.rate, own.channels, own.width))
-        return any(isinstance(each, turns.VoiceStopped) for each in self._activity.push(samples))
+        return turns.Signal.VOICE_STOPPED in self._activity.push(samples)
 
 
 def content_of(event: Event, content_type: type[T]) -> T:

@@ -446,7 +446,7 @@ def test_a_broken_database_or_a_folder_in_use_ends_the_start_with_a_reason(tmp_p
     store.open()
     assert "another server uses it" in problems(jobs_dir=str(tmp_path))[0]
     store.close()
-    change(tmp_path, "update alembic_version set version_num = 'next'")
+    change(tmp_path, "pragma user_version = 99")
     assert "newer version" in problems(jobs_dir=str(tmp_path))[0]
     (tmp_path / "jobs.sqlite").write_bytes(b"no database" * 1000)
     (line,) = problems(jobs_dir=str(tmp_path))

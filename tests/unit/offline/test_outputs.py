@@ -14,7 +14,6 @@ from asr_server.annexes.offline.outputs import (
     OutputError,
     StandardOutput,
     check_writable,
-    ending_where_all_fail,
     write_whole,
 )
 from asr_server.formats.render import ResponseFormat
@@ -199,10 +198,15 @@ async def test_waiting_results_are_bounded(capfdbinary: pytest.CaptureFixture[by
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
-def test_only_what_every_result_would_meet_ends_the_run(number: int) -> None:
-    ends = number != errno.EACCES
-    with pytest.raises(OutputError if ends else PermissionError), ending_where_all_fail(Path("out")):
+async def test_only_what_every_result_would_meet_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(fd: int) -> None:
         raise OSError(number, "reason")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(PermissionError if number == errno.EACCES else OutputError):
+        await outputs(tmp_path).write(0, WORDS)
 
 
 def test_a_recording_whose_result_another_one_has_is_a_failure_that_says_what_to_do(tmp_path: Path) -> None:

@@ -35,17 +35,13 @@ class Scripted:
 
     def __init__(self, answers: dict[str, Answer]) -> None:
         self.answers = answers
-        self.num_running = self.most_running = 0
 
     async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
         assert isinstance(source, Path)
-        self.num_running += 1
-        self.most_running = max(self.most_running, self.num_running)
         on_progress(1.0, None)
         for _ in range(len(self.answers) - list(self.answers).index(source.name)):
             await asyncio.sleep(0)
         on_progress(2.0, 3.0)
-        self.num_running -= 1
         answer = self.answers[source.name]
         if isinstance(answer, Exception):
             raise answer
@@ -115,12 +111,6 @@ async def test_without_an_engine_nothing_further_is_tried() -> None:
     answers: dict[str, Answer] = {"a.wav": EngineUnavailable("No engine is running."), **texts(2)}
     with pytest.raises(EngineUnavailable):
         await run(Scripted(answers), printing("many", "files"))
-
-
-async def test_a_bounded_number_of_files_is_under_way(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    scripted = Scripted(texts(60))
-    await run(scripted, printing("many", "files"))
-    assert scripted.most_running == 16
 
 
 async def test_in_a_folder_a_result_is_there_as_soon_as_it_is_done(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_what_is_not_given_stays_and_null_restores_the_default() -> None:
             "delay": "low",
             "model": "whisper-1",
         },
-        turn_detection={"threshold": 0.7, "idle_timeout_ms": 6000},
+        turn_detection={"threshold": 0.7, "silence_duration_ms": 600},
     )
     assert updated(config) == config
     assert isinstance(config.format, AlawFormat)
@@ -110,7 +110,7 @@ def test_what_is_not_given_stays_and_null_restores_the_default() -> None:
     assert updated(config, transcription=None).transcription == SessionTranscription(name)
     assert updated(config, transcription={"model": None}).transcription.model == name
     vad = updated(config, turn_detection={"threshold": None, "prefix_padding_ms": 0}).vad
-    assert vad == replace(DEFAULT_VAD, idle_timeout_ms=6000, prefix_padding_ms=0)
+    assert vad == replace(DEFAULT_VAD, silence_duration_ms=600, prefix_padding_ms=0)
     assert updated(config, turn_detection=None).vad is None
 
 

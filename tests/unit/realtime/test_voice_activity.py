@@ -5,13 +5,7 @@ from msgspec.structs import replace
 from asr_server.annexes.realtime import audio_in
 from asr_server.annexes.realtime.audio_in import LATE_FRAMES, ONSET_MARGIN_MS, VoiceActivity, VoiceEvent
 from asr_server.annexes.realtime.server_events import DEFAULT_VAD, SessionVad
-from asr_server.annexes.realtime.turn_types import (
-    SAMPLES_PER_MS,
-    VoicePaused,
-    VoiceResumed,
-    VoiceStarted,
-    VoiceStopped,
-)
+from asr_server.annexes.realtime.turn_types import SAMPLES_PER_MS, Signal, VoiceStarted
 from asr_server.audio.voice import FRAME
 from asr_server.core import SAMPLE_RATE, Samples
 from tests.support.noises import make_noise
@@ -42,22 +36,22 @@ def test_a_phrase_starts_near_its_first_word_and_stops_after_the_silence(noise: 
     (_, started), (stopped_s, _) = events[0], events[-1]
     assert isinstance(started, VoiceStarted)
     assert started.at / SAMPLE_RATE == pytest.approx(spoken.times[0][0], abs=0.12)
-    assert isinstance(events[-1][1], VoiceStopped)
+    assert events[-1][1] is Signal.VOICE_STOPPED
     assert stopped_s == pytest.approx(spoken.times[-1][1] + 0.5, abs=0.2)
     assert sum(isinstance(event, VoiceStarted) for _, event in events) == 1
 
 
 def test_a_pause_is_told_before_the_end_and_taken_back_when_speech_goes_on() -> None:
     spoken = say("31", gap_s=[0.42, 1.0])
-    kinds = [type(event) for _, event in listen(spoken.samples)]
-    assert kinds == [VoiceStarted, VoicePaused, VoiceResumed, VoicePaused, VoiceStopped]
+    _, *others = (event for _, event in listen(spoken.samples))
+    assert others == [Signal.VOICE_PAUSED, Signal.VOICE_RESUMED, Signal.VOICE_PAUSED, Signal.VOICE_STOPPED]
 
 
 def test_longer_silences_split_and_shorter_ones_do_not() -> None:
     spoken = say("3141", gap_s=[0.3, 0.9, 0.3, 1.0])
     for silence_ms, num_turns in ((500, 2), (1200, 0), (200, 4)):
         events = listen(spoken.samples, replace(DEFAULT_VAD, silence_duration_ms=silence_ms))
-        assert sum(isinstance(event, VoiceStopped) for _, event in events) == num_turns
+        assert [event for _, event in events].count(Signal.VOICE_STOPPED) == num_turns
 
 
 def test_silence_and_clicks_are_no_speech() -> None:
@@ -110,7 +104,7 @@ def test_a_shorter_silence_set_within_the_trailing_silence_ends_the_speech_that_
     before = activity.push(spoken.samples)
     assert [type(event) for event in before] == [VoiceStarted]
     activity.configure(replace(DEFAULT_VAD, silence_duration_ms=300))
-    assert VoiceStopped in [type(event) for event in activity.push(silence(0.2))]
+    assert Signal.VOICE_STOPPED in activity.push(silence(0.2))
 
 
 def test_settings_changed_in_mid_speech_begin_no_second_speech() -> None:
@@ -152,8 +146,8 @@ def test_two_frames_of_speech_start_it_and_silence_pauses_it_at_a_third_and_stop
     frames = [0.4, 0.5, 0.4, 0.5, 0.5] + [0.9] * 3 + [0.1] * 9
     assert by_frame(frames, VoiceActivity(vad)) == [
         (5, VoiceStarted(3 * FRAME)),
-        (11, VoicePaused()),
-        (16, VoiceStopped()),
+        (11, Signal.VOICE_PAUSED),
+        (16, Signal.VOICE_STOPPED),
     ]
     later = by_frame(frames, VoiceActivity(vad, 100 * FRAME))
     assert later[0] == (5, VoiceStarted(103 * FRAME))
@@ -163,9 +157,9 @@ def test_two_frames_of_speech_start_it_and_silence_pauses_it_at_a_third_and_stop
 def test_a_frame_of_speech_alone_takes_no_pause_back_and_two_begin_the_silence_again() -> None:
     vad = replace(DEFAULT_VAD, silence_duration_ms=(LATE_FRAMES + 8) * 32)
     click = by_frame([0.9] * 2 + [0.1] * 5 + [0.9] + [0.1] * 5, VoiceActivity(vad))
-    assert click == [(2, VoiceStarted(0)), (5, VoicePaused()), (11, VoiceStopped())]
+    assert click == [(2, VoiceStarted(0)), (5, Signal.VOICE_PAUSED), (11, Signal.VOICE_STOPPED)]
     again = by_frame([0.9] * 2 + [0.1] * 5 + [0.9] * 2 + [0.1] * 8, VoiceActivity(vad))
     assert again == [
-        *((2, VoiceStarted(0)), (5, VoicePaused()), (9, VoiceResumed())),
-        *((12, VoicePaused()), (17, VoiceStopped())),
+        *((2, VoiceStarted(0)), (5, Signal.VOICE_PAUSED), (9, Signal.VOICE_RESUMED)),
+        *((12, Signal.VOICE_PAUSED), (17, Signal.VOICE_STOPPED)),
     ]
