@@ -27,8 +27,7 @@ from asr_server.engine.alignment import ALIGN_BATCH, NAN, PendingAlignment
 from asr_server.engine.config import EngineConfig, engine_info, load
 from asr_server.engine.cuda import HostCopy, Pending
 from asr_server.engine.loop import DecodeLoop
-from asr_server.engine.ranks import Broadcast, lead
-from asr_server.engine.runner import Runner
+from asr_server.engine.runner import Broadcast, Runner
 from asr_server.engine.slots import SlotTable, grouped
 from asr_server.engine.tokens import GenerationRules, TokenRules
 from asr_server.engine.warm_up import choose, warm_up
@@ -79,10 +78,11 @@ class Engine:
         self.draining = False
         self._step_counts = [0] * (len(STEP_TIME_BOUNDS_S) + 1)  # the last one: longer than every bound
         self._steps_s = 0.0
-        tell = None if broadcast is None else lead(broadcast, config)
+        if broadcast is not None:  # the other ranks begin
+            broadcast(config)
         token_rules = TokenRules(rules, tokenizer.specials, model.sizes.vocabulary, model.device)
         kernels, self.kernels_report = choose(config.kernels, model, token_rules)
-        self._runner = Runner(model, rules, tokenizer, config, kernels, tell)
+        self._runner = Runner(model, rules, tokenizer, config, kernels, broadcast)
         sizes = config.num_slots, config.num_searches, config.beam_size
         self._slots = SlotTable(*sizes, self._runner.row_sizes)
         self._stages = Stages()

@@ -71,7 +71,7 @@ class RanksFailed(Exception):
     """One rank failed, so all must be replaced."""
 
 
-Tell = Callable[[str, tuple[object, ...]], None]  # a method's name and its arguments
+Broadcast = Callable[[object], None]
 Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
 
@@ -81,9 +81,9 @@ def on_all_ranks(method: Callable[[Runner, *Arguments], T]) -> Callable[[Runner,
 
     @wraps(method)
     def call(self: Runner, /, *arguments: *Arguments) -> T:
-        if self.tell is None:
+        if self.broadcast is None:
             return method(self, *arguments)
-        self.tell(method.__name__, arguments)
+        self.broadcast((method.__name__, arguments))
         try:
             return method(self, *arguments)
         except (torch.OutOfMemoryError, MemoryError, ValueError) as error:
@@ -100,10 +100,10 @@ class Runner:
         tokenizer: Tokenizer,
         config: EngineConfig,
         kernels: Kernels = TORCH,
-        tell: Tell | None = None,
+        broadcast: Broadcast | None = None,
     ) -> None:
-        """`tell` sends what this rank does to the others; None: it is alone, or follows."""
-        self.tell, self._kernels = tell, kernels
+        """`broadcast` sends what this rank does to the others; None: it is alone, or follows."""
+        self.broadcast, self._kernels = broadcast, kernels
         num_text_slots, device, specials = config.num_text_slots, model.device, tokenizer.specials
         self.model = model
         self._rules = TokenRules(rules, specials, model.sizes.vocabulary, device)
