@@ -38,7 +38,6 @@ from asr_server.transport.messages import (
     HEARTBEAT_S,
     Cancel,
     Cancelled,
-    EngineServer,
     Event,
     Failed,
     Heartbeat,
@@ -85,7 +84,7 @@ def load_engine(settings: Settings, num_on_device: int, replica: int | None = No
         raise CannotStart(" ".join(str(error).split())[:MAX_REASON_CHARS]) from error
 
 
-def run(server: EngineServer, create_engine: Callable[[], Engine]) -> None:
+def run(server: ZmqEngineServer, create_engine: Callable[[], Engine]) -> None:
     heartbeat = HeartbeatThread(server)
     heartbeat.start()
     try:
@@ -101,7 +100,7 @@ def run(server: EngineServer, create_engine: Callable[[], Engine]) -> None:
         server.close()
 
 
-def serve(engine: Engine, server: EngineServer) -> None:
+def serve(engine: Engine, server: ZmqEngineServer) -> None:
     """Take commands, step the engine, send events; return when drained."""
     server.send(engine.initial_credit())
     while engine.has_work or engine.slots_in_use or not engine.draining:
@@ -132,7 +131,7 @@ def _log(event: Event) -> None:
 class HeartbeatThread(threading.Thread):
     """Send heartbeats in any case, to distinguish a frozen engine from a busy one."""
 
-    def __init__(self, server: EngineServer) -> None:
+    def __init__(self, server: ZmqEngineServer) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self.engine: Engine | None = None
         self._server = server
