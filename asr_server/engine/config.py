@@ -25,7 +25,6 @@ from asr_server.transport.messages import EngineInfo
 # multiprocessors of an H100; 8 chunks of 5 s would leave a fifth of them idle.
 _ENCODED_ON_CUDA = 16_500
 _SHORT_IN_A_WINDOW = 3  # on CUDA: most short chunks encoded in the place of a whole window
-_CHUNKS_PER_SEARCH = 2  # on CUDA: of so many chunks one may have several hypotheses, which take memory
 _SHORT_AT_ONCE = 8  # short chunks that a worker of the CPU encodes in one step at most
 _MAX_COMPUTE_WORKERS = 4
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -77,13 +76,9 @@ class EngineConfig:
         return self.encode_batch * (_SHORT_IN_A_WINDOW if are_shared else 1)
 
     @property
-    def num_searches(self) -> int:
-        """Return how many chunks may have several hypotheses; all on CPU, as unused slots take no memory."""
-        return self.num_slots if self.device == "cpu" else -(-self.num_slots // _CHUNKS_PER_SEARCH)
-
-    @property
     def num_text_slots(self) -> int:
-        return self.num_slots + self.num_searches * (self.beam_size - 1)
+        """Return one for each hypothesis that there may be."""
+        return self.num_slots * self.beam_size
 
     def resolved(
         self, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype, int8: bool = False
@@ -110,7 +105,7 @@ class EngineConfig:
                 free_bytes(device, self.num_on_device),
                 self.num_ranks,
                 int8_audio,
-                num_text_slots=1 if on_cpu else 1 + (self.beam_size - 1) / _CHUNKS_PER_SEARCH,
+                num_text_slots=1 if on_cpu else self.beam_size,  # on CPU those not in use take no memory
             ),
             encode_batch=self.encode_batch
             or (workers * chunks_of_worker if on_cpu else max(1, _ENCODED_ON_CUDA // sizes.audio_positions)),
@@ -170,7 +165,7 @@ def choose_num_slots(
     num_free_bytes: int,
     num_ranks: int = 1,
     int8_audio: bool = False,
-    num_text_slots: float = 1,
+    num_text_slots: int = 1,
 ) -> int:
     """Return the slots that a share of free memory holds, up to the number that speeds up a step."""
     share = SLOT_MEMORY_SHARE[device.type] * num_free_bytes

@@ -83,8 +83,7 @@ class Engine:
         token_rules = TokenRules(rules, tokenizer.specials, model.sizes.vocabulary, model.device)
         kernels, self.kernels_report = choose(config.kernels, model, token_rules)
         self._runner = Runner(model, rules, tokenizer, config, kernels, broadcast)
-        sizes = config.num_slots, config.num_searches, config.beam_size
-        self._slots = SlotTable(*sizes, self._runner.row_sizes)
+        self._slots = SlotTable(config.num_slots, config.beam_size, self._runner.row_sizes)
         self._stages = Stages()
         parts = self._runner, tokenizer, self._slots, self._stages
         self._loop = DecodeLoop(*parts, bool(config.lookahead), self._report)

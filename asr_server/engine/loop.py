@@ -124,8 +124,6 @@ class DecodeLoop:
         self._looks_ahead = looks_ahead
         self._on_early_result = on_early_result
         self._in_flight: Launched | None = None
-        # Searches that have more hypotheses than slots, and which of those before each one continues.
-        self._waiting: list[tuple[ActiveChunk, BeamSearch, list[int]]] = []
 
     @property
     def chunks(self) -> Collection[ActiveChunk]:
@@ -145,7 +143,6 @@ class DecodeLoop:
         return min(1 + unread + last, self._runner.model.sizes.text_positions)
 
     def step(self) -> Finished:
-        self._branch_waiting()
         return self._step_ahead() if self._looks_ahead else self._collect(self._launch())
 
     def _step_ahead(self) -> Finished:
@@ -186,7 +183,7 @@ class DecodeLoop:
     def _launch(self) -> Launched | None:
         before = self._in_flight or Launched([], None, [])
         unread = {each.chunk for each in before.chunks if each.is_current}
-        waiting = {chunk for chunk, _, _ in self._waiting} | {each.chunk.chunk for each in before.drafts}
+        waiting = {each.chunk.chunk for each in before.drafts}
         # With lookahead, a search of several hypotheses waits for the host.
         waiting |= {chunk for chunk in unread if chunk.beam is not None and len(chunk.beam.running) > 1}
         going_on = [chunk for chunk in self.chunks if chunk not in waiting]
@@ -339,10 +336,7 @@ class DecodeLoop:
         """
         slots_before = list(chunk.slots)
         order = _in_place(parents)
-        if not self._slots.resize(chunk, len(order)):
-            self._waiting.append((chunk, beam, parents))
-            chunk.restarts += 1
-            return []
+        self._slots.resize(chunk, len(order))
         beam.running = [beam.running[index] for index in order]
         going_on = [
             parents[index] == place and chosen[place : place + 1] == [beam.running[place].tokens[-1]]
@@ -359,14 +353,6 @@ class DecodeLoop:
         ]
         chunk.restarts += bool(branches)
         return branches
-
-    def _branch_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        branches: Branches = []
-        for chunk, beam, parents in waiting:
-            if chunk.stage is Stage.DECODING:
-                branches += self._branch(chunk, beam, parents, [])
-        self._apply(branches)
 
     def _apply(self, branches: Branches) -> None:
         if branches:

@@ -104,9 +104,9 @@ class DecoderCache:
 
     @staticmethod
     def bytes_per_chunk(
-        sizes: WhisperSizes, dtype: torch.dtype, int8_audio: bool = False, num_text_slots: float = 1
+        sizes: WhisperSizes, dtype: torch.dtype, int8_audio: bool = False, num_text_slots: int = 1
     ) -> int:
-        text_bytes = round(num_text_slots * sizes.text_positions) * dtype.itemsize
+        text_bytes = num_text_slots * sizes.text_positions * dtype.itemsize
         audio_bytes = sizes.audio_positions * (1 if int8_audio else dtype.itemsize)
         whole = 2 * sizes.decoder_layers * sizes.width * (text_bytes + audio_bytes)
         if int8_audio:
