@@ -3,8 +3,6 @@
 Runs once at the start; computes no step.
 """
 
-import ctypes
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -19,6 +17,7 @@ from asr_server.engine.tokens import GenerationRules
 from asr_server.machine import VNNI_FLAGS, available_cores, cpu_flags, free_memory_bytes, mps_is_running
 from asr_server.model import WHOLE, DecoderCache, Shard, Whisper, WhisperSizes, load_whisper
 from asr_server.model.products import can_multiply_in_int8
+from asr_server.process import keep_freed_memory
 from asr_server.transport.messages import EngineInfo
 
 # Positions: 11 whole windows of Whisper, or 33 chunks of 5 s. As 129 tiles of 128 rows they fill the 132
@@ -211,23 +210,6 @@ def _why_num_slots(config: EngineConfig) -> str:
     if config.num_slots == MAX_SLOTS[config.device]:
         return "more would only lengthen a step"
     return f"{SLOT_MEMORY_SHARE[config.device]:.0%} of the memory that was free"
-
-
-_M_TRIM_THRESHOLD = -1  # glibc's malloc.h
-_M_MMAP_MAX = -4
-
-
-def keep_freed_memory() -> None:
-    """Tell glibc to keep freed blocks.
-
-    Otherwise the page faults of a 5 MB result cost 2.5 times the product that fills it.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def check_timestamps(specials: SpecialTokens, sizes: WhisperSizes) -> None:
