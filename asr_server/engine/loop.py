@@ -161,13 +161,9 @@ class DecodeLoop:
             keywords = chunk.options.keywords
             boost = keyword_boost(self._tokenizer, keywords) if keywords else None
             chunk.begin(self._tokenizer.specials.end_of_text, boost)
-        self._start(chunks)
+        self._apply(self._restarts(chunks))
         for chunk in chunks:
             self._stages.move(chunk, Stage.DECODING)
-
-    def _start(self, chunks: list[ActiveChunk]) -> None:
-        if chunks:
-            self._runner.start([self._slot_start(chunk, chunk.slot) for chunk in chunks])
 
     def _slot_start(self, chunk: ActiveChunk, slot: int, tokens: tuple[int, ...] = ()) -> SlotStart:
         options, temperature = chunk.options, chunk.temperature
@@ -177,6 +173,9 @@ class DecodeLoop:
     def _restart(self, chunk: ActiveChunk) -> SlotStart:
         """Return what sets the chunk's slot behind its text so far."""
         return self._slot_start(chunk, chunk.slot, tuple(chunk.running_tokens))
+
+    def _restarts(self, chunks: list[ActiveChunk]) -> Branches:
+        return [(chunk.slot, self._restart(chunk)) for chunk in chunks]
 
     # -- Launch -------------------------------------------------------------------------------------------
 
@@ -254,17 +253,11 @@ class DecodeLoop:
             else:
                 self._stages.move(chunk, Stage.DECODED)
                 finished.append((chunk, chunk.best_result(result)))
-        self._start(again)
-        self._drop_wrong_guesses([each.chunk for each in current if each.is_current])
+        wrong = [each.chunk for each in current if each.is_current and each.chunk.has_guessed_wrong()]
+        self._apply(self._restarts([*again, *wrong]))
+        for chunk in wrong:
+            chunk.restarts += 1
         return finished
-
-    def _drop_wrong_guesses(self, chunks: list[ActiveChunk]) -> None:
-        branches = []
-        for chunk in chunks:
-            if chunk.has_guessed_wrong():
-                branches.append((chunk.slot, self._restart(chunk)))
-                chunk.restarts += 1
-        self._apply(branches)
 
     def _read(self, report: HostCopy) -> Report:
         return Report(report.array(), self._tokenizer.specials.end_of_text)
@@ -309,7 +302,7 @@ class DecodeLoop:
             if is_wide or chunk.running_tokens[-1] != token:
                 break
         if not is_wide:
-            branches = [(chunk.slot, self._restart(chunk))]
+            branches = self._restarts([chunk])
         self._apply(branches)
         return []
 
