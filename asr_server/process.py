@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-_M_ARENA_MAX: Final = -8  # glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # glibc's malloc.h
 _SET_PARENT_DEATH_SIGNAL: Final = 1  # prctl's PR_SET_PDEATHSIG
 _SET_DUMPABLE: Final = 4  # prctl's PR_SET_DUMPABLE
 _SET_NO_NEW_PRIVILEGES: Final = 38  # prctl's PR_SET_NO_NEW_PRIVS
@@ -61,9 +61,19 @@ def share_one_arena() -> None:
     if "MALLOC_ARENA_MAX" in os.environ:
         return
     os.environ["MALLOC_ARENA_MAX"] = "1"
+    _set_malloc({_M_ARENA_MAX: 1})
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed blocks: a 5 MB result's page faults cost 2.5 times the product that fills it."""
+    _set_malloc({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: (1 << 31) - 1})
+
+
+def _set_malloc(options: dict[int, int]) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and sys.platform.startswith("linux"):
-        mallopt(_M_ARENA_MAX, 1)
+        for option, value in options.items():
+            mallopt(option, value)
 
 
 def leave_stopping_to_the_parent() -> None:

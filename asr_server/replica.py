@@ -4,9 +4,9 @@
 read a process's arguments. Other executors call `run`. Imports torch only to load the engine. Speaks to the
 API process through `transport` alone. Knows no text: only tokens leave it.
 
-With tensor parallelism the process is rank 0, which starts and ends the others (`Ranks`). When one ends or
-freezes, rank 0 ends all, and the replica is replaced. Operations go through a pipe for each rank, results
-through a socket or NCCL.
+With tensor parallelism the process is rank 0, which starts and ends the others (`Ranks`). When one ends,
+rank 0 ends all, and the replica is replaced; when one freezes, rank 0 makes no progress. Operations go
+through a connection to each rank, and so do sums on the CPU.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import select
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, BinaryIO, Final
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from setproctitle import setproctitle
 
@@ -36,12 +35,9 @@ from asr_server.process import (
 )
 from asr_server.telemetry import configure_logging, working_for
 from asr_server.transport.messages import (
-    FROZEN_AFTER_S,
     HEARTBEAT_S,
-    SILENT_STARTUP_LIMIT_S,
     Cancel,
     Cancelled,
-    EngineServer,
     Event,
     Failed,
     Heartbeat,
@@ -57,6 +53,8 @@ IDLE_WAIT_S = 0.5
 END_LIMIT_S = 30.0
 NICENESS = 5  # above the server's: beside a busy machine a quarter of what others get; 10 is a tenth
 MAX_REASON_CHARS = 400  # torch lists every weight that does not fit
+
+Spec = TypeVar("Spec", "ReplicaSpec", "RankSpec")
 
 logger = logging.getLogger("asr_server.replica")  # `__main__` in a process of its own
 
@@ -86,7 +84,7 @@ def load_engine(settings: Settings, num_on_device: int, replica: int | None = No
         raise CannotStart(" ".join(str(error).split())[:MAX_REASON_CHARS]) from error
 
 
-def run(server: EngineServer, create_engine: Callable[[], Engine]) -> None:
+def run(server: ZmqEngineServer, create_engine: Callable[[], Engine]) -> None:
     heartbeat = HeartbeatThread(server)
     heartbeat.start()
     try:
@@ -102,7 +100,7 @@ def run(server: EngineServer, create_engine: Callable[[], Engine]) -> None:
         server.close()
 
 
-def serve(engine: Engine, server: EngineServer) -> None:
+def serve(engine: Engine, server: ZmqEngineServer) -> None:
     """Take commands, step the engine, send events; return when drained."""
     server.send(engine.initial_credit())
     while engine.has_work or engine.slots_in_use or not engine.draining:
@@ -133,7 +131,7 @@ def _log(event: Event) -> None:
 class HeartbeatThread(threading.Thread):
     """Send heartbeats in any case, to distinguish a frozen engine from a busy one."""
 
-    def __init__(self, server: EngineServer) -> None:
+    def __init__(self, server: ZmqEngineServer) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self.engine: Engine | None = None
         self._server = server
@@ -153,16 +151,22 @@ class HeartbeatThread(threading.Thread):
 
 
 def main() -> None:
-    leave_stopping_to_the_parent()
-    be_killed_with_the_parent()
-    spec = ReplicaSpec.from_parent()
+    spec = settled(ReplicaSpec)
     if spec.computes_on_cpu:  # it uses every core, and the API process must get one at once
         lower_priority(NICENESS)
         never_interrupt_others()
-    setproctitle(f"asr-server replica {spec.index}")
-    configure_logging(spec.settings.log_level, spec.settings.log_format, f"replica {spec.index}")
-    end_with_the_parent()
     run(ZmqEngineServer(spec.address), lambda: create_engine(spec))
+
+
+def settled(kind: type[Spec]) -> Spec:
+    """Settle this process as a child of its server, or of rank 0; return what it is to do."""
+    leave_stopping_to_the_parent()
+    be_killed_with_the_parent()
+    spec = kind.from_parent()
+    setproctitle(f"asr-server {spec.name}")
+    configure_logging(spec.settings.log_level, spec.settings.log_format, spec.name)
+    end_with_the_parent()
+    return spec
 
 
 def create_engine(spec: ReplicaSpec) -> Engine:
@@ -176,10 +180,7 @@ def create_engine(spec: ReplicaSpec) -> Engine:
 
 MODULE: Final = "asr_server.replica"
 RANK: Final = "rank"  # the argument of another rank's process
-BEAT: Final = b"."
-READY: Final = b"+"  # loaded: from now on no call holds the interpreter, and with it the beat, for long
-LENGTH_BYTES: Final = 8
-TICK_S: Final = 0.5
+WATCH_LIMIT_S: Final = 0.5
 
 
 class RankSpec(ChildSpec, frozen=True):
@@ -188,88 +189,64 @@ class RankSpec(ChildSpec, frozen=True):
     settings: Settings
     num_on_device: int
     store_fd: int  # where the ranks find each other, in memory
-    operations_fd: int
-    link_fd: int  # a socket to rank 0
+    link_fd: int  # of a connection to rank 0
+
+    @property
+    def name(self) -> str:
+        return f"replica {self.replica} rank {self.rank}"
 
 
 class Ranks:
     """Ranks 1 and up. Create it in the main thread: they end with it."""
 
     def __init__(self, replica: int, settings: Settings, num_on_device: int) -> None:
-        self._store_fd = os.memfd_create("ranks")
-        self._ranks = [
-            _Rank(replica, rank, settings, num_on_device, self._store_fd)
-            for rank in range(1, settings.tensor_parallel_size)
-        ]
-        for rank in self._ranks:
-            watch = threading.Thread(target=self._watch, args=(rank,), name=f"watch {rank.name}", daemon=True)
+        store_fd = os.memfd_create("ranks")
+        self.store = store_path(store_fd)
+        self.links: list[Connection] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+        for rank in range(1, settings.tensor_parallel_size):
+            link, theirs = Pipe()
+            spec = RankSpec(replica, rank, settings, num_on_device, store_fd, theirs.fileno())
+            self.links.append(link)
+            self.processes.append(_start(spec))
+            theirs.close()
+            watch = threading.Thread(
+                target=self._watch,
+                args=(spec.name, self.processes[-1]),
+                name=f"watch {spec.name}",
+                daemon=True,
+            )
             watch.start()
         # Where a rank's end is an error here first, its watch still has the time to name it in the log and to
         # end this process. To wait for one watch gives all of them that time.
-        atexit.register(watch.join, TICK_S)
+        atexit.register(watch.join, WATCH_LIMIT_S)
 
-    @property
-    def links(self) -> list[socket.socket]:
-        return [rank.link for rank in self._ranks]
-
-    @property
-    def store(self) -> str:
-        return store_path(self._store_fd)
-
-    def broadcast(self, message: bytes) -> None:
+    def broadcast(self, message: object) -> None:
         """Send to every rank; wait for a slow one. Raises OSError when one has ended."""
-        for rank in self._ranks:
-            rank.operations.write(len(message).to_bytes(LENGTH_BYTES, "little") + message)
-            rank.operations.flush()
+        for link in self.links:
+            link.send(message)
 
-    def _watch(self, rank: _Rank) -> None:
+    def _watch(self, name: str, process: subprocess.Popen[bytes]) -> None:
         """Never return: end this process, which the supervisor replaces."""
-        reason = rank.wait_for_the_end()
-        logger.error("%s (pid %d) %s: the replica ends", rank.name, rank.process.pid, reason)
-        for each in self._ranks:
-            each.process.kill()
+        reason = exit_reason(process.wait())
+        logger.error("%s (pid %d) %s: the replica ends", name, process.pid, reason)
+        for each in self.processes:
+            each.kill()
         os._exit(1)
 
 
-class _Rank:
-    def __init__(
-        self, replica: int, rank: int, settings: Settings, num_on_device: int, store_fd: int
-    ) -> None:
-        self.name = f"replica {replica} rank {rank}"
-        read_fd, write_fd = os.pipe()
-        self.link, theirs = socket.socketpair()
-        self.process = subprocess.Popen(  # nosec B603 # our own module, without a shell
-            [sys.executable, "-m", MODULE, RANK],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=child_environment() | _device_of(rank),
-            pass_fds=(store_fd, read_fd, theirs.fileno()),
-            start_new_session=True,  # Ctrl-C is the server's business
-        )
-        os.close(read_fd)
-        self.operations: BinaryIO = os.fdopen(write_fd, "wb")
-        spec = RankSpec(replica, rank, settings, num_on_device, store_fd, read_fd, theirs.fileno())
-        theirs.close()
-        assert self.process.stdin is not None
-        self.process.stdin.write(spec.to_line())
-        self.process.stdin.flush()
-
-    def wait_for_the_end(self) -> str:
-        """Return why the rank has ended or been given up as silent.
-
-        Silence is counted in ticks, which stop while this process stands still.
-        """
-        assert self.process.stdout is not None
-        pipe = self.process.stdout.fileno()
-        silent_s, limit_s = 0.0, SILENT_STARTUP_LIMIT_S
-        while silent_s < limit_s:
-            silent_s += TICK_S
-            if select.select([pipe], [], [], TICK_S)[0]:
-                beats = os.read(pipe, 4096)
-                if not beats:
-                    return exit_reason(self.process.wait())
-                silent_s, limit_s = 0.0, FROZEN_AFTER_S if READY in beats else limit_s
-        return f"has been silent for {silent_s:.0f} s"
+def _start(spec: RankSpec) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(  # nosec B603 # our own module, without a shell
+        [sys.executable, "-m", MODULE, RANK],
+        stdin=subprocess.PIPE,
+        env=child_environment() | _device_of(spec.rank),
+        pass_fds=(spec.store_fd, spec.link_fd),
+        start_new_session=True,  # Ctrl-C is the server's business
+    )
+    assert process.stdin is not None
+    process.stdin.write(spec.to_line())
+    process.stdin.flush()
+    return process
 
 
 def store_path(store_fd: int) -> str:
@@ -281,41 +258,17 @@ def _device_of(rank: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": given.split(",")[rank]} if given else {}
 
 
-def rank_main() -> None:
-    leave_stopping_to_the_parent()
-    be_killed_with_the_parent()
-    spec = RankSpec.from_parent()
-    name = f"replica {spec.replica} rank {spec.rank}"
-    setproctitle(f"asr-server {name}")
-    configure_logging(spec.settings.log_level, spec.settings.log_format, name)
-    end_with_the_parent()
-    threading.Thread(target=_beat, name="heartbeat", daemon=True).start()
-    run_rank(spec)
-
-
 def run_rank(spec: RankSpec) -> None:
     with gc_paused():
-        from asr_server.engine.config import EngineConfig, load  # torch: seconds, while the heartbeat beats
+        from asr_server.engine.config import EngineConfig, load  # torch
         from asr_server.engine.ranks import follow, join
 
-        config = EngineConfig.from_settings(spec.settings, spec.num_on_device)
-        shard = join(config, spec.rank, store_path(spec.store_fd), [socket.socket(fileno=spec.link_fd)])
+        config, link = EngineConfig.from_settings(spec.settings, spec.num_on_device), Connection(spec.link_fd)
+        shard = join(config, spec.rank, store_path(spec.store_fd), [link])
         loaded = load(config, shard)
         freeze_gc()
-    _tell(READY)
-    with os.fdopen(spec.operations_fd, "rb") as pipe:
-        follow(loaded, lambda: pipe.read(int.from_bytes(pipe.read(LENGTH_BYTES), "little")) or None)
-
-
-def _beat() -> None:
-    while True:
-        _tell(BEAT)
-        time.sleep(HEARTBEAT_S)
-
-
-def _tell(sign: bytes) -> None:
-    os.write(sys.stdout.fileno(), sign)
+    follow(loaded, link)
 
 
 if __name__ == "__main__":
-    rank_main() if sys.argv[1:] == [RANK] else main()
+    run_rank(settled(RankSpec)) if sys.argv[1:] == [RANK] else main()

@@ -34,15 +34,15 @@ from asr_server.engine.beam import num_candidates, num_named
 from asr_server.engine.cuda import sizes_up_to
 from asr_server.engine.slots import SlotState
 from asr_server.model.kernels.choose_token import advance, choose_token
-from asr_server.model.kernels.flash_decode import flash_decode, row_lengths
-from asr_server.model.kernels.layers import add_norm, norm_product, row_product, store_audio
+from asr_server.model.kernels.flash_decode import flash_decode
+from asr_server.model.kernels.layers import add_norm, norm_product, row_product
 from asr_server.model.whisper import padded_vocabulary
 
 HEADS, DEPTH, POSITIONS, CONTEXT = 20, 64, 1500, 448
 WIDTH, VOCABULARY = 1280, 51866
 HALVES = [torch.bfloat16, torch.float16, torch.float32]
 OTHER_WIDTHS = {"base": 512, "tiny": 384}
-SLOTS, BEAM = 768, 5  # texts of the default's 256 chunks; its beam
+SLOTS, BEAM = 1280, 5  # texts of the default's 256 chunks; its beam
 LINES = 2 * num_candidates(BEAM)
 REPORTED_LINES = LINES + 2 * num_named(BEAM)
 _REPORT = "report.txt"
@@ -166,25 +166,6 @@ def addition_and_norm(dtype: torch.dtype, batch: int = 1) -> None:
         add_norm(x, change, x[0, 0], x[0, 0], 1e-5, 64504.0 if dtype == torch.float16 else None)
 
 
-def audio_into_slots(length: int = POSITIONS, batch: int = 2) -> None:
-    """A layer's keys and values, and the silence behind them."""
-    slots, padded = torch.zeros(batch, dtype=torch.long), -(-POSITIONS // 16) * 16
-    keys = torch.zeros(batch, HEADS, DEPTH, -(-length // 8) * 8, dtype=torch.bfloat16)[..., :length]
-    values = torch.zeros(batch, length, HEADS, DEPTH, dtype=torch.bfloat16).transpose(1, 2)
-    all_keys = torch.zeros(2, HEADS, DEPTH, padded, dtype=torch.bfloat16)[..., :POSITIONS]
-    all_values = torch.zeros(2, HEADS, POSITIONS, DEPTH, dtype=torch.bfloat16)
-    store_audio(keys, slots, all_keys)
-    store_audio(values, slots, all_values)
-    if length < POSITIONS:
-        store_audio(all_keys[:1, ..., length:].expand(batch, -1, -1, -1), slots, all_keys[..., length:])
-        store_audio(all_values[:1, :, length:].expand(batch, -1, -1, -1), slots, all_values[:, :, length:])
-
-
-def lengths_of_rows(rows: int = 128) -> None:
-    numbers = torch.zeros(SLOTS, dtype=torch.long)
-    row_lengths(slice(0, rows), numbers[:rows, None], numbers[:rows], numbers, POSITIONS)
-
-
 def products_of_one_row(dtype: torch.dtype, width: int = WIDTH) -> None:
     """Of a decoder layer: behind a norm, with GELU, and of attention or the hidden layer."""
     x, hidden = torch.empty(1, 1, width, dtype=dtype), torch.empty(1, 1, 4 * width, dtype=dtype)
@@ -211,7 +192,6 @@ def step_cases() -> Iterator[Case]:
     for lines, reported, name in ((LINES, REPORTED_LINES, "beams"), (0, 0, "greedy")):
         yield f"end of a step, 128 rows, {name}", partial(token_choice, lines)
         yield f"change of state, 128 rows, {name}", partial(state_change, lines=reported)
-    yield "lengths of 128 rows", lengths_of_rows
 
 
 def product_cases() -> Iterator[Case]:
@@ -225,8 +205,6 @@ def product_cases() -> Iterator[Case]:
 def encoder_cases() -> Iterator[Case]:
     for dtype in (torch.bfloat16, torch.float16):
         yield f"encoder, addition and norm, {_name(dtype)}", partial(addition_and_norm, dtype)
-    for length in (POSITIONS, 500):
-        yield f"audio of {length} positions into slots", partial(audio_into_slots, length)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -265,12 +243,9 @@ def compile_start(arch: int, num_text_slots: int = SLOTS) -> list[str]:
             attention(torch.bfloat16, rows, of_audio)
         token_choice(rows=rows)
         state_change(rows)
-        lengths_of_rows(rows)
     products_of_one_row(torch.bfloat16)
     for batch in range(1, 9):
         addition_and_norm(torch.bfloat16, batch)
-        for length in (500, 1000, POSITIONS):
-            audio_into_slots(length, batch)
     for rows in (2, 10):  # one prompt, and five
         attention(torch.bfloat16, rows, False, is_prompt=True)
     return [each.kernel for each in device.take()[0]]

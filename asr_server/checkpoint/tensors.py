@@ -12,10 +12,11 @@ import os
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from safetensors import SafetensorError, safe_open
 
 from asr_server.checkpoint.files import (
     INDEX,
@@ -40,6 +41,7 @@ ITEM_BYTES: Final = (
 MAX_DIMENSIONS: Final = 8
 MAX_TENSORS: Final = 1 << 14  # large-v3 has 1,259
 _MAX_PICKLE_BYTES: Final = 1 << 20  # large-v3's has 200 kB; read, it takes 80 times as much
+_MAX_REASON_CHARS: Final = 200
 _GIT_LFS: Final = b"version https://git-lfs"
 _SHARD: Final = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
 
@@ -160,43 +162,27 @@ def _check_file(path: Path) -> StoredTensors:
     if path.suffix != ".safetensors":
         return {}
     with opened(path) as file:
-        try:
-            return _read_header(file)
-        except EOFError as error:
-            raise CheckpointError(f"{path} is cut short: fetch it again") from error
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            reason = f" ({error})" if type(error) is ValueError else ""
-            raise CheckpointError(f"{path} is no safetensors file{reason}: fetch it again") from error
+        num_bytes, begin = os.fstat(file.fileno()).st_size, 8 + int.from_bytes(file.read(8), "little")
+    if MAX_SMALL_BYTES < begin < num_bytes:
+        raise CheckpointError(f"the header of {path} is larger than {MAX_SMALL_BYTES} bytes")
+    try:
+        with safe_open(path, "np") as content:  # which refuses gaps, overlaps, and shapes of other lengths
+            return _placed(content, begin, num_bytes)
+    except (SafetensorError, ValueError, EOFError) as error:
+        reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
+        raise CheckpointError(
+            f"{path} is cut short, or is no safetensors file ({reason}): fetch it again"
+        ) from error
 
 
-def _read_header(file: BinaryIO) -> StoredTensors:
-    num_bytes, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
-    begin = 8 + length
-    if begin > num_bytes:
-        raise EOFError
-    if length > MAX_SMALL_BYTES:
-        raise ValueError(f"its header is larger than {MAX_SMALL_BYTES} bytes")
-    header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    tensors = {name: _described(about, begin, num_bytes) for name, about in header.items()}
-    _check_apart(tensors)
-    return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-
-
-def _described(about: dict[str, Any], begin: int, num_bytes: int) -> StoredTensor:
-    first, end = about["data_offsets"]
-    if not (_is_within(first, num_bytes) and _is_within(end, num_bytes)):
-        raise ValueError("a place that no tensor has")
-    tensor = checked(about["dtype"], about["shape"], begin + first, num_bytes)
-    if tensor.end != begin + end:
-        raise ValueError("a tensor of another length than its shape")
-    return tensor
-
-
-def _check_apart(tensors: StoredTensors) -> None:
-    ordered = sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.end))
-    if any(tensor.end > behind.offset for tensor, behind in pairwise(ordered)):
-        raise ValueError("tensors that overlap")
+def _placed(content: Any, begin: int, num_bytes: int) -> StoredTensors:
+    """Return the tensors, which lie one behind the other."""
+    tensors: StoredTensors = {}
+    for name in content.offset_keys():
+        about = content.get_slice(name)
+        stored = checked(about.get_dtype(), about.get_shape(), begin, num_bytes)
+        tensors[name.removeprefix("model.")], begin = stored, stored.end
+    return tensors
 
 
 # -- What config.json describes ------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The host's record of one chunk: prompt, tokens, tries, result.
 
-Checks a chunk and its options before anything is computed. Knows no tensors and no device.
+Checks a chunk's language and tokens before anything is computed. Knows no tensors and no device.
 """
 
 from __future__ import annotations
@@ -153,23 +153,15 @@ class ActiveChunk:
 
         Raises ValueError: the chunk cannot be decoded as asked.
         """
-        options, window, possible = self.options, sizes.window, specials.candidate_languages(self.options)
+        options, possible = self.options, specials.candidate_languages(self.options)
         self.language = options.language or (possible[0] if len(possible) == 1 else None)
         if not specials.is_multilingual:
             self.language = None
         elif self.language is not None and self.language not in specials.languages:
             raise ValueError(f"this checkpoint does not know the language {self.language!r}")
-        if not options.temperatures or min(options.temperatures) < 0:
-            raise ValueError("temperatures must be one or more numbers not below 0")
-        if options.max_new_tokens is not None and options.max_new_tokens < 1:
-            raise ValueError("max_new_tokens must be at least 1")
         tokens = (*options.prompt_tokens, *options.given_tokens)
         if any(not 0 <= token < sizes.vocabulary for token in tokens):
             raise ValueError("a token of the prompt or the given text is not in this checkpoint's vocabulary")
-        if len(self.samples) == 0 or not np.isfinite(self.samples).all():
-            raise ValueError("no samples, or samples that are not finite")
-        if len(self.samples) > window.num_samples:
-            raise ValueError(f"the chunk is longer than the model's window of {window.duration_s:g} s")
         prompt, _ = specials.prompt(options, self.language, sizes.text_positions)
         if len(prompt) + _BESIDE_GIVEN + len(options.given_tokens) > sizes.text_positions:
             raise ValueError(f"the given text has more than {sizes.text_positions} tokens")

@@ -3,8 +3,6 @@
 Runs once at the start; computes no step.
 """
 
-import ctypes
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -19,13 +17,13 @@ from asr_server.engine.tokens import GenerationRules
 from asr_server.machine import VNNI_FLAGS, available_cores, cpu_flags, free_memory_bytes, mps_is_running
 from asr_server.model import WHOLE, DecoderCache, Shard, Whisper, WhisperSizes, load_whisper
 from asr_server.model.products import can_multiply_in_int8
+from asr_server.process import keep_freed_memory
 from asr_server.transport.messages import EngineInfo
 
 # Positions: 11 whole windows of Whisper, or 33 chunks of 5 s. As 129 tiles of 128 rows they fill the 132
 # multiprocessors of an H100; 8 chunks of 5 s would leave a fifth of them idle.
 _ENCODED_ON_CUDA = 16_500
 _SHORT_IN_A_WINDOW = 3  # on CUDA: most short chunks encoded in the place of a whole window
-_CHUNKS_PER_SEARCH = 2  # on CUDA: of so many chunks one may have several hypotheses, which take memory
 _SHORT_AT_ONCE = 8  # short chunks that a worker of the CPU encodes in one step at most
 _MAX_COMPUTE_WORKERS = 4
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -77,13 +75,9 @@ class EngineConfig:
         return self.encode_batch * (_SHORT_IN_A_WINDOW if are_shared else 1)
 
     @property
-    def num_searches(self) -> int:
-        """Return how many chunks may have several hypotheses; all on CPU, as unused slots take no memory."""
-        return self.num_slots if self.device == "cpu" else -(-self.num_slots // _CHUNKS_PER_SEARCH)
-
-    @property
     def num_text_slots(self) -> int:
-        return self.num_slots + self.num_searches * (self.beam_size - 1)
+        """Return one for each hypothesis that there may be."""
+        return self.num_slots * self.beam_size
 
     def resolved(
         self, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype, int8: bool = False
@@ -110,7 +104,7 @@ class EngineConfig:
                 free_bytes(device, self.num_on_device),
                 self.num_ranks,
                 int8_audio,
-                num_text_slots=1 if on_cpu else 1 + (self.beam_size - 1) / _CHUNKS_PER_SEARCH,
+                num_text_slots=1 if on_cpu else self.beam_size,  # on CPU those not in use take no memory
             ),
             encode_batch=self.encode_batch
             or (workers * chunks_of_worker if on_cpu else max(1, _ENCODED_ON_CUDA // sizes.audio_positions)),
@@ -170,7 +164,7 @@ def choose_num_slots(
     num_free_bytes: int,
     num_ranks: int = 1,
     int8_audio: bool = False,
-    num_text_slots: float = 1,
+    num_text_slots: int = 1,
 ) -> int:
     """Return the slots that a share of free memory holds, up to the number that speeds up a step."""
     share = SLOT_MEMORY_SHARE[device.type] * num_free_bytes
@@ -216,23 +210,6 @@ def _why_num_slots(config: EngineConfig) -> str:
     if config.num_slots == MAX_SLOTS[config.device]:
         return "more would only lengthen a step"
     return f"{SLOT_MEMORY_SHARE[config.device]:.0%} of the memory that was free"
-
-
-_M_TRIM_THRESHOLD = -1  # glibc's malloc.h
-_M_MMAP_MAX = -4
-
-
-def keep_freed_memory() -> None:
-    """Tell glibc to keep freed blocks.
-
-    Otherwise the page faults of a 5 MB result cost 2.5 times the product that fills it.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def check_timestamps(specials: SpecialTokens, sizes: WhisperSizes) -> None:

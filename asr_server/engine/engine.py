@@ -27,8 +27,7 @@ from asr_server.engine.alignment import ALIGN_BATCH, NAN, PendingAlignment
 from asr_server.engine.config import EngineConfig, engine_info, load
 from asr_server.engine.cuda import HostCopy, Pending
 from asr_server.engine.loop import DecodeLoop
-from asr_server.engine.ranks import Broadcast, lead
-from asr_server.engine.runner import Runner
+from asr_server.engine.runner import Broadcast, Runner
 from asr_server.engine.slots import SlotTable, grouped
 from asr_server.engine.tokens import GenerationRules, TokenRules
 from asr_server.engine.warm_up import choose, warm_up
@@ -79,12 +78,12 @@ class Engine:
         self.draining = False
         self._step_counts = [0] * (len(STEP_TIME_BOUNDS_S) + 1)  # the last one: longer than every bound
         self._steps_s = 0.0
-        tell = None if broadcast is None else lead(broadcast, config)
+        if broadcast is not None:  # the other ranks begin
+            broadcast(config)
         token_rules = TokenRules(rules, tokenizer.specials, model.sizes.vocabulary, model.device)
         kernels, self.kernels_report = choose(config.kernels, model, token_rules)
-        self._runner = Runner(model, rules, tokenizer, config, kernels, tell)
-        sizes = config.num_slots, config.num_searches, config.beam_size
-        self._slots = SlotTable(*sizes, self._runner.row_sizes)
+        self._runner = Runner(model, rules, tokenizer, config, kernels, broadcast)
+        self._slots = SlotTable(config.num_slots, config.beam_size, self._runner.row_sizes)
         self._stages = Stages()
         parts = self._runner, tokenizer, self._slots, self._stages
         self._loop = DecodeLoop(*parts, bool(config.lookahead), self._report)
@@ -210,12 +209,8 @@ class Engine:
 
     def _set_language(self, command: SetLanguage) -> None:
         for chunk in [asked for asked in self._stages[Stage.ASKED] if asked.id == command.id]:
-            if command.language in self.tokenizer.specials.languages:
-                chunk.language = command.language
-                self._stages.move(chunk, Stage.ENCODED)
-            else:
-                message = f"this checkpoint does not know the language {command.language!r}"
-                self._finish(chunk, Failed(chunk.id, message))
+            chunk.language = command.language  # one of those that were asked about
+            self._stages.move(chunk, Stage.ENCODED)
 
     def _cancel(self, command: Cancel) -> None:
         for chunk in self._stages.of_request(command.handle_id):

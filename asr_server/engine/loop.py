@@ -124,8 +124,6 @@ class DecodeLoop:
         self._looks_ahead = looks_ahead
         self._on_early_result = on_early_result
         self._in_flight: Launched | None = None
-        # Searches that have more hypotheses than slots, and which of those before each one continues.
-        self._waiting: list[tuple[ActiveChunk, BeamSearch, list[int]]] = []
 
     @property
     def chunks(self) -> Collection[ActiveChunk]:
@@ -145,7 +143,6 @@ class DecodeLoop:
         return min(1 + unread + last, self._runner.model.sizes.text_positions)
 
     def step(self) -> Finished:
-        self._branch_waiting()
         return self._step_ahead() if self._looks_ahead else self._collect(self._launch())
 
     def _step_ahead(self) -> Finished:
@@ -164,13 +161,9 @@ class DecodeLoop:
             keywords = chunk.options.keywords
             boost = keyword_boost(self._tokenizer, keywords) if keywords else None
             chunk.begin(self._tokenizer.specials.end_of_text, boost)
-        self._start(chunks)
+        self._apply(self._restarts(chunks))
         for chunk in chunks:
             self._stages.move(chunk, Stage.DECODING)
-
-    def _start(self, chunks: list[ActiveChunk]) -> None:
-        if chunks:
-            self._runner.start([self._slot_start(chunk, chunk.slot) for chunk in chunks])
 
     def _slot_start(self, chunk: ActiveChunk, slot: int, tokens: tuple[int, ...] = ()) -> SlotStart:
         options, temperature = chunk.options, chunk.temperature
@@ -181,12 +174,15 @@ class DecodeLoop:
         """Return what sets the chunk's slot behind its text so far."""
         return self._slot_start(chunk, chunk.slot, tuple(chunk.running_tokens))
 
+    def _restarts(self, chunks: list[ActiveChunk]) -> Branches:
+        return [(chunk.slot, self._restart(chunk)) for chunk in chunks]
+
     # -- Launch -------------------------------------------------------------------------------------------
 
     def _launch(self) -> Launched | None:
         before = self._in_flight or Launched([], None, [])
         unread = {each.chunk for each in before.chunks if each.is_current}
-        waiting = {chunk for chunk, _, _ in self._waiting} | {each.chunk.chunk for each in before.drafts}
+        waiting = {each.chunk.chunk for each in before.drafts}
         # With lookahead, a search of several hypotheses waits for the host.
         waiting |= {chunk for chunk in unread if chunk.beam is not None and len(chunk.beam.running) > 1}
         going_on = [chunk for chunk in self.chunks if chunk not in waiting]
@@ -257,17 +253,11 @@ class DecodeLoop:
             else:
                 self._stages.move(chunk, Stage.DECODED)
                 finished.append((chunk, chunk.best_result(result)))
-        self._start(again)
-        self._drop_wrong_guesses([each.chunk for each in current if each.is_current])
+        wrong = [each.chunk for each in current if each.is_current and each.chunk.has_guessed_wrong()]
+        self._apply(self._restarts([*again, *wrong]))
+        for chunk in wrong:
+            chunk.restarts += 1
         return finished
-
-    def _drop_wrong_guesses(self, chunks: list[ActiveChunk]) -> None:
-        branches = []
-        for chunk in chunks:
-            if chunk.has_guessed_wrong():
-                branches.append((chunk.slot, self._restart(chunk)))
-                chunk.restarts += 1
-        self._apply(branches)
 
     def _read(self, report: HostCopy) -> Report:
         return Report(report.array(), self._tokenizer.specials.end_of_text)
@@ -312,7 +302,7 @@ class DecodeLoop:
             if is_wide or chunk.running_tokens[-1] != token:
                 break
         if not is_wide:
-            branches = [(chunk.slot, self._restart(chunk))]
+            branches = self._restarts([chunk])
         self._apply(branches)
         return []
 
@@ -339,10 +329,7 @@ class DecodeLoop:
         """
         slots_before = list(chunk.slots)
         order = _in_place(parents)
-        if not self._slots.resize(chunk, len(order)):
-            self._waiting.append((chunk, beam, parents))
-            chunk.restarts += 1
-            return []
+        self._slots.resize(chunk, len(order))
         beam.running = [beam.running[index] for index in order]
         going_on = [
             parents[index] == place and chosen[place : place + 1] == [beam.running[place].tokens[-1]]
@@ -359,14 +346,6 @@ class DecodeLoop:
         ]
         chunk.restarts += bool(branches)
         return branches
-
-    def _branch_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        branches: Branches = []
-        for chunk, beam, parents in waiting:
-            if chunk.stage is Stage.DECODING:
-                branches += self._branch(chunk, beam, parents, [])
-        self._apply(branches)
 
     def _apply(self, branches: Branches) -> None:
         if branches:

@@ -2,46 +2,25 @@
 
 Rank 0 has the engine and sends each operation before it runs it, because its choices depend on wall time.
 The others call `follow`. All ranks compute the same tokens: sums give all of them the same bits. Starts
-no process.
+no process. Connections pickle: both their ends are processes of one replica, and nobody else has them.
 """
 
+import contextlib
 import logging
 import os
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final
 
-import msgspec
-import numpy as np
 import torch
 import torch.distributed
 from torch import Tensor
 
-from asr_server.engine.alignment import AlignedText
 from asr_server.engine.config import EngineConfig, Loaded, choose_device
-from asr_server.engine.runner import Runner, StepPlan, Tell
-from asr_server.engine.slots import SlotStart
+from asr_server.engine.runner import Runner
 from asr_server.model import Shard, WhisperSizes
 
 logger = logging.getLogger(__name__)
-
-
-Broadcast = Callable[[bytes], None]
-
-
-# What the runner's methods take, as it crosses to another rank.
-_ARGUMENTS: Final = {
-    "encode": tuple[list[int], list[int], list[bytes]],  # float32
-    "prefill": tuple[list[int], list[list[int]], int],
-    "language_probabilities": tuple[list[int]],
-    "start": tuple[list[SlotStart]],
-    "check_draft": tuple[SlotStart, list[int]],
-    "branch": tuple[list[int], list[SlotStart]],
-    "decode": tuple[StepPlan],
-    "attend": tuple[list[AlignedText]],
-    "move": tuple[list[tuple[int, int]], int],
-}
 
 
 def check_ranks(config: EngineConfig) -> None:
@@ -55,13 +34,13 @@ def check_ranks(config: EngineConfig) -> None:
         )
 
 
-def join(config: EngineConfig, rank: int, store: str, links: Sequence[socket.socket]) -> Shard:
+def join(config: EngineConfig, rank: int, store: str, links: Sequence[Connection]) -> Shard:
     """Connect the ranks; wait for all.
 
     `store` is an empty file that all can open; links go from rank 0 to the others, or from a rank to rank 0.
     """
     if choose_device(config.device).type == "cpu":
-        add_up = SocketSum(rank, links)
+        add_up = LinkSum(rank, links)
         add_up(torch.zeros(1))
         return Shard(rank, config.num_ranks, add_up)
     if rank == 0:
@@ -76,73 +55,37 @@ def join(config: EngineConfig, rank: int, store: str, links: Sequence[socket.soc
     return Shard(rank, config.num_ranks, torch.distributed.all_reduce)
 
 
-def lead(broadcast: Broadcast, config: EngineConfig) -> Tell:
-    """Let the other ranks begin; return what tells them each method to call."""
-    broadcast(msgspec.msgpack.encode(config))
-
-    def tell(method: str, arguments: tuple[Any, ...]) -> None:
-        broadcast(msgspec.msgpack.encode((method, arguments), enc_hook=np.ndarray.tobytes))
-
-    return tell
-
-
-def follow(loaded: Loaded, receive: Callable[[], bytes | None]) -> None:
-    """Run another rank until None arrives. Every error ends the replica."""
-    begin = receive()
-    if begin is None:
-        return
-    config = msgspec.msgpack.decode(begin, type=EngineConfig)
-    runner = Runner(loaded.model, loaded.rules, loaded.tokenizer, config)
-    with runner.launching():
-        while (message := receive()) is not None:
-            _do(runner, message)
-    runner.close()
+def follow(loaded: Loaded, link: Connection) -> None:
+    """Run another rank until rank 0 ends. Every error ends the replica."""
+    with contextlib.suppress(EOFError):
+        runner = Runner(loaded.model, loaded.rules, loaded.tokenizer, link.recv())
+        with runner.launching():
+            while True:
+                method, arguments = link.recv()
+                begun = getattr(runner, method)(*arguments)
+                if method == "encode":
+                    begun.join()
 
 
-def _do(runner: Runner, message: bytes) -> None:
-    method, raw = msgspec.msgpack.decode(message, type=tuple[str, msgspec.Raw])
-    arguments: tuple[Any, ...] = msgspec.msgpack.decode(raw, type=_ARGUMENTS[method])
-    if method == "encode":
-        slots, audio_slots, samples = arguments
-        runner.encode(slots, audio_slots, [np.frombuffer(each, np.float32) for each in samples]).join()
-    else:
-        getattr(runner, method)(*arguments)
-
-
-BUFFER_BYTES = 1 << 20
-
-
-class SocketSum:
+class LinkSum:
     """Rank 0 adds the parts in order and returns the sum, so all have the same bits."""
 
-    def __init__(self, rank: int, links: Sequence[socket.socket]) -> None:
+    def __init__(self, rank: int, links: Sequence[Connection]) -> None:
         self._leads, self._links = rank == 0, links
-        for link in links:
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
 
     def __call__(self, part: Tensor) -> None:
+        """Raises EOFError or OSError when a rank has ended."""
         if self._leads:
-            self._add_up(part)
+            received = torch.empty_like(part)
+            for link in self._links:
+                link.recv_bytes_into(_bytes_of(received))
+                part += received
+            for link in self._links:
+                link.send_bytes(_bytes_of(part))
         else:
-            self._links[0].sendall(_bytes_of(part))
-            _receive(self._links[0], part)
-
-    def _add_up(self, part: Tensor) -> None:
-        received = torch.empty_like(part)
-        for link in self._links:
-            _receive(link, received)
-            part += received
-        for link in self._links:
-            link.sendall(_bytes_of(part))
+            self._links[0].send_bytes(_bytes_of(part))
+            self._links[0].recv_bytes_into(_bytes_of(part))
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.view(-1).view(torch.uint8).numpy().data
-
-
-def _receive(link: socket.socket, tensor: Tensor) -> None:
-    view = _bytes_of(tensor)
-    while view:
-        if not (received := link.recv_into(view, 0, socket.MSG_WAITALL)):
-            raise ConnectionAbortedError("a rank has ended")
-        view = view[received:]

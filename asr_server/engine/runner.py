@@ -71,19 +71,23 @@ class RanksFailed(Exception):
     """One rank failed, so all must be replaced."""
 
 
-Tell = Callable[[str, tuple[object, ...]], None]  # a method's name and its arguments
+Broadcast = Callable[[object], None]
 Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
 
 
 def on_all_ranks(method: Callable[[Runner, *Arguments], T]) -> Callable[[Runner, *Arguments], T]:
-    """Tell the other ranks first, where there are any. Then an error ends all: they may not share it."""
+    """Tell the other ranks first, where there are any. Then an error ends all: they may not share it.
+
+    The method runs in torch's inference mode.
+    """
 
     @wraps(method)
+    @torch.inference_mode()
     def call(self: Runner, /, *arguments: *Arguments) -> T:
-        if self.tell is None:
+        if self.broadcast is None:
             return method(self, *arguments)
-        self.tell(method.__name__, arguments)
+        self.broadcast((method.__name__, arguments))
         try:
             return method(self, *arguments)
         except (torch.OutOfMemoryError, MemoryError, ValueError) as error:
@@ -100,10 +104,10 @@ class Runner:
         tokenizer: Tokenizer,
         config: EngineConfig,
         kernels: Kernels = TORCH,
-        tell: Tell | None = None,
+        broadcast: Broadcast | None = None,
     ) -> None:
-        """`tell` sends what this rank does to the others; None: it is alone, or follows."""
-        self.tell, self._kernels = tell, kernels
+        """`broadcast` sends what this rank does to the others; None: it is alone, or follows."""
+        self.broadcast, self._kernels = broadcast, kernels
         num_text_slots, device, specials = config.num_text_slots, model.device, tokenizer.specials
         self.model = model
         self._rules = TokenRules(rules, specials, model.sizes.vocabulary, device)
@@ -164,7 +168,6 @@ class Runner:
     # -- Prefill ------------------------------------------------------------------------------------------
 
     @on_all_ranks
-    @torch.inference_mode()
     def prefill(self, slots: Sequence[int], prompts: list[list[int]], sot_index: int) -> None:
         """Feed prompts of equal length; scores at <|startoftranscript|> give the probability of silence."""
         block = self._block(slots)
@@ -175,20 +178,11 @@ class Runner:
             self.state.no_speech[block] = probabilities[:, self._specials.no_speech]
 
     @on_all_ranks
-    @torch.inference_mode()
     def language_probabilities(self, slots: Sequence[int]) -> HostCopy:
         """Return each slot's language probabilities, in the order of the special tokens."""
         start = [[self._specials.start_of_transcript]] * len(slots)
         hidden = self._feed(self._block(slots), start)[:, 0]
         return self._transfers.to_host(self._probabilities(hidden)[:, self._language_tokens])
-
-    @on_all_ranks
-    @torch.inference_mode()
-    def start(self, starts: Sequence[SlotStart]) -> None:
-        self._begin(starts)
-
-    def _begin(self, starts: Sequence[SlotStart]) -> None:
-        self.state.begin(starts, self._specials.timestamp_begin - 1, self._transfers)
 
     def _feed(self, slots: Slots, texts: list[list[int]], first: int = 0) -> Tensor:
         tokens = self._transfers.to_device(torch.tensor(texts))
@@ -209,7 +203,6 @@ class Runner:
     # -- Decode -------------------------------------------------------------------------------------------
 
     @on_all_ranks
-    @torch.inference_mode()
     def decode(self, plan: StepPlan) -> HostCopy:
         """Decode one token for every row.
 
@@ -249,7 +242,6 @@ class Runner:
         return self._tokens[:num_rows], self._logprobs[:num_rows], self._candidates[:, :num_rows]
 
     @on_all_ranks
-    @torch.inference_mode()
     def check_draft(self, start: SlotStart, draft: Sequence[int]) -> HostCopy:
         """Feed a draft behind the slot's text; return `decode`'s report of each place, [lines, 1 + draft].
 
@@ -333,15 +325,15 @@ class Runner:
         return state.end_step(*choice, *limits, self._kernels)
 
     @on_all_ranks
-    @torch.inference_mode()
     def branch(self, sources: Sequence[int], starts: Sequence[SlotStart]) -> None:
+        """Set slots to begin or to go on, with the texts of their sources."""
         pairs = zip(sources, starts, strict=True)
         moves = [(source, start) for source, start in pairs if source != start.slot]
         if moves:
             length = max(len(start.prompt) + len(start.tokens) for _, start in moves) - 1
             slots = [(source, start.slot) for source, start in moves]
             self.cache.copy_text(slots, self._transfers.to_device(torch.tensor(slots)), length)
-        self._begin(starts)
+        self.state.begin(starts, self._specials.timestamp_begin - 1, self._transfers)
 
     # -- Align --------------------------------------------------------------------------------------------
 
@@ -354,14 +346,12 @@ class Runner:
         ]
 
     @on_all_ranks
-    @torch.inference_mode()
     def attend(self, texts: Sequence[AlignedText]) -> list[Attended]:
         return self._aligner.start(texts, self._block([text.slot for text in texts]))
 
     # -- Slots --------------------------------------------------------------------------------------------
 
     @on_all_ranks
-    @torch.inference_mode()
     def move(self, moves: Sequence[tuple[int, int]], length: int) -> None:
         on_device = self._transfers.to_device(torch.tensor(moves))
         self.cache.copy_text(moves, on_device, length)

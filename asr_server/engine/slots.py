@@ -124,17 +124,10 @@ def _integers(start: SlotStart, before_first_time: int) -> list[int]:
 class SlotTable:
     """Which chunk holds which slots and audio slots."""
 
-    def __init__(
-        self, num_chunks: int, num_searches: int, beam_size: int, row_sizes: Sequence[int] = ()
-    ) -> None:
-        """Args:
-        num_searches: chunks that may have several slots.
-        row_sizes: numbers of rows in which steps are computed; none: any.
-        """
-        self._holders: list[ActiveChunk | None] = [None] * (num_chunks + num_searches * (beam_size - 1))
+    def __init__(self, num_chunks: int, beam_size: int, row_sizes: Sequence[int] = ()) -> None:
+        """`row_sizes`: numbers of rows in which steps are computed; none: any."""
+        self._holders: list[ActiveChunk | None] = [None] * (num_chunks * beam_size)
         self._audio_holders: list[ActiveChunk | None] = [None] * num_chunks
-        self._searching: set[int] = set()  # audio slots of the chunks with several slots
-        self._num_searches = num_searches
         self._row_sizes = row_sizes
 
     def __len__(self) -> int:
@@ -151,26 +144,17 @@ class SlotTable:
         self._holders[slot] = chunk
         chunk.slots.append(slot)
 
-    def resize(self, chunk: ActiveChunk, num_slots: int) -> bool:
-        """Grow or shrink the chunk's slots. Return False if too many searches are wide already."""
-        if num_slots == 1:
-            self._searching.discard(chunk.audio_slot)
-        elif chunk.audio_slot not in self._searching:
-            if len(self._searching) == self._num_searches:
-                return False
-            self._searching.add(chunk.audio_slot)
+    def resize(self, chunk: ActiveChunk, num_slots: int) -> None:
         while len(chunk.slots) < num_slots:
             self._add_slot(chunk)
         for slot in chunk.slots[num_slots:]:
             self._holders[slot] = None
         del chunk.slots[num_slots:]
-        return True
 
     def free(self, chunk: ActiveChunk) -> None:
         for slot in chunk.slots:
             self._holders[slot] = None
         self._audio_holders[chunk.audio_slot] = None
-        self._searching.discard(chunk.audio_slot)
         chunk.slots.clear()
 
     def compact(self, movable: Iterable[ActiveChunk]) -> list[tuple[int, int]]:

@@ -45,7 +45,7 @@ def warm_up(runner: Runner, tokenizer: Tokenizer, num_slots: int) -> None:
         for count in (min(_NUM_PROMPTS, num_slots), 1):  # many rows and few have kernels of their own
             prompts = [chunk.prompt[: chunk.sot_index + 2]] * count
             runner.prefill(list(range(count)), prompts, chunk.sot_index)
-        runner.start([SlotStart(0, chunk.prompt, chunk.options)])
+        runner.branch([0], [SlotStart(0, chunk.prompt, chunk.options)])
         if any(map(math.isnan, _decode(runner, chunk))):
             remedy = f"check the weights or try another {naming('dtype')}"
             raise ValueError(f"the model produced NaN on one second of silence; {remedy}")

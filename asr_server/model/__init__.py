@@ -5,17 +5,14 @@ Runs in the replica's process; used by `engine`. Knows no requests.
 
 from asr_server.checkpoint.sizes import WhisperSizes
 from asr_server.model.cache import DecoderCache
-from asr_server.model.features import LogMel
 from asr_server.model.layers import WHOLE, Shard
-from asr_server.model.weights import StoredWeights, load_whisper
+from asr_server.model.weights import load_whisper
 from asr_server.model.whisper import Whisper
 
 __all__ = [
     "WHOLE",
     "DecoderCache",
-    "LogMel",
     "Shard",
-    "StoredWeights",
     "Whisper",
     "WhisperSizes",
     "load_whisper",

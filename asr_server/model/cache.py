@@ -104,9 +104,9 @@ class DecoderCache:
 
     @staticmethod
     def bytes_per_chunk(
-        sizes: WhisperSizes, dtype: torch.dtype, int8_audio: bool = False, num_text_slots: float = 1
+        sizes: WhisperSizes, dtype: torch.dtype, int8_audio: bool = False, num_text_slots: int = 1
     ) -> int:
-        text_bytes = round(num_text_slots * sizes.text_positions) * dtype.itemsize
+        text_bytes = num_text_slots * sizes.text_positions * dtype.itemsize
         audio_bytes = sizes.audio_positions * (1 if int8_audio else dtype.itemsize)
         whole = 2 * sizes.decoder_layers * sizes.width * (text_bytes + audio_bytes)
         if int8_audio:
@@ -156,18 +156,18 @@ class DecoderCache:
 
         A graph may record it.
         """
-        store, heads = self.kernels.store_audio or _store, self.cross_keys.shape[2]
+        heads = self.cross_keys.shape[2]
         for layer, (keys, values) in enumerate(keys_values):
             length = keys.shape[-1]
             all_keys, all_values = self.cross_keys[layer], self.cross_values[layer]
-            store(keys.view(len(keys), heads, -1, length), slots, all_keys)
-            store(split_heads(values, heads).transpose(1, 2), slots, all_values)
+            _store(keys.view(len(keys), heads, -1, length), slots, all_keys)
+            _store(split_heads(values, heads).transpose(1, 2), slots, all_values)
             if length < self.num_audio_positions:
                 count = len(slots)
                 silent_keys = self.silent_keys[layer, None, ..., length:].expand(count, -1, -1, -1)
                 silent_values = self.silent_values[layer, None, :, length:].expand(count, -1, -1, -1)
-                store(silent_keys, slots, all_keys[..., length:])
-                store(silent_values, slots, all_values[:, :, length:])
+                _store(silent_keys, slots, all_keys[..., length:])
+                _store(silent_values, slots, all_values[:, :, length:])
 
     def _write_packed(self, layer: int, slots: Slots, keys: Tensor, values: Tensor) -> None:
         in_blocks = keys.reshape(*keys.shape[:-1], -1, self.block).transpose(2, 3)

@@ -182,7 +182,7 @@ def attend_cached_audio(query: Tensor, audio: Sequence[tuple[Tensor, Tensor]], r
         own, silent = torch.tensor_split(scores.softmax(-1), [keys.shape[-1]], -1)
         return (own @ values + silent @ silent_values).transpose(1, 2).flatten(2)
     ((keys, values),) = audio
-    if query.shape[1] > 1 or query.is_cuda or not WEIGHTED_ROWS:
+    if query.shape[1] > 1 or query.is_cuda or not _IS_X86:
         return _weighted_sums(_scores(query, keys), values)  # scores [B, H, T, F]
     weights, keys, values = query[:, 0].flatten(0, 1), keys.flatten(0, 2), values.flatten(0, 2)
     scores = sum_weighted_rows(weights, keys, rows[: len(keys)].view(weights.shape))  # [B H, F]
@@ -216,15 +216,14 @@ def sum_weighted_rows(weights: Tensor, matrix: Tensor, rows: Tensor) -> Tensor:
     return F.embedding_bag(rows, matrix, mode="sum", per_sample_weights=weights)
 
 
+# There torch carries kernels for sums of weighted rows (FBGEMM); elsewhere matrix products are the better.
 _IS_X86 = platform.machine() in ("x86_64", "AMD64")
-# On x86 torch carries kernels written for it (FBGEMM); elsewhere matrix products are the better.
-WEIGHTED_ROWS = _IS_X86
 HAS_AMX = "amx_bf16" in cpu_flags()
 
 
 def sums_text_rows(values: Tensor) -> bool:
     """Return whether cached values are fastest by rows: in bfloat16."""
-    return WEIGHTED_ROWS and values.dtype == torch.bfloat16 and not (values.is_cuda or HAS_AMX)
+    return _IS_X86 and values.dtype == torch.bfloat16 and not (values.is_cuda or HAS_AMX)
 
 
 Weights = Mapping[str, Tensor]

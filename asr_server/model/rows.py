@@ -1,7 +1,7 @@
 """The slots of one call of the decoder, and how its layers attend to them.
 
 Torch's products gather slots that are not adjacent; the flash-decode kernel reads them in place. `OwnBlocks`
-attends to a short chunk's audio and the silence after it, which slots share.
+attends to packed audio, and the silence after it, which slots share.
 """
 
 from collections.abc import Callable
@@ -9,11 +9,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from asr_server.model.cache import DecoderCache, Slots, slot_ids
-from asr_server.model.layers import WEIGHTED_ROWS, attend_cached, attend_cached_audio, sums_text_rows
+from asr_server.model.layers import attend_cached, attend_cached_audio, sums_text_rows
 from asr_server.model.products import sum_weighted_packed_rows
 
 # So many rows read shared silence like audio of their own, in half the bytes, and so does any number of rows
@@ -94,9 +93,7 @@ class FlashRows:
     ) -> None:
         self.kernels, self._flash_decode = cache.kernels, flash_decode
         self._cache, self._positions, self._context = cache, positions, context
-        is_step = isinstance(slots, slice) and active is not None and positions.shape[1] == 1
-        look_up = (self.kernels.row_lengths if is_step else None) or row_lengths
-        found = look_up(slots, positions, active, cache.audio_of, cache.cross_values.shape[3])
+        found = row_lengths(slots, positions, active, cache.audio_of, cache.cross_values.shape[3])
         self._row_slots, self._row_audio_slots, self._text_lengths, self._audio_lengths = found
 
     def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -164,31 +161,30 @@ class OwnBlocks(NamedTuple):
     def attend(
         self,
         query: Tensor,  # [B, T, H, d], scaled; R = B T
-        keys: Tensor,  # [slots, H, d, F], or packed [slots, H, blocks, d, bytes]
-        values: Tensor,  # [slots, H, F, d], or [slots, H, F, bytes]
+        keys: Tensor,  # packed, [slots, H, blocks, d, bytes]
+        values: Tensor,  # packed, [slots, H, F, bytes]
         silence: tuple[Tensor, Tensor] | None,  # keys [H, d, F] and values [H, F, d]; None: whole windows
     ) -> Tensor:
         """Attend to each slot's audio and the silence after it, to [B, T, D]."""
         queries = query.flatten(0, 1).transpose(0, 1)  # [H, R, d]
         num_heads, num_rows, _ = queries.shape
         block = len(self.values) // len(self.owners)
-        is_packed = keys.dtype == torch.uint8
-        of_keys = keys.flatten(0, 3) if is_packed else keys.view(-1, block)
-        each_query = queries.flatten(0, 1)  # [H R, d]
-        if is_packed:  # their sums take float32, and each query has many blocks: here it is converted once
-            each_query = each_query.float()
-        own = _sums(each_query[self.owners].flatten(), of_keys, self.keys, self.key_starts)
+        # [H R, d]. Their sums take float32, and each query has many blocks: here it is converted once.
+        each_query = queries.flatten(0, 1).float()
+        of_values = values.flatten(0, 2), self.values, self.value_starts
+        own = sum_weighted_packed_rows(
+            each_query[self.owners].flatten(), keys.flatten(0, 3), self.keys, self.key_starts
+        )
         if silence is None or len(own) == num_heads * num_rows * self.num_blocks:
             weights = own.view(num_heads, num_rows, -1).softmax(-1)
-            context = _sums(weights.flatten(), values.flatten(0, 2), self.values, self.value_starts)
+            context = sum_weighted_packed_rows(weights.flatten(), *of_values)
         else:
             silent_keys, silent_values = silence
             scores = torch.bmm(queries, silent_keys).to(own.dtype)  # [H, R, F]
             scores.view(-1, block).index_copy_(0, self.places, own)
             weights = scores.softmax(-1)
             by_block = weights.view(-1, block)
-            own_weights = by_block[self.places].flatten()
-            context = _sums(own_weights, values.flatten(0, 2), self.values, self.value_starts)
+            context = sum_weighted_packed_rows(by_block[self.places].flatten(), *of_values)
             by_block.index_fill_(0, self.places, 0)
             context = context + torch.bmm(weights.to(query.dtype), silent_values).view_as(context)
         return (
@@ -201,8 +197,7 @@ class OwnBlocks(NamedTuple):
 
 def own_blocks(cache: DecoderCache, slots: Slots | list[int], num_queries: int) -> OwnBlocks | None:
     """Return the blocks for `num_queries` of each audio slot; None where torch's products read them."""
-    is_read = cache.is_packed or (WEIGHTED_ROWS and cache.has_short_audio(slots))
-    if not is_read or num_queries > MAX_QUERIES:
+    if not cache.is_packed or num_queries > MAX_QUERIES:
         return None
     rows = slot_ids(slots, cache.audio_lengths.device).repeat_interleave(num_queries)
     lengths = cache.audio_lengths[rows]
@@ -212,11 +207,11 @@ def own_blocks(cache: DecoderCache, slots: Slots | list[int], num_queries: int) 
         cache.values.shape[4],
     )
     silent_slot = None
-    if cache.shares_silence and cache.is_packed:
+    if cache.shares_silence:
         is_mostly_audio = int(lengths.sum()) >= len(rows) * num_positions // 2
         silent_slot = cache.silent_slot if len(rows) <= _FEW_ROWS or is_mostly_audio else None
     shape = num_heads, depth, num_positions, cache.block
-    return find_blocks(tuple(rows.tolist()), tuple(lengths.tolist()), *shape, cache.is_packed, silent_slot)
+    return find_blocks(tuple(rows.tolist()), tuple(lengths.tolist()), *shape, silent_slot)
 
 
 @lru_cache(maxsize=1)  # the next step has mostly the same slots
@@ -227,7 +222,6 @@ def find_blocks(
     depth: int,
     num_positions: int,  # of the window
     block: int,
-    is_packed: bool,  # a block's keys are contiguous
     silent_slot: int | None,  # with the blocks that follow each slot's own
 ) -> OwnBlocks:
     num_blocks = num_positions // block
@@ -242,10 +236,7 @@ def find_blocks(
     if silent_slot is not None:
         of_silence = (silent_slot * num_heads + heads).expand(-1, len(slots)).flatten()[owners]
         sources = torch.where(numbers < own_counts[owners], sources, of_silence)
-    if is_packed:
-        of_keys = (sources * num_blocks + numbers)[:, None] * depth + torch.arange(depth)
-    else:
-        of_keys = (sources[:, None] * depth + torch.arange(depth)) * num_blocks + numbers[:, None]
+    of_keys = (sources * num_blocks + numbers)[:, None] * depth + torch.arange(depth)
     of_values = (sources * num_blocks + numbers)[:, None] * block + torch.arange(block)
     return OwnBlocks(
         owners,
@@ -256,10 +247,3 @@ def find_blocks(
         of_values.flatten().int(),
         (starts * block).int(),
     )
-
-
-def _sums(weights: Tensor, matrix: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
-    """Sum weighted rows: weights [N], matrix [any, m], rows [N], starts [G] to [G, m]."""
-    if matrix.dtype == torch.uint8:
-        return sum_weighted_packed_rows(weights, matrix, rows, starts)
-    return F.embedding_bag(rows, matrix, starts, mode="sum", per_sample_weights=weights)

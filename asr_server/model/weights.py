@@ -131,9 +131,6 @@ class StoredWeights(Mapping[str, Tensor]):
         scale = _read(content, stored.scale).float()
         return tensor.float() / scale.reshape(-1, *(1 for _ in stored.shape[1:]))
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._stored
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._stored)
 

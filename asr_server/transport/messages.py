@@ -3,7 +3,7 @@
 Commands go to a replica, events come back; both name (request, chunk, part, attempt).
 """
 
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -144,14 +144,3 @@ Event = (
     | Released
     | LogLine
 )
-
-
-class EngineServer(Protocol):
-    """The replica's end of the connection."""
-
-    def receive(self, wait_s: float) -> list[Command]: ...
-
-    def send(self, event: Event) -> None:
-        """Callable from any thread."""
-
-    def close(self) -> None: ...

@@ -6,12 +6,11 @@ reader does not copy. Knows no sockets; imports torch only for a tensor.
 
 Shared memory is unnamed (memfd): it vanishes with the two processes and needs no /dev/shm. The writer copies
 arrays into slots; the reader uses them in place and reports when they are dropped. The lowest free slot is
-taken, so few pages are touched; memory of slots beyond `KEPT_SLOTS` goes back to the system.
+taken, so few pages are touched.
 """
 
 from __future__ import annotations
 
-import ctypes
 import heapq
 import logging
 import math
@@ -142,10 +141,7 @@ def _from_bytes(content: Bytes, dtype: np.dtype[Any] | torch.dtype, shape: tuple
 # -- Shared memory -------------------------------------------------------------------------------------------
 
 SLOT_BYTES: Final = 2 << 20  # whole pages for a window of 30 s as float32
-NUM_SLOTS: Final = 512  # address space; memory is taken only where something was written
-KEPT_SLOTS: Final = 128
-
-_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
+NUM_SLOTS: Final = 128  # more than a replica's chunks that wait or are encoded; memory only where written
 
 
 class SharedMemoryWriter:
@@ -173,10 +169,6 @@ class SharedMemoryWriter:
 
     def release(self, slot: int) -> None:
         heapq.heappush(self._free, slot)
-        if slot >= KEPT_SLOTS:
-            fallocate = ctypes.CDLL(None).fallocate
-            fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-            fallocate(self.fd, _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE, slot * SLOT_BYTES, SLOT_BYTES)
 
     def close(self) -> None:
         """The memory vanishes when the reader closes too."""

@@ -208,3 +208,7 @@ class ReplicaSpec(ChildSpec, frozen=True):
     settings: Settings
     num_on_device: int = 1  # replicas that share this one's device
     computes_on_cpu: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"replica {self.index}"

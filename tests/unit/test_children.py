@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from asr_server.audio.decoder import AudioLimits
 from asr_server.audio.ffmpeg_client import decode_processes
 from asr_server.audio.recording import Recording
 from asr_server.dispatch.executors import MultiprocessExecutor
-from asr_server.replica import BEAT, _Rank
+from asr_server.replica import RankSpec, _start
 from asr_server.transport.messages import Heartbeat
 from tests.support.embedded import embedded
 from tests.unit.audio.audio_files import make, voice
@@ -120,15 +121,11 @@ def test_a_decode_process_cannot_reach_other_processes_nor_files_nor_connect(tmp
 
 @pytest.mark.usefixtures("trap")
 def test_a_rank_imports_nothing_from_the_working_directory() -> None:
-    settings = embedded(tensor_parallel_size=2)
-    store_fd = os.memfd_create("ranks")
-    rank = _Rank(0, 1, settings, 1, store_fd)
-    try:
-        assert rank.process.stdout is not None
-        assert rank.process.stdout.read(1) == BEAT
-    finally:
-        rank.process.kill()
-        rank.process.communicate()
-        rank.operations.close()
-        rank.link.close()
-        os.close(store_fd)
+    settings, (link, theirs) = embedded(tensor_parallel_size=2, device="cpu"), Pipe()
+    with open(os.memfd_create("ranks"), "rb") as store, link, theirs:
+        process = _start(RankSpec(0, 1, settings, 1, store.fileno(), theirs.fileno()))
+        try:
+            assert link.recv_bytes() == bytes(4), "it joins"
+        finally:
+            process.kill()
+            process.communicate()

@@ -13,16 +13,11 @@ pytestmark = pytest.mark.slow
 
 KERNELS = {
     "attention": {"_attend", "_combine"},
-    "step": {"_choose", "_advance", "_row_lengths"},
+    "step": {"_choose", "_advance"},
     "products": {"_product"},
-    "encoder": {"_add_norm", "_store_audio"},
+    "encoder": {"_add_norm"},
 }
-NARROW = {
-    "_combine",
-    "_advance",
-    "_row_lengths",
-    "_store_audio",
-}  # which read little, or columns of any number
+NARROW = {"_combine", "_advance"}  # which read little
 
 
 @pytest.mark.parametrize("part", CASES)

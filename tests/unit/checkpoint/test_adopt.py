@@ -22,7 +22,8 @@ from asr_server.checkpoint.sizes import read_alignment_heads
 from asr_server.checkpoint.tensors import find_weights
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.errors import CheckpointError
-from asr_server.model import StoredWeights, WhisperSizes, load_whisper
+from asr_server.model import WhisperSizes, load_whisper
+from asr_server.model.weights import StoredWeights
 from harness.checkpoints import BEHIND_LANGUAGES
 from tests.support.checkpoints import narrow_large_directory, pocket_directory
 from tests.support.real_weights import hugging_face_checkpoint, real_checkpoint

@@ -85,7 +85,7 @@ def test_what_is_missing_or_something_else_is_named(
 def test_weights_that_are_cut_short_are_noticed_before_anything_starts(directory: Path) -> None:
     weights = directory / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    assert refusal(directory) == f"{weights} is cut short: fetch it again"
+    assert refusal(directory).startswith(f"{weights} is cut short, or")
 
 
 def test_every_file_of_sharded_weights_is_checked(directory: Path) -> None:

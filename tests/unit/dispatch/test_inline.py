@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -30,12 +31,11 @@ class Served:
     def run(self, server: Any, load: Callable[[], object]) -> None:
         load()
         server.send(Credit(2))
-        while True:
+        with closing(server):
             self.commands += server.receive(60)
-            if isinstance(self.commands[-1], Drain):
-                assert self.may_end.wait(60)
-                return
-            raise ZeroDivisionError("of ours")
+            if not isinstance(self.commands[-1], Drain):
+                raise ZeroDivisionError("of ours")
+            assert self.may_end.wait(60)
 
     def load(self, settings: Any, num_on_device: int) -> None:
         self.loaded.append(num_on_device)

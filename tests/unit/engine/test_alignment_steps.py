@@ -117,7 +117,7 @@ def test_a_new_text_clears_what_an_alignment_has_written(runner: Runner) -> None
         assert tensor[:, 0, :, :num_fed].all()
         tensor[:, 0, :, :num_fed] = math.nan
     runner.prefill([0], [PROMPT[:2]], 0)
-    runner.start([SlotStart(0, PROMPT, OPTIONS)])
+    runner.branch([0], [SlotStart(0, PROMPT, OPTIONS)])
     for tensor in (runner.cache.keys, runner.cache.values):
         assert tensor[:, 0].isfinite().all()
     assert math.isfinite(runner.decode(StepPlan(1, 3)).array()[1, 0])

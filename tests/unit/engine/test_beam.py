@@ -15,7 +15,6 @@ import torch
 from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.engine import Engine, active_chunk
 from asr_server.engine.beam import BeamSearch, leads, num_candidates
-from asr_server.engine.config import EngineConfig
 from asr_server.transport.messages import Cancel
 from harness.clips import make_clip
 from harness.engine_helpers import Checkpoint, results, run, submit, transcribe
@@ -227,20 +226,7 @@ def test_most_tokens_of_clear_speech_are_appended_as_sure_and_change_no_text(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [pytest.param(False, marks=pytest.mark.trial), True])
-def test_few_searches_at_once_wait_for_each_other_and_change_nothing(
-    pocket: Checkpoint, alone: list[ChunkResult], lookahead: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(EngineConfig, "num_searches", 1)
-    found = results_of_mixed(pocket.engine(num_slots=8, beam_size=WIDTH, lookahead=lookahead))
-    assert [result.tokens for result in found] == [result.tokens for result in alone]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lookahead", [pytest.param(False, marks=pytest.mark.trial), True])
-def test_a_cancelled_search_frees_all_its_slots_and_those_that_wait_go_on(
-    pocket: Checkpoint, lookahead: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(EngineConfig, "num_searches", 1)
+def test_a_cancelled_search_frees_all_its_slots(pocket: Checkpoint, lookahead: bool) -> None:
     engine = pocket.engine(num_slots=2, beam_size=WIDTH, lookahead=lookahead)
     for name, clip in zip(("leaver", "stayer"), HEARD, strict=False):
         submit(engine, name, clip, ASKED)

@@ -75,7 +75,7 @@ def test_a_default_servers_scores_take_at_most_300_mb_of_a_gpu(monkeypatch: pyte
     gpu, turbo = torch.device("cuda"), WhisperSizes(51866, 128, 1280, 32, 20, 5120, 4, 20, 5120)
     monkeypatch.setattr(config, "free_bytes", lambda *_: 80 << 30)
     chosen = EngineConfig(beam_size=5).resolved(turbo, gpu, torch.bfloat16)
-    assert chosen.num_text_slots == 768
+    assert chosen.num_text_slots == 1280
     with FakeTensorMode():
         embedding = torch.empty(padded_vocabulary(turbo.vocabulary, gpu), 1, device="cuda")
         decoder: Any = SimpleNamespace(embedding=embedding)

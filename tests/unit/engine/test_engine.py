@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
+from asr_server.core import ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine import Engine
 from asr_server.transport.messages import (
     Cancel,
@@ -170,23 +170,17 @@ def test_a_cancelled_request_frees_its_slots_at_once(pocket: Checkpoint, lookahe
 
 
 @pytest.mark.parametrize(
-    ("samples", "options", "reason"),
+    ("options", "reason"),
     [
-        (CLIPS[1], DecodingOptions(language="tlh"), "language 'tlh'"),
-        (CLIPS[1], DecodingOptions(language="de", temperatures=()), "temperatures"),
-        (CLIPS[1], DecodingOptions(language="de", temperatures=(-0.5,)), "temperatures"),
-        (CLIPS[1], DecodingOptions(language="de", max_new_tokens=0), "max_new_tokens"),
-        (CLIPS[1], DecodingOptions(language="de", prompt_tokens=(10**6,)), "vocabulary"),
-        (np.zeros(0, np.float32), PLAIN, "no samples"),
-        (np.full(16_000, np.nan, np.float32), PLAIN, "not finite"),
-        (np.zeros(30 * 16_000 + 1, np.float32), PLAIN, "window of 30 s"),
+        (DecodingOptions(language="tlh"), "language 'tlh'"),
+        (DecodingOptions(language="de", prompt_tokens=(10**6,)), "vocabulary"),
     ],
 )
 def test_a_chunk_that_cannot_be_decoded_fails_and_the_engine_goes_on(
-    pocket: Checkpoint, samples: Samples, options: DecodingOptions, reason: str
+    pocket: Checkpoint, options: DecodingOptions, reason: str
 ) -> None:
     engine = pocket.engine()
-    submit(engine, "bad", samples, options)
+    submit(engine, "bad", CLIPS[1], options)
     submit(engine, "good", CLIPS[1], PLAIN)
     events = run(engine)
     (failure,) = [event for event in events if isinstance(event, Failed)]
@@ -242,15 +236,11 @@ def test_a_checkpoint_of_one_language_is_not_asked(embedded: Checkpoint) -> None
     assert results(events)["x"].language is None
 
 
-def test_a_held_chunk_can_be_cancelled_or_told_nonsense(pocket: Checkpoint) -> None:
+def test_a_held_chunk_can_be_cancelled(pocket: Checkpoint) -> None:
     engine = pocket.engine()
-    for name in ("leaver", "fool"):
-        submit(engine, name, CLIPS[1], DecodingOptions(max_new_tokens=2))
+    submit(engine, "leaver", CLIPS[1], DecodingOptions(max_new_tokens=2))
     engine.step()
     engine.handle(Cancel("leaver"))
-    engine.handle(SetLanguage(ChunkId("fool", 0), "tlh"))
-    (failure,) = [event for event in run(engine) if isinstance(event, Failed)]
-    assert failure.id.handle_id == "fool"
     assert engine.slots_in_use == 0
 
 

@@ -77,7 +77,7 @@ def begin(runner: Runner, starts: Sequence[SlotStart], numbers: Sequence[int]) -
     runner.encode(slots, slots, [CLIPS[number] for number in numbers]).join()
     for start in starts:
         runner.prefill([start.slot], [list(start.prompt)[:-1]], 0)
-    runner.start(starts)
+    runner.branch([each.slot for each in starts], starts)
 
 
 def check_row(lines: Any, slot: int, expected: Tensor) -> int:
@@ -103,7 +103,7 @@ def test_each_step_goes_on_where_the_text_stands(
     numbers = dict(zip(slots, (0, 1, 3), strict=True))
     runner.encode(slots, slots, [CLIPS[number] for number in numbers.values()]).join()
     runner.prefill(slots, [PROMPT[:2]] * 3, 0)
-    runner.start([SlotStart(slot, PROMPT, PLAIN) for slot in slots])
+    runner.branch(slots, [SlotStart(slot, PROMPT, PLAIN) for slot in slots])
     no_speech = {
         slot: float(scores_after(number, PROMPT[:1]).softmax(-1)[SPECIALS.no_speech or 0])
         for slot, number in numbers.items()
@@ -200,7 +200,7 @@ def test_nothing_of_a_longer_text_before_is_left_behind_a_new_one(
         tensor[:, :2, :, : len(PROMPT) + 6] = math.nan
     runner.encode([1], [1], [CLIPS[3]]).join()
     runner.prefill([1], [PROMPT[:2]], 0)
-    runner.start([SlotStart(1, PROMPT, PLAIN)])
+    runner.branch([1], [SlotStart(1, PROMPT, PLAIN)])
     for tensor in (runner.cache.keys, runner.cache.values):
         assert not tensor[:, 1, :, 2:].any(), "NaN is true"
         assert tensor[:, 1, :, :2].isfinite().all()

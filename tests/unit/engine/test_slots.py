@@ -21,39 +21,35 @@ def placed(table: SlotTable, *names: str) -> list[ActiveChunk]:
     return chunks
 
 
-def test_so_many_chunks_as_there_are_searches_get_several_slots() -> None:
-    table = SlotTable(num_chunks=3, num_searches=1, beam_size=4)
+def test_a_chunk_gets_as_many_slots_as_it_wants_and_gives_them_back() -> None:
+    table = SlotTable(num_chunks=3, beam_size=4)
     first, second = placed(table, "first", "second")
     assert ((first.slots, first.audio_slot), (second.slots, second.audio_slot)) == (([0], 0), ([1], 1))
-    assert table.resize(first, 4)
+    table.resize(first, 4)
     assert first.slots == [0, 2, 3, 4]
-    assert not table.resize(second, 2)
-    assert table.resize(first, 2)
-    assert first.slots == [0, 2]
-    assert not table.resize(second, 2)
-    assert table.resize(first, 1)
-    assert table.resize(second, 3)
-    assert (first.slots, second.slots) == ([0], [1, 2, 3])
-    assert table.resize(second, 2)
-    assert second.slots == [1, 2]
+    table.resize(first, 2)
+    table.resize(second, 3)
+    assert (first.slots, second.slots) == ([0, 2], [1, 3, 4])
+    table.resize(second, 2)
+    assert second.slots == [1, 3]
 
 
 def test_what_a_chunk_held_is_free_for_the_next() -> None:
-    table = SlotTable(num_chunks=2, num_searches=1, beam_size=2)
+    table = SlotTable(num_chunks=2, beam_size=2)
     first, second = placed(table, "first", "second")
-    assert table.resize(first, 2)
+    table.resize(first, 2)
     assert len(table) == 2
     table.free(first)
     assert (len(table), first.slots) == (1, [])
-    assert table.resize(second, 2)
+    table.resize(second, 2)
     (third,) = placed(table, "third")
     assert (second.slots, third.slots, third.audio_slot, len(table)) == ([1, 0], [2], 0, 2)
 
 
 def test_chunks_move_from_the_last_slots_into_free_ones() -> None:
-    table = SlotTable(num_chunks=4, num_searches=1, beam_size=2)
+    table = SlotTable(num_chunks=4, beam_size=2)
     first, second, third = placed(table, "first", "second", "third")
-    assert table.resize(third, 2)
+    table.resize(third, 2)
     table.free(first)
     assert table.compact([second, third]) == [(3, 0)]
     assert (second.slots, third.slots) == ([1], [2, 0])

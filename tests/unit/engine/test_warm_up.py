@@ -11,7 +11,7 @@ from asr_server.engine.warm_up import warm_up
 from harness.engine_helpers import Checkpoint, transcribe
 from tests.unit.engine.test_engine import CLIPS
 
-PARTS = ("encode", "language_probabilities", "prefill", "start", "decode", "align")
+PARTS = ("encode", "language_probabilities", "prefill", "branch", "decode", "align")
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch) -> set[str]:

@@ -10,7 +10,6 @@ from asr_server.checkpoint.sizes import WhisperSizes
 from asr_server.core import AudioWindow
 from asr_server.model.cache import DecoderCache
 from asr_server.model.kernels import Kernels
-from asr_server.model.rows import own_blocks
 from tests.support.audio_cache import whole_audio
 
 LAYERS, HEADS, DEPTH, WINDOW = 2, 3, 4, 1500
@@ -148,14 +147,6 @@ def test_packed_silence_is_rounded_once_for_all_who_read_it() -> None:
         keys, values = by_head(*silence[layer])
         assert 0 < (cache.silent_keys[layer] - keys[0]).norm() / keys.norm() < 0.02
         assert 0 < (cache.silent_values[layer] - values[0]).norm() / values.norm() < 0.02
-
-
-def test_without_shared_silence_no_blocks_are_looked_up() -> None:
-    cache = DecoderCache(SIZES, 4, CPU, torch.float32)
-    assert not cache.shares_silence
-    cache.write_silence(keys_values(1, WINDOW, seed=1))
-    cache.write_audio(0, keys_values(1, 600, seed=2))
-    assert own_blocks(cache, [0], 1) is None
 
 
 def test_a_kernel_has_rows_that_begin_at_multiples_of_16_and_no_shared_silence() -> None:

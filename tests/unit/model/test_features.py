@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from asr_server.core import Samples
-from asr_server.model import LogMel
+from asr_server.model.features import LogMel
 from harness.clips import make_clip
 from harness.openai_whisper import transcribed_features
 

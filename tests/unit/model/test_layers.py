@@ -113,8 +113,8 @@ def test_a_cpus_bfloat16_attends_nearly_as_float32_does(
 
 _MANY_SHAPES = """
 import psutil, torch
-from asr_server.engine.config import keep_freed_memory
 from asr_server.model.layers import attend_cached
+from asr_server.process import keep_freed_memory
 
 def attend(rows, context):
     heads = torch.ones(rows, 8, context, 64, dtype=torch.bfloat16)

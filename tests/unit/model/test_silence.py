@@ -56,21 +56,17 @@ def test_half_to_one_second_behind_the_audio_is_read_as_it_is_then_means(length:
 class Stored:
     """Keys [slots, H, d, F] and values [slots, H, F, d] of slots and, behind them, of silence."""
 
-    def __init__(self, is_packed: bool) -> None:
+    def __init__(self) -> None:
         keys, values = (
             random(SLOTS + 1, HEADS, DEPTH, WINDOW, seed=1),
             random(SLOTS + 1, HEADS, WINDOW, DEPTH),
         )
-        self.keys, self.values = keys[:SLOTS].contiguous(), values[:SLOTS].contiguous()
-        self.silence = keys[SLOTS], values[SLOTS]
-        self.exact_keys, self.exact_values = keys, values
-        if is_packed:
-            in_blocks = keys.reshape(SLOTS + 1, HEADS, DEPTH, -1, BLOCK).transpose(2, 3)
-            self.keys, self.values = pack_rows(in_blocks), pack_rows(values)
-            unpacked = unpack_rows(self.keys, torch.float32)
-            self.exact_keys = unpacked.transpose(-3, -2).flatten(-2)
-            self.exact_values = unpack_rows(self.values, torch.float32)
-            self.silence = self.exact_keys[SLOTS], self.exact_values[SLOTS]
+        in_blocks = keys.reshape(SLOTS + 1, HEADS, DEPTH, -1, BLOCK).transpose(2, 3)
+        self.keys, self.values = pack_rows(in_blocks), pack_rows(values)
+        unpacked = unpack_rows(self.keys, torch.float32)
+        self.exact_keys = unpacked.transpose(-3, -2).flatten(-2)
+        self.exact_values = unpack_rows(self.values, torch.float32)
+        self.silence = self.exact_keys[SLOTS], self.exact_values[SLOTS]
 
     def expected(self, query: Tensor, slot: int, length: int, goes_on: bool) -> Tensor:
         """Attend from [H, d] to [D]."""
@@ -82,21 +78,19 @@ class Stored:
         return (weights @ values).flatten()
 
 
-def blocks(slots: list[int], lengths: list[int], is_packed: bool, silent_slot: int | None) -> OwnBlocks:
-    sizes = HEADS, DEPTH, WINDOW, BLOCK
-    return find_blocks(tuple(slots), tuple(lengths), *sizes, is_packed, silent_slot)
+def blocks(slots: list[int], lengths: list[int], silent_slot: int | None = None) -> OwnBlocks:
+    return find_blocks(tuple(slots), tuple(lengths), HEADS, DEPTH, WINDOW, BLOCK, silent_slot)
 
 
-@pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize(
     ("slots", "lengths"),
     [([2, 0], [50, 150]), ([0, 1, 2], [200, 50, 100]), ([1, 1, 2, 2], [100, 100, 150, 150]), ([1], [100])],
 )
 def test_each_query_attends_to_its_slots_audio_and_then_to_silence(
-    slots: list[int], lengths: list[int], is_packed: bool
+    slots: list[int], lengths: list[int]
 ) -> None:
-    stored, query = Stored(is_packed), random(len(slots), 1, HEADS, DEPTH, seed=3)
-    own = blocks(slots, lengths, is_packed, None)
+    stored, query = Stored(), random(len(slots), 1, HEADS, DEPTH, seed=3)
+    own = blocks(slots, lengths)
     assert len(own.owners) == HEADS * sum(lengths) // BLOCK
     found = own.attend(query, stored.keys, stored.values, stored.silence)
     assert found.shape == (len(slots), 1, HEADS * DEPTH)
@@ -106,8 +100,8 @@ def test_each_query_attends_to_its_slots_audio_and_then_to_silence(
 
 
 def test_silence_of_a_packed_cache_is_read_from_its_own_slot() -> None:
-    stored, query = Stored(True), random(2, 1, HEADS, DEPTH, seed=3)
-    own = blocks([2, 0], [50, 150], True, silent_slot=SLOTS)
+    stored, query = Stored(), random(2, 1, HEADS, DEPTH, seed=3)
+    own = blocks([2, 0], [50, 150], silent_slot=SLOTS)
     assert len(own.owners) == 2 * HEADS * WINDOW // BLOCK, "a whole window each"
     wrong = torch.full_like(stored.silence[0], math.nan), stored.silence[1]
     found = own.attend(query, stored.keys, stored.values, wrong)
@@ -116,10 +110,9 @@ def test_silence_of_a_packed_cache_is_read_from_its_own_slot() -> None:
         torch.testing.assert_close(found[row, 0], expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("is_packed", [False, True])
-def test_whole_windows_need_no_silence(is_packed: bool) -> None:
-    stored, query = Stored(is_packed), random(2, 1, HEADS, DEPTH, seed=3)
-    found = blocks([1, 0], [WINDOW] * 2, is_packed, None).attend(query, stored.keys, stored.values, None)
+def test_whole_windows_need_no_silence() -> None:
+    stored, query = Stored(), random(2, 1, HEADS, DEPTH, seed=3)
+    found = blocks([1, 0], [WINDOW] * 2).attend(query, stored.keys, stored.values, None)
     for row, slot in enumerate((1, 0)):
         expected = stored.expected(query[row, 0], slot, WINDOW, goes_on=False)
         torch.testing.assert_close(found[row, 0], expected, atol=1e-5, rtol=1e-4)

@@ -37,7 +37,7 @@ from asr_server.transport.messages import (
     StartFailed,
     Submit,
 )
-from asr_server.transport.zeromq import Address, ReplicaSpec
+from asr_server.transport.zeromq import Address, ReplicaSpec, ZmqEngineServer
 from harness.clips import make_clip
 from harness.engine_helpers import Checkpoint
 from tests.support.checkpoints import pocket_directory
@@ -159,21 +159,19 @@ def test_a_checkpoint_missing_elsewhere_is_told_with_the_host(listening: Address
 SETTINGS = embedded(tensor_parallel_size=3).core
 
 
-def with_ranks(rank: str, work: Callable[[Ranks, Callable[[Any], None]], None], **limits: float) -> Ended:
+def with_ranks(rank: str, work: Callable[[Ranks, Callable[[Any], None]], None]) -> Ended:
     """Run `work` in a copy of this process. Its ranks run this function of `tests.unit.replica.short_rank`."""  # noqa: E501
 
     def run(tell: Callable[[Any], None]) -> None:
         os.environ["PYTHON_SHORT_RANK"] = rank  # inherited
         replica.MODULE = "tests.unit.replica.short_rank"  # type: ignore[misc]
-        for name, value in limits.items():
-            setattr(replica, name, value)
         logging.basicConfig(level="INFO", force=True)
         atexit._clear()  # what the process of the tests leaves for its own end
         started = Ranks(5, SETTINGS, 2)
         work(started, tell)
         end, vars(os)["_exit"] = os._exit, lambda _: time.sleep(60)  # who sees the ranks end ends nothing now
-        for each in started._ranks:
-            each.process.kill()
+        for each in started.processes:
+            each.kill()
         end(0)
 
     return Fork(run).end()
@@ -181,7 +179,7 @@ def with_ranks(rank: str, work: Callable[[Ranks, Callable[[Any], None]], None], 
 
 def test_each_other_rank_is_a_process_that_is_told_who_it_is() -> None:
     def ask(started: Ranks, tell: Callable[[Any], None]) -> None:
-        tell([link.recv(65536).decode() for link in started.links])
+        tell([link.recv_bytes().decode() for link in started.links])
 
     ended = with_ranks("tell_spec", ask)
     specs = [msgspec.json.decode(line, type=RankSpec) for line in ended.told]
@@ -191,7 +189,7 @@ def test_each_other_rank_is_a_process_that_is_told_who_it_is() -> None:
 
 
 def wait(started: Ranks, tell: Callable[[Any], None]) -> None:
-    tell([each.process.pid for each in started._ranks])
+    tell([each.pid for each in started.processes])
     time.sleep(3600)
 
 
@@ -212,26 +210,6 @@ def test_the_end_of_one_rank_ends_all_and_is_told_with_its_status() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "limits", "is_ended"),
-    [
-        ("never_ready", {"SILENT_STARTUP_LIMIT_S": 0.03, "FROZEN_AFTER_S": 3600.0}, True),
-        ("ready_and_silent", {"SILENT_STARTUP_LIMIT_S": 3600.0, "FROZEN_AFTER_S": 0.03}, True),
-        ("beats", {"SILENT_STARTUP_LIMIT_S": 3600.0, "FROZEN_AFTER_S": 30.0}, False),
-    ],
-)
-def test_a_rank_that_is_silent_ends_all(rank: str, limits: dict[str, float], is_ended: bool) -> None:
-    def wait_for_beats(started: Ranks, tell: Callable[[Any], None]) -> None:
-        if is_ended:
-            wait(started, tell)
-        for link in started.links:
-            link.recv(1)
-
-    ended = with_ranks(rank, wait_for_beats, TICK_S=0.01, **limits)
-    assert ended.status == is_ended
-    assert ("has been silent for 0 s" in ended.errors) == is_ended
-
-
-@pytest.mark.parametrize(
     ("given", "own"),
     [("", {}), ("4,5,6", {"CUDA_VISIBLE_DEVICES": "6"}), ("a,b,c", {"CUDA_VISIBLE_DEVICES": "c"})],
 )
@@ -243,27 +221,17 @@ def test_each_rank_sees_its_gpu(given: str, own: dict[str, str], monkeypatch: py
 # -- The process of a rank --
 
 
-def test_a_rank_settles_itself_and_beats_before_it_loads_anything() -> None:
-    spec = RankSpec(4, 2, embedded(log_level="debug"), 1, 3, 4, 5)
+def test_a_rank_settles_itself_and_ends_with_rank_0() -> None:
+    spec = RankSpec(4, 2, embedded(log_level="debug"), 1, 3, 4)
 
     def work(tell: Callable[[Any], None]) -> None:
-        has_beaten, tell_parent = threading.Event(), replica._tell
-
-        def tell_and_note(sign: bytes) -> None:
-            tell_parent(sign)
-            has_beaten.set()
-
-        def run(spec: RankSpec) -> None:
-            assert has_beaten.wait(60)
-            ignored = [signal.getsignal(each) is signal.SIG_IGN for each in (signal.SIGINT, signal.SIGTERM)]
-            title = Path("/proc/self/cmdline").read_bytes().strip(b"\0").decode()
-            logging.getLogger("asr_server").warning("loads")
-            keeps_alive = [each.name for each in threading.enumerate() if not each.daemon][1:]
-            tell([ignored, title, logging.root.level, spec.rank, parent_death_signal(), keeps_alive])
-            time.sleep(3600)
-
-        replica.run_rank, replica._tell = run, tell_and_note
-        replica.rank_main()
+        spec = replica.settled(RankSpec)
+        ignored = [signal.getsignal(each) is signal.SIG_IGN for each in (signal.SIGINT, signal.SIGTERM)]
+        title = Path("/proc/self/cmdline").read_bytes().strip(b"\0").decode()
+        logging.getLogger("asr_server").warning("loads")
+        keeps_alive = [each.name for each in threading.enumerate() if not each.daemon][1:]
+        tell([ignored, title, logging.root.level, spec.rank, parent_death_signal(), keeps_alive])
+        time.sleep(3600)
 
     process = Fork(work)
     process.give(spec.to_line())
@@ -271,7 +239,6 @@ def test_a_rank_settles_itself_and_beats_before_it_loads_anything() -> None:
     process.give_no_more()  # rank 0 has ended
     ended = process.end()
     assert ended.status == 1
-    assert ended.output == replica.BEAT
     assert "replica 4 rank 2" in ended.errors
 
 
@@ -280,7 +247,7 @@ def pocket() -> Checkpoint:
     return Checkpoint.load(pocket_directory())
 
 
-class Server:
+class Server(ZmqEngineServer):
     """Keeps what the replica sends, and answers it from a list of commands a call."""
 
     def __init__(self, *commands: list[Command]) -> None:
