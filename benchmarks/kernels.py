@@ -35,7 +35,7 @@ from asr_server.engine.cuda import sizes_up_to
 from asr_server.engine.slots import SlotState
 from asr_server.model.kernels.choose_token import advance, choose_token
 from asr_server.model.kernels.flash_decode import flash_decode
-from asr_server.model.kernels.layers import add_norm, norm_product, row_product
+from asr_server.model.kernels.layers import add_norm, norm_product, row_product, store_audio
 from asr_server.model.whisper import padded_vocabulary
 
 HEADS, DEPTH, POSITIONS, CONTEXT = 20, 64, 1500, 448
@@ -166,6 +166,20 @@ def addition_and_norm(dtype: torch.dtype, batch: int = 1) -> None:
         add_norm(x, change, x[0, 0], x[0, 0], 1e-5, 64504.0 if dtype == torch.float16 else None)
 
 
+def audio_into_slots(length: int = POSITIONS, batch: int = 2) -> None:
+    """A layer's keys and values, and the silence behind them."""
+    slots, padded = torch.zeros(batch, dtype=torch.long), -(-POSITIONS // 16) * 16
+    keys = torch.zeros(batch, HEADS, DEPTH, -(-length // 8) * 8, dtype=torch.bfloat16)[..., :length]
+    values = torch.zeros(batch, length, HEADS, DEPTH, dtype=torch.bfloat16).transpose(1, 2)
+    all_keys = torch.zeros(2, HEADS, DEPTH, padded, dtype=torch.bfloat16)[..., :POSITIONS]
+    all_values = torch.zeros(2, HEADS, POSITIONS, DEPTH, dtype=torch.bfloat16)
+    store_audio(keys, slots, all_keys)
+    store_audio(values, slots, all_values)
+    if length < POSITIONS:
+        store_audio(all_keys[:1, ..., length:].expand(batch, -1, -1, -1), slots, all_keys[..., length:])
+        store_audio(all_values[:1, :, length:].expand(batch, -1, -1, -1), slots, all_values[:, :, length:])
+
+
 def products_of_one_row(dtype: torch.dtype, width: int = WIDTH) -> None:
     """Of a decoder layer: behind a norm, with GELU, and of attention or the hidden layer."""
     x, hidden = torch.empty(1, 1, width, dtype=dtype), torch.empty(1, 1, 4 * width, dtype=dtype)
@@ -205,6 +219,8 @@ def product_cases() -> Iterator[Case]:
 def encoder_cases() -> Iterator[Case]:
     for dtype in (torch.bfloat16, torch.float16):
         yield f"encoder, addition and norm, {_name(dtype)}", partial(addition_and_norm, dtype)
+    for length in (POSITIONS, 500):
+        yield f"audio of {length} positions into slots", partial(audio_into_slots, length)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -246,6 +262,8 @@ def compile_start(arch: int, num_text_slots: int = SLOTS) -> list[str]:
     products_of_one_row(torch.bfloat16)
     for batch in range(1, 9):
         addition_and_norm(torch.bfloat16, batch)
+        for length in (500, 1000, POSITIONS):
+            audio_into_slots(length, batch)
     for rows in (2, 10):  # one prompt, and five
         attention(torch.bfloat16, rows, False, is_prompt=True)
     return [each.kernel for each in device.take()[0]]

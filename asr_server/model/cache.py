@@ -156,18 +156,18 @@ class DecoderCache:
 
         A graph may record it.
         """
-        heads = self.cross_keys.shape[2]
+        store, heads = self.kernels.store_audio or _store, self.cross_keys.shape[2]
         for layer, (keys, values) in enumerate(keys_values):
             length = keys.shape[-1]
             all_keys, all_values = self.cross_keys[layer], self.cross_values[layer]
-            _store(keys.view(len(keys), heads, -1, length), slots, all_keys)
-            _store(split_heads(values, heads).transpose(1, 2), slots, all_values)
+            store(keys.view(len(keys), heads, -1, length), slots, all_keys)
+            store(split_heads(values, heads).transpose(1, 2), slots, all_values)
             if length < self.num_audio_positions:
                 count = len(slots)
                 silent_keys = self.silent_keys[layer, None, ..., length:].expand(count, -1, -1, -1)
                 silent_values = self.silent_values[layer, None, :, length:].expand(count, -1, -1, -1)
-                _store(silent_keys, slots, all_keys[..., length:])
-                _store(silent_values, slots, all_values[:, :, length:])
+                store(silent_keys, slots, all_keys[..., length:])
+                store(silent_values, slots, all_values[:, :, length:])
 
     def _write_packed(self, layer: int, slots: Slots, keys: Tensor, values: Tensor) -> None:
         in_blocks = keys.reshape(*keys.shape[:-1], -1, self.block).transpose(2, 3)

@@ -11,6 +11,7 @@ class Kernels:
     """The kernels in use, named as the functions; None: torch's operations."""
 
     flash_decode: Callable[..., Tensor] | None = None
+    store_audio: Callable[..., None] | None = None
     add_norm: Callable[..., tuple[Tensor, Tensor]] | None = None
     norm_product: Callable[..., tuple[Tensor, Tensor]] | None = None  # these two of one row
     row_product: Callable[..., Tensor] | None = None

@@ -1,4 +1,4 @@
-"""Triton kernels of layers: addition with norm, and products of one row.
+"""Triton kernels of layers: addition with norm, products of one row, and storing audio in slots.
 
 A step of one row is a chain of small kernels: each one saved is a wait less. Must agree with `whisper.py`.
 """
@@ -57,6 +57,43 @@ def _add_norm(  # type: ignore[no-untyped-def]
     y *= tl.load(weight + n, within, other=0.0).to(tl.float32)[None, :]
     y += tl.load(bias + n, within, other=0.0).to(tl.float32)[None, :]
     tl.store(normed + place, y.to(normed.dtype.element_ty), inside)
+
+
+_TILE = 64  # rows and columns that a program copies
+
+
+def store_audio(source: Tensor, slots: Tensor, target: Tensor) -> None:
+    """Copy source [B, H, n, m] to target[slots, :, :n, :m]; m is innermost in both.
+
+    Args:
+        source: a first dimension of stride 0 repeats.
+        slots: int64 [B].
+    """
+    assert source.stride(3) == target.stride(3) == slots.stride(0) == 1
+    batch, heads, num_rows, num_columns = source.shape
+    grid = batch * heads, triton.cdiv(num_rows, _TILE), triton.cdiv(num_columns, _TILE)
+    _store_audio[grid](
+        source, slots, target, *source.stride()[:3], *target.stride()[:3], heads, num_rows, num_columns,
+        TILE=_TILE, num_warps=8,
+    )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _store_audio(  # type: ignore[no-untyped-def]
+    source, slots, target,
+    source_stride, source_head_stride, source_row_stride,
+    target_stride, target_head_stride, target_row_stride,
+    heads, num_rows, num_columns, TILE: tl.constexpr,
+):  # fmt: skip
+    chunk, head = tl.program_id(0) // heads, tl.program_id(0) % heads
+    row = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    column = tl.program_id(2) * TILE + tl.arange(0, TILE)
+    inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
+    slot = tl.load(slots + chunk)
+    source += chunk.to(tl.int64) * source_stride + head * source_head_stride
+    target += slot * target_stride + head * target_head_stride
+    copied = tl.load(source + row[:, None] * source_row_stride + column[None, :], inside)
+    tl.store(target + row[:, None] * target_row_stride + column[None, :], copied, inside)
 
 
 # Products of one row: reading the weights is their time.

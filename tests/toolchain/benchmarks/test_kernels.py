@@ -15,9 +15,13 @@ KERNELS = {
     "attention": {"_attend", "_combine"},
     "step": {"_choose", "_advance"},
     "products": {"_product"},
-    "encoder": {"_add_norm"},
+    "encoder": {"_add_norm", "_store_audio"},
 }
-NARROW = {"_combine", "_advance"}  # which read little
+NARROW = {
+    "_combine",
+    "_advance",
+    "_store_audio",
+}  # which read little, or columns of any number
 
 
 @pytest.mark.parametrize("part", CASES)

@@ -148,5 +148,6 @@ def take_few_programs(monkeypatch: Any) -> None:
     monkeypatch.setattr(flash_decode, "_BLOCK", 512)
     monkeypatch.setattr(choose_token, "_BLOCK", 1 << 16)
     monkeypatch.setattr(layers, "_ROWS", 512)
+    monkeypatch.setattr(layers, "_TILE", 1024)
     monkeypatch.setattr(layers, "_OUTPUTS", (256, 256))
     monkeypatch.setattr(layers, "_WEIGHTS", 1 << 16)

@@ -98,6 +98,7 @@ def fake_cuda(monkeypatch: Any) -> Iterator[None]:
         (choose_token, "_choose"),
         (layers, "_add_norm"),
         (choose_token, "_advance"),
+        (layers, "_store_audio"),
         (layers, "_product"),
     ):
         monkeypatch.setattr(module, name, Launched())
