@@ -34,7 +34,7 @@ from asr_server.engine.beam import num_candidates, num_named
 from asr_server.engine.cuda import sizes_up_to
 from asr_server.engine.slots import SlotState
 from asr_server.model.kernels.choose_token import advance, choose_token
-from asr_server.model.kernels.flash_decode import flash_decode
+from asr_server.model.kernels.flash_decode import flash_decode, row_lengths
 from asr_server.model.kernels.layers import add_norm, norm_product, row_product, store_audio
 from asr_server.model.whisper import padded_vocabulary
 
@@ -180,6 +180,11 @@ def audio_into_slots(length: int = POSITIONS, batch: int = 2) -> None:
         store_audio(all_values[:1, :, length:].expand(batch, -1, -1, -1), slots, all_values[:, :, length:])
 
 
+def lengths_of_rows(rows: int = 128) -> None:
+    numbers = torch.zeros(SLOTS, dtype=torch.long)
+    row_lengths(slice(0, rows), numbers[:rows, None], numbers[:rows], numbers, POSITIONS)
+
+
 def products_of_one_row(dtype: torch.dtype, width: int = WIDTH) -> None:
     """Of a decoder layer: behind a norm, with GELU, and of attention or the hidden layer."""
     x, hidden = torch.empty(1, 1, width, dtype=dtype), torch.empty(1, 1, 4 * width, dtype=dtype)
@@ -206,6 +211,7 @@ def step_cases() -> Iterator[Case]:
     for lines, reported, name in ((LINES, REPORTED_LINES, "beams"), (0, 0, "greedy")):
         yield f"end of a step, 128 rows, {name}", partial(token_choice, lines)
         yield f"change of state, 128 rows, {name}", partial(state_change, lines=reported)
+    yield "lengths of 128 rows", lengths_of_rows
 
 
 def product_cases() -> Iterator[Case]:
@@ -259,6 +265,7 @@ def compile_start(arch: int, num_text_slots: int = SLOTS) -> list[str]:
             attention(torch.bfloat16, rows, of_audio)
         token_choice(rows=rows)
         state_change(rows)
+        lengths_of_rows(rows)
     products_of_one_row(torch.bfloat16)
     for batch in range(1, 9):
         addition_and_norm(torch.bfloat16, batch)

@@ -93,7 +93,9 @@ class FlashRows:
     ) -> None:
         self.kernels, self._flash_decode = cache.kernels, flash_decode
         self._cache, self._positions, self._context = cache, positions, context
-        found = row_lengths(slots, positions, active, cache.audio_of, cache.cross_values.shape[3])
+        is_step = isinstance(slots, slice) and active is not None and positions.shape[1] == 1
+        look_up = (self.kernels.row_lengths if is_step else None) or row_lengths
+        found = look_up(slots, positions, active, cache.audio_of, cache.cross_values.shape[3])
         self._row_slots, self._row_audio_slots, self._text_lengths, self._audio_lengths = found
 
     def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

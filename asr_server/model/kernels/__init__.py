@@ -12,6 +12,7 @@ class Kernels:
 
     flash_decode: Callable[..., Tensor] | None = None
     store_audio: Callable[..., None] | None = None
+    row_lengths: Callable[..., tuple[Tensor, ...]] | None = None
     add_norm: Callable[..., tuple[Tensor, Tensor]] | None = None
     norm_product: Callable[..., tuple[Tensor, Tensor]] | None = None  # these two of one row
     row_product: Callable[..., Tensor] | None = None

@@ -68,6 +68,40 @@ def flash_decode(
     return result
 
 
+_ROWS = 64  # of a program of `row_lengths`
+
+
+def row_lengths(
+    slots: slice, positions: Tensor, active: Tensor, audio_of: Tensor, num_audio: int
+) -> tuple[Tensor, ...]:
+    """Return the rows of a step in one launch, as `model/rows.py` does.
+
+    Positions are int64 [B, 1], `active` is [B] of any integers, `audio_of` int64 of the cache's slots.
+    """
+    num_rows = len(positions)
+    assert positions.stride(0) == active.stride(0) == 1
+    found = positions.new_empty(4, num_rows)
+    _row_lengths[triton.cdiv(num_rows, _ROWS),](
+        positions, active, audio_of, found, slots.start, num_rows, num_audio, ROWS=_ROWS, num_warps=2
+    )
+    return found.unbind()
+
+
+# Compiled once, whatever the slots and the number of rows.
+@triton.jit(do_not_specialize=["first_slot", "num_rows"])  # type: ignore[untyped-decorator]
+def _row_lengths(  # type: ignore[no-untyped-def]
+    positions, active, audio_of, found, first_slot, num_rows, num_audio, ROWS: tl.constexpr
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < num_rows
+    is_active = tl.load(active + row, inside, other=0) != 0
+    tl.store(found + row, (first_slot + row).to(tl.int64), inside)
+    tl.store(found + num_rows + row, tl.load(audio_of + first_slot + row, inside, other=0), inside)
+    text = tl.where(is_active, tl.load(positions + row, inside, other=0) + 1, 0)
+    tl.store(found + 2 * num_rows + row, text, inside)
+    tl.store(found + 3 * num_rows + row, tl.where(is_active, num_audio, 0).to(tl.int64), inside)
+
+
 def plan_splits(num_programs: int, most: int) -> tuple[int, int]:
     blocks = triton.cdiv(most, _BLOCK)
     wanted = min(triton.cdiv(_ENOUGH_PROGRAMS, num_programs), triton.cdiv(blocks, 2), _MAX_SPLITS)

@@ -13,13 +13,14 @@ pytestmark = pytest.mark.slow
 
 KERNELS = {
     "attention": {"_attend", "_combine"},
-    "step": {"_choose", "_advance"},
+    "step": {"_choose", "_advance", "_row_lengths"},
     "products": {"_product"},
     "encoder": {"_add_norm", "_store_audio"},
 }
 NARROW = {
     "_combine",
     "_advance",
+    "_row_lengths",
     "_store_audio",
 }  # which read little, or columns of any number
 

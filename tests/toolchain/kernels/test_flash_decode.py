@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from asr_server.model import rows
 from asr_server.model.kernels import flash_decode as module
-from asr_server.model.kernels.flash_decode import flash_decode, plan_splits
+from asr_server.model.kernels.flash_decode import flash_decode, plan_splits, row_lengths
 
 SLOW = pytest.mark.slow  # of Triton's interpreter: many positions, or many programs
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -102,6 +103,17 @@ def test_the_newest_keys_and_values_are_read_from_where_they_come_and_stored(dty
     for row, slot, length in [(0, 1, 300), (1, 4, 129), (2, 0, 1)]:
         wanted = expected((query * 0.3)[row], keys[slot], values[slot], length)
         torch.testing.assert_close(found[row].float(), wanted, atol=ERROR[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("num_rows", [1, 70])
+def test_the_rows_of_a_step_are_those_that_torch_looks_up(num_rows: int) -> None:
+    numbers = torch.arange(100, device=DEVICE)
+    positions, active = numbers[:num_rows, None] * 3, (numbers[:num_rows] % 4 != 2).long()
+    step = slice(2, 2 + num_rows), positions, active, numbers.flip(0), 150
+    for found, expected in zip(row_lengths(*step), rows.row_lengths(*step), strict=True):
+        assert found.dtype == expected.dtype
+        assert found.is_contiguous()
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("num_programs", [1, 20, 160, 2560])

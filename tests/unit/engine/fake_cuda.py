@@ -95,6 +95,7 @@ def fake_cuda(monkeypatch: Any) -> Iterator[None]:
     for module, name in (
         (flash_decode, "_attend"),
         (flash_decode, "_combine"),
+        (flash_decode, "_row_lengths"),
         (choose_token, "_choose"),
         (layers, "_add_norm"),
         (choose_token, "_advance"),
