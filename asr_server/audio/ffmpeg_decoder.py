@@ -8,6 +8,7 @@ times are a player's.
 import itertools
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -38,6 +39,10 @@ CONTAINERS = (
 )
 GROUP_S = 1.0
 MISSING_S = 0.5  # shorter than the container says by more than this: cut short
+MISSING_OF_EXACT_S = 0.01
+_EXACT = ("flac", "aiff")  # formats that count their samples, and have no gaps of their own
+_MP3_COUNT = re.compile(rb"(?:Xing|Info)...[\1\3\5\7\x09\x0b\x0d\x0f](....)", re.DOTALL)  # of its frames
+_MP3_HEAD = 200  # bytes of the first frame that may have it
 MAX_BOXES = 10_000  # looked at for another file behind an MP4; a fragment has two
 MAX_JOINED = 1000
 MAX_DAMAGED = 100  # places at which a demuxer gives up and may go on
@@ -71,14 +76,12 @@ av.logging.set_skip_repeated(False)
 
 
 class FfmpegDecoder:
-    has_exact_duration = False
-
     def __init__(
         self, fd: int, choice: TrackChoice = DEFAULT_TRACK, limits: AudioLimits | None = None
     ) -> None:
         """Raises CannotOpen for unknown files, InvalidAudio without audio, and NoSuchTrack."""
         self._fd, self._choice, self._limits = fd, choice, limits or AudioLimits()
-        self.truncated = self.has_more = False
+        self.truncated = False
         self._start = id3_size(os.pread(fd, 10, 0))
         self._container = self._open()
         try:
@@ -179,7 +182,9 @@ class FfmpegDecoder:
             return iter(packet.decode())
         except _DAMAGE:
             is_pause = self._stream.codec_context.name.startswith("amr") and packet.size <= _MAX_PAUSE_BYTES
-            self.truncated = self.truncated or not (is_pause or bytes(packet)[:3] in _TAGS)
+            data = bytes(packet)
+            is_padding = data[:3] in _TAGS or not any(data)  # some writers end an MP3 with zeros
+            self.truncated = self.truncated or not (is_pause or is_padding)
             return iter(())
 
     def _is_damaged(self) -> bool:
@@ -190,17 +195,22 @@ class FfmpegDecoder:
 
     def _falls_short(self) -> bool:
         """Return whether a container holds less than it states; raw streams only guess."""
-        line = self._time_line
-        if self._track_s() is not None:
-            return line.lead_s + (self._track_s() or 0.0) - (line.end_s - line.start_s) > MISSING_S
-        if not self._container.format.name.startswith("matroska"):
+        line, name, track_s = self._time_line, self._container.format.name, self._track_s()
+        if track_s is not None:
+            missing_s = line.lead_s + track_s - (line.end_s - line.start_s)
+            return missing_s > (MISSING_OF_EXACT_S if name in _EXACT else MISSING_S)
+        if not name.startswith("matroska"):
             return False
         # Its length counts from zero, wherever the first time stamp lies.
         return (self._container_s() or 0.0) - max(line.end_s, self._others_end_s) > MISSING_S
 
     def _track_s(self) -> float | None:
-        stream = self._stream
-        if not self._container.format.name.startswith("mov") or not stream.duration:
+        stream, name = self._stream, self._container.format.name
+        if name == "mp3":  # FFmpeg guesses by the size of a file that is longer than its count
+            count = _MP3_COUNT.search(os.pread(self._fd, _MP3_HEAD, self._start))
+            codec = stream.codec_context
+            return int.from_bytes(count[1], "big") * codec.frame_size / codec.sample_rate if count else None
+        if not stream.duration or not name.startswith(("mov", *_EXACT)):
             return None
         return float(stream.duration * stream.time_base)
 
@@ -215,6 +225,7 @@ class FfmpegDecoder:
         for frames in self._packets:
             for frame in frames:
                 if gap_s := time_line.gap_before(frame):
+                    self.truncated = self.truncated or self._container.format.name in _EXACT
                     if fifo.samples:
                         yield to_block(fifo.read())
                     yield from self._silence(gap_s)

@@ -34,7 +34,6 @@ from asr_server.audio.decoder import (
     TOO_MANY_FILES,
     AudioLimits,
     CannotOpen,
-    Decoder,
     DecodeTask,
     TrackChoice,
     id3_size,
@@ -42,9 +41,9 @@ from asr_server.audio.decoder import (
     require_only_track,
 )
 from asr_server.audio.ffmpeg_client import RemoteStream, decode_processes
-from asr_server.audio.native import SndfileDecoder, WavDecoder
 from asr_server.audio.split import Splitter
-from asr_server.audio.stream import ClippedStream, DecodedStream, FallbackStream, Stream
+from asr_server.audio.stream import ClippedStream, DecodedStream, Stream
+from asr_server.audio.wav import WavDecoder
 from asr_server.core import SAMPLE_RATE, Chunk, Clip, Samples, Track
 from asr_server.errors import AudioTooShort, DecodingUnavailable
 
@@ -70,26 +69,15 @@ def memory_file() -> BinaryIO:
     return tempfile.TemporaryFile()
 
 
-def open_native(fd: int) -> Decoder | None:
-    """Return the decoder of this process that knows the first bytes, or None for FFmpeg.
-
-    Names and types are not trusted. FFmpeg reads Ogg Vorbis 1.7 times faster than libsndfile.
-    """
-    head = os.pread(fd, 12, 0)
+def open_wav(fd: int) -> WavDecoder | None:
+    """Return the decoder of this process for WAV, or None for FFmpeg. Names and types are not trusted."""
+    head = os.pread(fd, 10, 0)
     if not head:
         raise invalid_audio("The file is empty.")
-    start = id3_size(head)
-    head = os.pread(fd, 12, start)
-    kind = head[:4] + head[8:12]
-    is_mp3 = head[:1] == b"\xff" and int.from_bytes(head[1:2], "big") & 0xE6 == 0xE2
     try:
-        if kind in (b"RIFFWAVE", b"RF64WAVE", b"BW64WAVE"):
-            return WavDecoder(fd, start)
-        if is_mp3 or head[:4] == b"fLaC" or kind in (b"FORMAIFF", b"FORMAIFC", b"RIFXWAVE"):
-            return SndfileDecoder(fd)
+        return WavDecoder(fd, id3_size(head))
     except CannotOpen:
-        pass
-    return None
+        return None
 
 
 MAX_SLICE_S = 0.2  # a slice without a chunk (a long silence, a slow codec) gives its thread back after this
@@ -239,11 +227,14 @@ class Recording:
 
     def _open(self) -> Stream:
         self._file = self._open_file()
-        decoder = open_native(self._file.fileno())
+        fd = self._file.fileno()
+        decoder = open_wav(fd)
         if decoder is None:
-            return self._open_remote()
+            return RemoteStream(fd, self._task, self._closed)
         require_only_track(self._task.choice)
-        return FallbackStream(DecodedStream(decoder, self._task), self._open_remote)
+        stream = DecodedStream(decoder, self._task)
+        self._task.limits.check_decoded(0, decoder.duration_s or 0.0)
+        return stream
 
     def _open_file(self) -> io.FileIO:
         try:
@@ -253,10 +244,6 @@ class Recording:
                 raise
             logger.error("an upload cannot be opened: %s", error)
             raise DecodingUnavailable(TOO_MANY_FILES) from error
-
-    def _open_remote(self) -> Stream:
-        assert self._file is not None
-        return RemoteStream(self._file.fileno(), self._task, self._closed)
 
     def _release(self) -> None:
         if self._stream is not None:

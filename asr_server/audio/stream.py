@@ -5,10 +5,8 @@ Mixing weights are film sound's: dialogue in the centre, effects in front and be
 louder than the sound is subtracted.
 """
 
-import contextlib
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -206,36 +204,27 @@ class Stream(Protocol):
 
 class DecodedStream:
     def __init__(self, decoder: Decoder, task: DecodeTask) -> None:
-        limits = task.limits
-        limits.check_layout(decoder.sample_rate, decoder.num_channels)
-        if decoder.has_exact_duration:
-            limits.check_decoded(0, decoder.duration_s or 0.0)
-        self._decoder, self._limits = decoder, limits
+        self._decoder, self._limits = decoder, task.limits
+        self._limits.check_layout(decoder.sample_rate, decoder.num_channels)
         self._scale = FloatScale() if decoder.is_float else None
         mono = decoder.sample_rate, decoder.num_channels, decoder.layout, task.channel
         self._to_16k = _stereo(decoder) if task.split_channels else Mono16k(*mono)
         self._num_bytes = self._num_samples = 0
-        self._blocks: Iterator[Samples] = itertools.chain(self.body(), self.tail())
+        self._blocks = self._read()
 
     @property
     def info(self) -> FileInfo:
         decoder = self._decoder
         return FileInfo(decoder.duration_s, decoder.num_channels, decoder.tracks_read, decoder.truncated)
 
-    @property
-    def has_more(self) -> bool:
-        return self._decoder.has_more
-
     def read(self) -> Samples | None:
         return next(self._blocks, None)
 
-    def body(self) -> Iterator[Samples]:
+    def _read(self) -> Iterator[Samples]:
         while len(block := self._decoder.read()):
             self._num_bytes += block.nbytes
             scaled = block if self._scale is None else self._scale.push(block)
             yield self._counted(self._to_16k.push(scaled))
-
-    def tail(self) -> Iterator[Samples]:
         yield self._counted(self._to_16k.finish())
 
     def close(self) -> None:
@@ -256,53 +245,6 @@ def _stereo(decoder: Decoder) -> Stereo16k:
             f"{decoder.num_channels} channel{plural}."
         )
     return Stereo16k(decoder.sample_rate)
-
-
-class FallbackStream:
-    """A local decoder, and another stream that continues where it stops early.
-
-    libsndfile stops at damage and at the first of joined MP3s. The other stream skips what was read.
-    """
-
-    def __init__(self, stream: DecodedStream, open_fallback: Callable[[], Stream]) -> None:
-        self._stream, self._open_fallback = stream, open_fallback
-        self._fallback: Stream | None = None
-        self._blocks = self._read()
-
-    @property
-    def info(self) -> FileInfo:
-        info = self._stream.info
-        is_truncated = info.truncated or (self._fallback is not None and self._fallback.info.truncated)
-        return msgspec.structs.replace(info, truncated=is_truncated)
-
-    def read(self) -> Samples | None:
-        return next(self._blocks, None)
-
-    def close(self) -> None:
-        self._blocks = iter(())
-        self._stream.close()
-        if self._fallback:
-            self._fallback.close()
-
-    def _read(self) -> Iterator[Samples]:
-        num_read = num_fallback = 0
-        for samples in self._stream.body():
-            num_read += len(samples)
-            yield samples
-        for samples in self._read_fallback():
-            num_already = min(len(samples), max(0, num_read - num_fallback))
-            num_fallback += len(samples)
-            yield samples[num_already:]
-        if num_fallback <= num_read:
-            yield from self._stream.tail()
-
-    def _read_fallback(self) -> Iterator[Samples]:
-        if not self._stream.has_more:
-            return
-        self._fallback = self._open_fallback()
-        with contextlib.suppress(InvalidAudio):
-            while (samples := self._fallback.read()) is not None:
-                yield samples
 
 
 class ClippedStream:
