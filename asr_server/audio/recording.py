@@ -8,7 +8,6 @@ come from one pass, each cut at its own quiet points. Knows no HTTP and no model
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import io
 import itertools
@@ -273,7 +272,6 @@ class ChunkSource:
 # -- The pool ------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
-QUEUED_PER_WORKER = 16
 
 
 @dataclass
@@ -287,14 +285,14 @@ class PreprocessStats:
 
 
 class PreprocessPool:
-    def __init__(self, num_workers: int, max_queued: int | None = None) -> None:
+    """Threads with one queue; what is in flight bounds it, because each part of it waits for its task."""
+
+    def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
         self.stats = PreprocessStats()
         self._lock = threading.Lock()
         self._recordings: WeakSet[Recording] = WeakSet()
         self._executor = ThreadPoolExecutor(num_workers, "asr-preprocess")
-        queued = num_workers * QUEUED_PER_WORKER if max_queued is None else max_queued
-        self._places = asyncio.Semaphore(num_workers + queued)
 
     @property
     def held_bytes(self) -> int:
@@ -319,16 +317,10 @@ class PreprocessPool:
         return decoded
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        queued_at = time.monotonic()
+        work = partial(self._work, time.monotonic(), function, args)
         self._count(queued=1)
-        try:
-            await self._places.acquire()
-        except BaseException:
-            self._count(queued=-1)
-            raise
-        work = partial(self._work, queued_at, function, args)
         task: Future[T] = self._executor.submit(contextvars.copy_context().run, work)
-        task.add_done_callback(partial(self._on_done, asyncio.get_running_loop()))
+        task.add_done_callback(self._on_done)
         return await asyncio.wrap_future(task)
 
     def _work(self, queued_at: float, function: Callable[..., T], args: tuple[object, ...]) -> T:
@@ -340,11 +332,9 @@ class PreprocessPool:
             self._count(busy=-1, finished=1)
             metrics.on_preprocessed(queued_at, started_at)
 
-    def _on_done(self, loop: asyncio.AbstractEventLoop, task: Future[T]) -> None:
+    def _on_done(self, task: Future[T]) -> None:
         if task.cancelled():  # it never began
             self._count(queued=-1)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(self._places.release)
 
     def shutdown(self) -> None:
         for recording in self._recordings:

@@ -112,7 +112,7 @@ async def test_cancelling_frees_the_thread_long_before_the_file_ends(
 
 
 async def test_a_slice_cancelled_in_the_queue_gives_its_place_back(tmp_path: Path) -> None:
-    pool = PreprocessPool(num_workers=1, max_queued=1)
+    pool = PreprocessPool(num_workers=1)
     gate = threading.Event()
     blocker = asyncio.create_task(pool.run(gate.wait, ENOUGH_S))
     await until(lambda: pool.stats.busy == 1)
