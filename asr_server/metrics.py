@@ -290,20 +290,17 @@ class RequestStats:
 
     def __str__(self) -> str:
         """Return "; key web, audio 75.0 s, chunks 3, fallbacks 2", or nothing."""
-        counts = {
+        figures = {
+            "error": self.error_code,
+            "key": self.key,
+            "audio": f"{self.audio_s:.1f} s" if self._audio_s else "",
             "chunks": self._num_chunks,
-            "fallbacks": sum(self._fallbacks.values()),
-            "read again": sum(self._read_again.values()),
-            "segments dropped": sum(self._segments_dropped.values()),
+            "fallbacks": self._fallbacks.total(),
+            "read again": self._read_again.total(),
+            "segments dropped": self._segments_dropped.total(),
         }
-        shown = [f"{name} {count}" for name, count in counts.items() if count]
-        if self._audio_s:
-            shown.insert(0, f"audio {self.audio_s:.1f} s")
-        if self.key:
-            shown.insert(0, f"key {self.key}")
-        if self.error_code:
-            shown.insert(0, f"error {self.error_code}")
-        return f"; {', '.join(shown)}" if shown else ""
+        shown = ", ".join(f"{name} {value}" for name, value in figures.items() if value)
+        return f"; {shown}" if shown else ""
 
 
 def _rounded(durations_s: Mapping[str, float]) -> dict[str, float]:

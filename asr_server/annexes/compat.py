@@ -26,7 +26,7 @@ from asr_server.api.request import (
 )
 from asr_server.api.state import get_state, require_key, require_key_in
 from asr_server.api.upload import Form
-from asr_server.audio.native import unsized_header
+from asr_server.audio.wav import unsized_header
 from asr_server.core import SAMPLE_RATE, Clip, Segment, Transcript
 from asr_server.errors import InvalidValue
 from asr_server.formats.render import verbose_body, word_body

@@ -95,9 +95,7 @@ class EventStream:
     def __init__(self, send: Send, headers: dict[str, str]) -> None:
         self._send = send
         self._headers = headers
-        self._unsent = bytearray()
-        self._is_complete = False
-        self._has_more = asyncio.Event()
+        self._unsent = asyncio.Queue[bytes | None]()  # at the end None
         self._sending: asyncio.Task[None] | None = None
 
     @property
@@ -108,18 +106,14 @@ class EventStream:
         if self._sending is None:
             self._sending = asyncio.create_task(self._send_all())
         if events:
-            self._unsent += events
-            self._has_more.set()
+            self._unsent.put_nowait(events)
 
     async def _send_all(self) -> None:
         headers = [(name.encode(), value.encode()) for name, value in (HEADERS | self._headers).items()]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        is_last = False
-        while not is_last:
-            await self._has_more.wait()
-            self._has_more.clear()
-            is_last, events, self._unsent = self._is_complete, bytes(self._unsent), bytearray()
-            await self._send({"type": "http.response.body", "body": events, "more_body": not is_last})
+        while (events := await self._unsent.get()) is not None:
+            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b""})
 
     def fail(self, error: Exception) -> None:
         expected = isinstance(error, RequestError | ServiceUnavailable | ChunkFailed)
@@ -127,8 +121,7 @@ class EventStream:
         self.write(event(body_of(error), exclude_none=False))
 
     async def end(self) -> None:
-        self._is_complete = True
-        self._has_more.set()
+        self._unsent.put_nowait(None)
         assert self._sending is not None
         await self._sending
 

@@ -8,22 +8,21 @@ the server.
 finds modules in the working directory, and imports the main module in each process.
 
 The server sends a `DecodeTask` with the file, opened once for each possible track, then `NEXT` for each
-block. The answer is a `HEADER` with the size of an `Answer`, which samples follow.
+block. The answer is a `HEADER` with the size of an `Answer`, which samples follow. A process that the
+file has ended (a codec's crash, abort or endless loop) has `ENDED_BY_FILE` sent by the forkserver; one that
+the system has ended has nothing.
 """
 
 import atexit
 import contextlib
 import logging
-import os
 import select
-import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -37,9 +36,9 @@ from asr_server.errors import DecodingUnavailable, RequestError
 from asr_server.process import child_environment
 
 HEADER: Final = struct.Struct("<I")
+ENDED_BY_FILE: Final = 0  # in the place of a size
 NEXT: Final = b"n"  # asks for a block
 NUM_OPENED: Final = 2  # descriptors of a file: two tracks are read side by side, each at its own place
-STATUS: Final = struct.Struct("<i")  # of a process, as waitpid gives it to the forkserver
 
 
 class Answer(msgspec.Struct):
@@ -51,36 +50,10 @@ class Answer(msgspec.Struct):
 
 # More than a packet decodes to: only a process that a codec took over says so.
 MAX_ANSWER_BYTES: Final = 256 << 20
-STATUS_WAIT_MS: Final = 2000
-SIGNALS_OF_THE_SYSTEM: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP})
 MAX_IDLE = 4  # the first file costs a process 10 ms more than the next
 SEND_BUFFER_BYTES = 1 << 20  # a whole block, so that its sender need not wait while it is being read
 # One thread each: parallelism is between files. BLAS would otherwise start its own at import.
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-
-
-@dataclass
-class DecodeProcess:
-    connection: socket.socket
-    status_fd: int  # the read end of a pipe, into which the forkserver writes how it ended
-
-    def close(self) -> None:
-        """Close the connection: a process at work notices after its block, and ends."""
-        self.connection.close()
-        os.close(self.status_fd)
-
-    def ended_by_the_file(self) -> bool:
-        """Return whether the file is at fault: a codec's crash, abort or endless loop.
-
-        It is not after SIGKILL (out of memory), SIGALRM (waiting without processor time), a failed fork,
-        or the end of the forkserver.
-        """
-        poll = select.poll()
-        poll.register(self.status_fd, select.POLLIN)
-        if not poll.poll(STATUS_WAIT_MS) or not (packed := os.read(self.status_fd, STATUS.size)):
-            return False
-        (status,) = STATUS.unpack(packed)
-        return not os.WIFSIGNALED(status) or os.WTERMSIG(status) not in SIGNALS_OF_THE_SYSTEM
 
 
 class DecodeProcesses:
@@ -88,7 +61,7 @@ class DecodeProcesses:
         self._lock = threading.Lock()
         self._forkserver: subprocess.Popen[bytes] | None = None
         self._to_forkserver: socket.socket | None = None
-        self._idle: list[DecodeProcess] = []
+        self._idle: list[socket.socket] = []  # connections to processes without a file
 
     @property
     def forkserver_pid(self) -> int | None:
@@ -99,8 +72,11 @@ class DecodeProcesses:
         with self._lock:
             self._start()
 
-    def take(self, message: bytes, fd: int) -> DecodeProcess:
-        """Return a free process that has been given this file. Raises OSError: nothing is left for one."""
+    def take(self, message: bytes, fd: int) -> socket.socket:
+        """Return the connection to a process that has been given this file: a free one, or a new one.
+
+        Raises OSError: nothing is left for one. A process at work notices a close after its block, and ends.
+        """
         with self._lock:
             while self._idle:
                 with contextlib.suppress(OSError):  # it died while idle
@@ -108,7 +84,7 @@ class DecodeProcesses:
             process = self._new_process()
         return _given(process, message, fd)
 
-    def give_back(self, process: DecodeProcess) -> None:
+    def give_back(self, process: socket.socket) -> None:
         with self._lock:
             if len(self._idle) < MAX_IDLE:
                 self._idle.append(process)
@@ -125,18 +101,16 @@ class DecodeProcesses:
         with self._lock:
             self._stop()
 
-    def _new_process(self) -> DecodeProcess:
-        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
-            connection, other_end = socket.socketpair()
-            ours.enter_context(connection)
-            theirs.enter_context(other_end)
-            status_fd, their_status_fd = os.pipe()
-            ours.callback(os.close, status_fd)
-            theirs.callback(os.close, their_status_fd)
-            other_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-            self._hand_over([other_end.fileno(), their_status_fd])
-            ours.pop_all()
-        return DecodeProcess(connection, status_fd)
+    def _new_process(self) -> socket.socket:
+        connection, other_end = socket.socketpair()
+        try:
+            with other_end:
+                other_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+                self._hand_over([other_end.fileno()])
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _hand_over(self, fds: list[int]) -> None:
         try:
@@ -191,11 +165,11 @@ def _keep(connection: socket.socket, started: Future[subprocess.Popen[bytes]]) -
         process.wait()
 
 
-def _given(process: DecodeProcess, message: bytes, fd: int) -> DecodeProcess:
+def _given(process: socket.socket, message: bytes, fd: int) -> socket.socket:
     try:
         with contextlib.ExitStack() as opened:
             own = [opened.enter_context(open(f"/dev/fd/{fd}", "rb", buffering=0)) for _ in range(NUM_OPENED)]
-            socket.send_fds(process.connection, [message], [file.fileno() for file in own])
+            socket.send_fds(process, [message], [file.fileno() for file in own])
     except OSError:
         process.close()
         raise
@@ -217,6 +191,10 @@ class DecodeProcessSilent(ConnectionError):
     pass
 
 
+class EndedByFile(ConnectionError):
+    pass
+
+
 class RemoteStream:
     """A file decoded, mixed and resampled in a decode process; see `stream.Stream`.
 
@@ -232,7 +210,7 @@ class RemoteStream:
         self._content = np.empty(0, np.uint8)
         self._num_read = self._num_to_skip = 0
         self._was_replaced = False
-        self._process: DecodeProcess | None = self._take()
+        self._process: socket.socket | None = self._take()
 
     def read(self) -> Samples | None:
         if self._ended:
@@ -260,8 +238,11 @@ class RemoteStream:
 
     def _read_block(self) -> Samples | None:
         assert self._process is not None
-        self._process.connection.sendall(NEXT)
+        with contextlib.suppress(BrokenPipeError):  # it has ended: what is left to read says why
+            self._process.sendall(NEXT)
         (size,) = HEADER.unpack(self._receive(HEADER.size).data)
+        if size == ENDED_BY_FILE:
+            raise EndedByFile
         answer = msgspec.msgpack.decode(self._receive(size).data, type=Answer)
         self._ended = answer.num_bytes == 0
         if answer.error:
@@ -280,7 +261,7 @@ class RemoteStream:
         if isinstance(error, DecodeProcessSilent):
             logger.error("all decode processes are ended: one gave %s", error)
             decode_processes.restart()
-        elif self._process.ended_by_the_file():
+        elif isinstance(error, EndedByFile):
             raise invalid_audio("The file could not be decoded.") from error
         self.close()
         if self._was_replaced:
@@ -291,7 +272,7 @@ class RemoteStream:
         self._num_to_skip = self._num_read
         self._process = self._take()
 
-    def _take(self) -> DecodeProcess:
+    def _take(self) -> socket.socket:
         try:
             return decode_processes.take(msgspec.msgpack.encode(self._task), self._fd)
         except OSError as error:
@@ -304,11 +285,10 @@ class RemoteStream:
         if size > len(self._content):
             self._content = np.empty(size, np.uint8)
         assert self._process is not None
-        connection = self._process.connection
         content = self._content[:size]
         view = content.data
         poll = select.poll()
-        poll.register(connection, select.POLLIN)
+        poll.register(self._process, select.POLLIN)
         silent_ms = 0  # by waits, not by the clock: while all is paused nothing is counted
         while view:
             if not poll.poll(POLL_MS):
@@ -319,7 +299,7 @@ class RemoteStream:
                     raise DecodeProcessSilent(f"no answer for {silent_ms / 1000:g} s")
                 continue
             silent_ms = 0
-            received = connection.recv_into(view)
+            received = self._process.recv_into(view)
             if not received:
                 raise ConnectionResetError("the decode process is gone")
             view = view[received:]

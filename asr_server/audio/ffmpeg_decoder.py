@@ -8,7 +8,8 @@ times are a player's.
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import av
@@ -38,6 +39,10 @@ CONTAINERS = (
 )
 GROUP_S = 1.0
 MISSING_S = 0.5  # shorter than the container says by more than this: cut short
+MISSING_OF_EXACT_S = 0.01
+_EXACT = ("flac", "aiff")  # formats that count their samples, and have no gaps of their own
+_MP3_COUNT = re.compile(rb"(?:Xing|Info)...[\1\3\5\7\x09\x0b\x0d\x0f](....)", re.DOTALL)  # of its frames
+_MP3_HEAD = 200  # bytes of the first frame that may have it
 MAX_BOXES = 10_000  # looked at for another file behind an MP4; a fragment has two
 MAX_JOINED = 1000
 MAX_DAMAGED = 100  # places at which a demuxer gives up and may go on
@@ -46,7 +51,6 @@ _END_BYTES = 64
 _TAGS = (b"ID3", b"TAG", b"APE")  # between MP3s that were joined
 _MAX_PAUSE_BYTES = 6  # AMR's frames without speech, which FFmpeg cannot decode (3GPP TS 26.101 and 26.201)
 _OGG_BEGINS = b"OggS\0\2"  # a page that begins a stream
-_FLAC_BEGINS = (b"fLaC\0\0\0\x22", b"fLaC\x80\0\0\x22")
 _SCANNED_BYTES = 1 << 20
 _EXTRA = Disposition.comment | Disposition.visual_impaired
 _DAMAGE = (av.error.FFmpegError, OSError, ValueError)  # how PyAV reports it
@@ -71,14 +75,12 @@ av.logging.set_skip_repeated(False)
 
 
 class FfmpegDecoder:
-    has_exact_duration = False
-
     def __init__(
         self, fd: int, choice: TrackChoice = DEFAULT_TRACK, limits: AudioLimits | None = None
     ) -> None:
         """Raises CannotOpen for unknown files, InvalidAudio without audio, and NoSuchTrack."""
         self._fd, self._choice, self._limits = fd, choice, limits or AudioLimits()
-        self.truncated = self.has_more = False
+        self.truncated = False
         self._start = id3_size(os.pread(fd, 10, 0))
         self._container = self._open()
         try:
@@ -179,7 +181,9 @@ class FfmpegDecoder:
             return iter(packet.decode())
         except _DAMAGE:
             is_pause = self._stream.codec_context.name.startswith("amr") and packet.size <= _MAX_PAUSE_BYTES
-            self.truncated = self.truncated or not (is_pause or bytes(packet)[:3] in _TAGS)
+            data = bytes(packet)
+            is_padding = data[:3] in _TAGS or not any(data)  # some writers end an MP3 with zeros
+            self.truncated = self.truncated or not (is_pause or is_padding)
             return iter(())
 
     def _is_damaged(self) -> bool:
@@ -190,17 +194,22 @@ class FfmpegDecoder:
 
     def _falls_short(self) -> bool:
         """Return whether a container holds less than it states; raw streams only guess."""
-        line = self._time_line
-        if self._track_s() is not None:
-            return line.lead_s + (self._track_s() or 0.0) - (line.end_s - line.start_s) > MISSING_S
-        if not self._container.format.name.startswith("matroska"):
+        line, name, track_s = self._time_line, self._container.format.name, self._track_s()
+        if track_s is not None:
+            missing_s = line.lead_s + track_s - (line.end_s - line.start_s)
+            return missing_s > (MISSING_OF_EXACT_S if name in _EXACT else MISSING_S)
+        if not name.startswith("matroska"):
             return False
         # Its length counts from zero, wherever the first time stamp lies.
         return (self._container_s() or 0.0) - max(line.end_s, self._others_end_s) > MISSING_S
 
     def _track_s(self) -> float | None:
-        stream = self._stream
-        if not self._container.format.name.startswith("mov") or not stream.duration:
+        stream, name = self._stream, self._container.format.name
+        if name == "mp3":  # FFmpeg guesses by the size of a file that is longer than its count
+            count = _MP3_COUNT.search(os.pread(self._fd, _MP3_HEAD, self._start))
+            codec = stream.codec_context
+            return int.from_bytes(count[1], "big") * codec.frame_size / codec.sample_rate if count else None
+        if not stream.duration or not name.startswith(("mov", *_EXACT)):
             return None
         return float(stream.duration * stream.time_base)
 
@@ -215,6 +224,7 @@ class FfmpegDecoder:
         for frames in self._packets:
             for frame in frames:
                 if gap_s := time_line.gap_before(frame):
+                    self.truncated = self.truncated or self._container.format.name in _EXACT
                     if fifo.samples:
                         yield to_block(fifo.read())
                     yield from self._silence(gap_s)
@@ -243,26 +253,19 @@ def end_of_joined(fd: int, start: int) -> int:
     length = os.fstat(fd).st_size
     head = os.pread(fd, 8, start)
     if head.startswith(b"OggS"):
-        return _find(fd, _behind_first_pages(fd, start), [_OGG_BEGINS], length)
-    if head.startswith(b"fLaC"):
-        return _find(fd, start + 4, _FLAC_BEGINS, length)
+        return _next_ogg(fd, start, length)
     return _next_mp4(fd, start, length) if head[4:] == b"ftyp" else length
 
 
-def _behind_first_pages(fd: int, start: int) -> int:
-    """Step over the pages that begin the streams of one Ogg (RFC 3533)."""
+def _next_ogg(fd: int, start: int, length: int) -> int:
+    """Step over the pages that begin the streams of one Ogg (RFC 3533); find the next such page."""
     at = start
     while len(head := os.pread(fd, 282, at)) >= 27 and head.startswith(_OGG_BEGINS):
         at += 27 + head[26] + sum(head[27 : 27 + head[26]])
-    return at
-
-
-def _find(fd: int, at: int, marks: Sequence[bytes], length: int) -> int:
-    while len(data := os.pread(fd, _SCANNED_BYTES, at)) >= len(marks[0]):
-        places = [data.find(mark) for mark in marks if mark in data]
-        if places:
-            return at + min(places)
-        at += len(data) - len(marks[0]) + 1
+    while len(data := os.pread(fd, _SCANNED_BYTES, at)) >= len(_OGG_BEGINS):
+        if _OGG_BEGINS in data:
+            return at + data.find(_OGG_BEGINS)
+        at += len(data) - len(_OGG_BEGINS) + 1
     return length
 
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from asr_server.audio.decoder import CannotOpen, DecodeTask, FileInfo, TrackChoice, invalid_audio
-from asr_server.audio.ffmpeg_client import HEADER, NEXT, NUM_OPENED, STATUS, Answer
+from asr_server.audio.ffmpeg_client import ENDED_BY_FILE, HEADER, NEXT, NUM_OPENED, Answer
 from asr_server.audio.ffmpeg_decoder import FfmpegDecoder
 from asr_server.audio.stream import DecodedStream, Stream
 from asr_server.core import SAMPLE_RATE, Samples
@@ -32,7 +32,8 @@ from asr_server.process import (
     leave_stopping_to_the_parent,
 )
 
-FORK_FAILED = -1
+# What is not the file's fault: out of memory, waiting without processor time.
+SIGNALS_OF_THE_SYSTEM = (signal.SIGKILL, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP)
 MAX_MESSAGE = 1 << 12
 ANSWER_BYTES = 8 * SAMPLE_RATE * 4  # some 5 ms of work
 # Work on one block takes milliseconds.
@@ -47,20 +48,19 @@ def main(socket_fd: int) -> None:
     be_killed_with_the_parent()
     gain_no_privileges()
     hide_from_other_processes()
-    status_fds: dict[int, int] = {}  # by process: where the server reads how it ended
-    signal.signal(signal.SIGCHLD, lambda *_: _report_ended(status_fds))
+    connections: dict[int, socket.socket] = {}  # those of its processes
+    signal.signal(signal.SIGCHLD, lambda *_: _report_ended(connections))
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_DATA_BYTES, MAX_DATA_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with socket.socket(fileno=socket_fd) as server:
         while True:
-            message, fds, _, _ = socket.recv_fds(server, 1, 2)
+            message, fds, _, _ = socket.recv_fds(server, 1, 1)
             if not message:
                 return
-            connection_fd, status_fd = fds
-            if _fork(status_fds, status_fd) == 0:
+            connection = socket.socket(fileno=fds[0])
+            if _forked(connections, connection):
                 server.close()
-                _run_decode_process(connection_fd)
-            os.close(connection_fd)
+                _run_decode_process(connection)
 
 
 def _import_all_of_pyav() -> None:
@@ -70,40 +70,41 @@ def _import_all_of_pyav() -> None:
             importlib.import_module(module.name)
 
 
-def _fork(status_fds: dict[int, int], status_fd: int) -> int:
-    """Fork, or return FORK_FAILED: the server then sees a closed connection."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # until it is known whose status it would be
+def _forked(connections: dict[int, socket.socket], connection: socket.socket) -> bool:
+    """Fork; return True in the new process. Where that fails, the server sees a closed connection."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # until it is known whose end it would be
     try:
         pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for other in connections.values():
+                other.close()
+        else:
+            connections[pid] = connection
+        return pid == 0
     except OSError:
-        os.close(status_fd)
-        pid = FORK_FAILED
-    if pid == 0:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for fd in (status_fd, *status_fds.values()):
-            os.close(fd)
-    elif pid != FORK_FAILED:
-        status_fds[pid] = status_fd
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    return pid
+        connection.close()
+        return False
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
-def _report_ended(status_fds: dict[int, int]) -> None:
-    while status_fds:
+def _report_ended(connections: dict[int, socket.socket]) -> None:
+    while connections:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        status_fd = status_fds.pop(pid)
-        with contextlib.suppress(BrokenPipeError):
-            os.write(status_fd, STATUS.pack(status))
-        os.close(status_fd)
+        by_system = os.WIFSIGNALED(status) and os.WTERMSIG(status) in SIGNALS_OF_THE_SYSTEM
+        with connections.pop(pid) as connection, contextlib.suppress(OSError):  # the server has turned away
+            if not by_system:
+                connection.send(HEADER.pack(ENDED_BY_FILE), socket.MSG_DONTWAIT)
 
 
-def _run_decode_process(connection_fd: int) -> None:
+def _run_decode_process(connection: socket.socket) -> None:
     try:
         confine()
         be_killed_with_the_parent()  # even while stopped
-        with socket.socket(fileno=connection_fd) as connection:
+        with connection:
             serve(connection)
     except OSError:
         pass  # the server has turned away

@@ -8,7 +8,6 @@ come from one pass, each cut at its own quiet points. Knows no HTTP and no model
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import io
 import itertools
@@ -34,7 +33,6 @@ from asr_server.audio.decoder import (
     TOO_MANY_FILES,
     AudioLimits,
     CannotOpen,
-    Decoder,
     DecodeTask,
     TrackChoice,
     id3_size,
@@ -42,9 +40,9 @@ from asr_server.audio.decoder import (
     require_only_track,
 )
 from asr_server.audio.ffmpeg_client import RemoteStream, decode_processes
-from asr_server.audio.native import SndfileDecoder, WavDecoder
 from asr_server.audio.split import Splitter
-from asr_server.audio.stream import ClippedStream, DecodedStream, FallbackStream, Stream
+from asr_server.audio.stream import ClippedStream, DecodedStream, Stream
+from asr_server.audio.wav import WavDecoder
 from asr_server.core import SAMPLE_RATE, Chunk, Clip, Samples, Track
 from asr_server.errors import AudioTooShort, DecodingUnavailable
 
@@ -70,26 +68,15 @@ def memory_file() -> BinaryIO:
     return tempfile.TemporaryFile()
 
 
-def open_native(fd: int) -> Decoder | None:
-    """Return the decoder of this process that knows the first bytes, or None for FFmpeg.
-
-    Names and types are not trusted. FFmpeg reads Ogg Vorbis 1.7 times faster than libsndfile.
-    """
-    head = os.pread(fd, 12, 0)
+def open_wav(fd: int) -> WavDecoder | None:
+    """Return the decoder of this process for WAV, or None for FFmpeg. Names and types are not trusted."""
+    head = os.pread(fd, 10, 0)
     if not head:
         raise invalid_audio("The file is empty.")
-    start = id3_size(head)
-    head = os.pread(fd, 12, start)
-    kind = head[:4] + head[8:12]
-    is_mp3 = head[:1] == b"\xff" and int.from_bytes(head[1:2], "big") & 0xE6 == 0xE2
     try:
-        if kind in (b"RIFFWAVE", b"RF64WAVE", b"BW64WAVE"):
-            return WavDecoder(fd, start)
-        if is_mp3 or head[:4] == b"fLaC" or kind in (b"FORMAIFF", b"FORMAIFC", b"RIFXWAVE"):
-            return SndfileDecoder(fd)
+        return WavDecoder(fd, id3_size(head))
     except CannotOpen:
-        pass
-    return None
+        return None
 
 
 MAX_SLICE_S = 0.2  # a slice without a chunk (a long silence, a slow codec) gives its thread back after this
@@ -239,11 +226,14 @@ class Recording:
 
     def _open(self) -> Stream:
         self._file = self._open_file()
-        decoder = open_native(self._file.fileno())
+        fd = self._file.fileno()
+        decoder = open_wav(fd)
         if decoder is None:
-            return self._open_remote()
+            return RemoteStream(fd, self._task, self._closed)
         require_only_track(self._task.choice)
-        return FallbackStream(DecodedStream(decoder, self._task), self._open_remote)
+        stream = DecodedStream(decoder, self._task)
+        self._task.limits.check_decoded(0, decoder.duration_s or 0.0)
+        return stream
 
     def _open_file(self) -> io.FileIO:
         try:
@@ -253,10 +243,6 @@ class Recording:
                 raise
             logger.error("an upload cannot be opened: %s", error)
             raise DecodingUnavailable(TOO_MANY_FILES) from error
-
-    def _open_remote(self) -> Stream:
-        assert self._file is not None
-        return RemoteStream(self._file.fileno(), self._task, self._closed)
 
     def _release(self) -> None:
         if self._stream is not None:
@@ -286,7 +272,6 @@ class ChunkSource:
 # -- The pool ------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
-QUEUED_PER_WORKER = 16
 
 
 @dataclass
@@ -300,14 +285,14 @@ class PreprocessStats:
 
 
 class PreprocessPool:
-    def __init__(self, num_workers: int, max_queued: int | None = None) -> None:
+    """Threads with one queue; what is in flight bounds it, because each part of it waits for its task."""
+
+    def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
         self.stats = PreprocessStats()
         self._lock = threading.Lock()
         self._recordings: WeakSet[Recording] = WeakSet()
         self._executor = ThreadPoolExecutor(num_workers, "asr-preprocess")
-        queued = num_workers * QUEUED_PER_WORKER if max_queued is None else max_queued
-        self._places = asyncio.Semaphore(num_workers + queued)
 
     @property
     def held_bytes(self) -> int:
@@ -332,16 +317,10 @@ class PreprocessPool:
         return decoded
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        queued_at = time.monotonic()
+        work = partial(self._work, time.monotonic(), function, args)
         self._count(queued=1)
-        try:
-            await self._places.acquire()
-        except BaseException:
-            self._count(queued=-1)
-            raise
-        work = partial(self._work, queued_at, function, args)
         task: Future[T] = self._executor.submit(contextvars.copy_context().run, work)
-        task.add_done_callback(partial(self._on_done, asyncio.get_running_loop()))
+        task.add_done_callback(self._on_done)
         return await asyncio.wrap_future(task)
 
     def _work(self, queued_at: float, function: Callable[..., T], args: tuple[object, ...]) -> T:
@@ -353,11 +332,9 @@ class PreprocessPool:
             self._count(busy=-1, finished=1)
             metrics.on_preprocessed(queued_at, started_at)
 
-    def _on_done(self, loop: asyncio.AbstractEventLoop, task: Future[T]) -> None:
+    def _on_done(self, task: Future[T]) -> None:
         if task.cancelled():  # it never began
             self._count(queued=-1)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(self._places.release)
 
     def shutdown(self) -> None:
         for recording in self._recordings:

@@ -5,10 +5,8 @@ Mixing weights are film sound's: dialogue in the centre, effects in front and be
 louder than the sound is subtracted.
 """
 
-import contextlib
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -103,11 +101,27 @@ class SteadyOffset:
         return abs(rest) > _LEAST_OFFSET and rest**2 > float(judged.var(dtype=np.float64))
 
 
-class Mono16k:
-    """Mix channels, then resample with soxr's HQ filter (linear phase).
+class To16k:
+    """Resample [frames] or [frames, 2] with soxr's HQ filter (linear phase); 16 kHz passes unchanged."""
 
-    A block of 16 kHz mono is returned unchanged. The next `push` may reuse the memory.
-    """
+    def __init__(self, sample_rate: int, num_channels: int) -> None:
+        self._none = np.empty(0 if num_channels == 1 else (0, num_channels), np.float32)
+        self._filter = None
+        if sample_rate != SAMPLE_RATE:
+            self._filter = soxr.ResampleStream(
+                sample_rate, SAMPLE_RATE, num_channels, dtype="float32", quality="HQ"
+            )
+
+    def push(self, block: Block) -> Samples:
+        """Return what the filter does not hold back until `finish`."""
+        return np.ascontiguousarray(block) if self._filter is None else self._filter.resample_chunk(block)
+
+    def finish(self) -> Samples:
+        return self._none if self._filter is None else self._filter.resample_chunk(self._none, last=True)
+
+
+class Mono16k:
+    """Mix channels, then resample. The next `push` may reuse the memory."""
 
     def __init__(
         self, sample_rate: int, num_channels: int, layout: Sequence[str] = (), channel: int | None = None
@@ -120,15 +134,15 @@ class Mono16k:
         self._num_judged = sample_rate // 10  # frames of a block that show whether sides cancel out
         self._is_inverted = False  # one side of a stereo recording against the other
         self._offset = SteadyOffset(self._num_judged)
-        self._resampler = _resampler(sample_rate, 1)
+        self._to_16k = To16k(sample_rate, 1)
 
     def push(self, block: Block) -> Samples:
         """Turn [frames, channels] into [samples]; the filter holds some back until `finish`."""
-        mono = self._offset.push(self._mixed(block) if self._channel is None else block[:, self._channel])
-        return mono if self._resampler is None else self._resampler.resample_chunk(mono)
+        mono = self._mixed(block) if self._channel is None else block[:, self._channel]
+        return self._to_16k.push(self._offset.push(mono))
 
     def finish(self) -> Samples:
-        return _rest(self._resampler, np.empty(0, np.float32))
+        return self._to_16k.finish()
 
     def _mixed(self, block: Block) -> Samples:
         if len(block) > len(self._mono):
@@ -167,30 +181,6 @@ def mix_weights(num_channels: int, layout: Sequence[str]) -> list[np.float32]:
     return [np.float32(weight / sum(weights)) for weight in weights]
 
 
-class Stereo16k:
-    def __init__(self, sample_rate: int) -> None:
-        self._resampler = _resampler(sample_rate, 2)
-
-    def push(self, block: Block) -> Samples:
-        """Turn [frames, 2] into [samples, 2]; the filter holds some back until `finish`."""
-        return (
-            np.ascontiguousarray(block) if self._resampler is None else self._resampler.resample_chunk(block)
-        )
-
-    def finish(self) -> Samples:
-        return _rest(self._resampler, np.empty((0, 2), np.float32))
-
-
-def _resampler(sample_rate: int, num_channels: int) -> soxr.ResampleStream | None:
-    if sample_rate == SAMPLE_RATE:
-        return None
-    return soxr.ResampleStream(sample_rate, SAMPLE_RATE, num_channels, dtype="float32", quality="HQ")
-
-
-def _rest(resampler: soxr.ResampleStream | None, empty: Samples) -> Samples:
-    return empty if resampler is None else resampler.resample_chunk(empty, last=True)
-
-
 # -- Streams -------------------------------------------------------------------------------------------------
 
 
@@ -206,103 +196,45 @@ class Stream(Protocol):
 
 class DecodedStream:
     def __init__(self, decoder: Decoder, task: DecodeTask) -> None:
-        limits = task.limits
-        limits.check_layout(decoder.sample_rate, decoder.num_channels)
-        if decoder.has_exact_duration:
-            limits.check_decoded(0, decoder.duration_s or 0.0)
-        self._decoder, self._limits = decoder, limits
+        self._decoder, self._limits = decoder, task.limits
+        self._limits.check_layout(decoder.sample_rate, decoder.num_channels)
         self._scale = FloatScale() if decoder.is_float else None
         mono = decoder.sample_rate, decoder.num_channels, decoder.layout, task.channel
         self._to_16k = _stereo(decoder) if task.split_channels else Mono16k(*mono)
         self._num_bytes = self._num_samples = 0
-        self._blocks: Iterator[Samples] = itertools.chain(self.body(), self.tail())
+        self._has_ended = False
 
     @property
     def info(self) -> FileInfo:
         decoder = self._decoder
         return FileInfo(decoder.duration_s, decoder.num_channels, decoder.tracks_read, decoder.truncated)
 
-    @property
-    def has_more(self) -> bool:
-        return self._decoder.has_more
-
     def read(self) -> Samples | None:
-        return next(self._blocks, None)
-
-    def body(self) -> Iterator[Samples]:
-        while len(block := self._decoder.read()):
-            self._num_bytes += block.nbytes
-            scaled = block if self._scale is None else self._scale.push(block)
-            yield self._counted(self._to_16k.push(scaled))
-
-    def tail(self) -> Iterator[Samples]:
-        yield self._counted(self._to_16k.finish())
-
-    def close(self) -> None:
-        self._blocks = iter(())  # the generator and this object hold each other, and the decoder's memory
-        self._decoder.close()
-
-    def _counted(self, samples: Samples) -> Samples:
+        if self._has_ended:
+            return None
+        block = self._decoder.read()
+        self._has_ended = not len(block)
+        if self._has_ended:
+            samples = self._to_16k.finish()
+        else:
+            samples = self._to_16k.push(block if self._scale is None else self._scale.push(block))
+        self._num_bytes += block.nbytes
         self._num_samples += len(samples)
         self._limits.check_decoded(self._num_bytes, self._num_samples / SAMPLE_RATE)
         return samples
 
+    def close(self) -> None:
+        self._decoder.close()
 
-def _stereo(decoder: Decoder) -> Stereo16k:
+
+def _stereo(decoder: Decoder) -> To16k:
     if decoder.num_channels != 2:
         plural = "" if decoder.num_channels == 1 else "s"
         raise NotStereo(
             f"channels=split takes files of two channels, a speaker in each; this one has "
             f"{decoder.num_channels} channel{plural}."
         )
-    return Stereo16k(decoder.sample_rate)
-
-
-class FallbackStream:
-    """A local decoder, and another stream that continues where it stops early.
-
-    libsndfile stops at damage and at the first of joined MP3s. The other stream skips what was read.
-    """
-
-    def __init__(self, stream: DecodedStream, open_fallback: Callable[[], Stream]) -> None:
-        self._stream, self._open_fallback = stream, open_fallback
-        self._fallback: Stream | None = None
-        self._blocks = self._read()
-
-    @property
-    def info(self) -> FileInfo:
-        info = self._stream.info
-        is_truncated = info.truncated or (self._fallback is not None and self._fallback.info.truncated)
-        return msgspec.structs.replace(info, truncated=is_truncated)
-
-    def read(self) -> Samples | None:
-        return next(self._blocks, None)
-
-    def close(self) -> None:
-        self._blocks = iter(())
-        self._stream.close()
-        if self._fallback:
-            self._fallback.close()
-
-    def _read(self) -> Iterator[Samples]:
-        num_read = num_fallback = 0
-        for samples in self._stream.body():
-            num_read += len(samples)
-            yield samples
-        for samples in self._read_fallback():
-            num_already = min(len(samples), max(0, num_read - num_fallback))
-            num_fallback += len(samples)
-            yield samples[num_already:]
-        if num_fallback <= num_read:
-            yield from self._stream.tail()
-
-    def _read_fallback(self) -> Iterator[Samples]:
-        if not self._stream.has_more:
-            return
-        self._fallback = self._open_fallback()
-        with contextlib.suppress(InvalidAudio):
-            while (samples := self._fallback.read()) is not None:
-                yield samples
+    return To16k(decoder.sample_rate, 2)
 
 
 class ClippedStream:

@@ -98,7 +98,7 @@ ours, theirs = socket.socketpair()
 ffmpeg_process.serve = attempt
 gain_no_privileges()
 if os.fork() == 0:
-    ffmpeg_process._run_decode_process(theirs.detach())
+    ffmpeg_process._run_decode_process(theirs)
 theirs.close()
 while part := ours.recv(4096):
     print(part.decode(), end="")

@@ -22,7 +22,7 @@ from asr_server.api.schemas import DEFAULT_SPEAKERS
 from asr_server.api.state import AppState, get_state, models_of, set_caller
 from asr_server.api.transcribe import TranscriptionResponse
 from asr_server.api.upload import Form, read_body
-from asr_server.audio.native import unsized_header
+from asr_server.audio.wav import unsized_header
 from asr_server.core import SAMPLE_RATE, Segment, Transcript
 from asr_server.errors import InvalidApiKey, InvalidValue, ReportedError
 from asr_server.telemetry import current_request_id

@@ -31,9 +31,9 @@ from asr_server.api.models import ServedModel
 from asr_server.api.state import AppState
 from asr_server.api.transcribe import cancel_on_disconnect
 from asr_server.api.upload import Upload
-from asr_server.audio.native import pcm_frames, unsized_header
 from asr_server.audio.recording import Recording
 from asr_server.audio.stream import Mono16k
+from asr_server.audio.wav import pcm_frames, unsized_header
 from asr_server.config import MIB, naming
 from asr_server.core import DecodingOptions, Transcript
 from asr_server.errors import InvalidValue, RequestError, ServiceUnavailable, ShuttingDown, TooSlow

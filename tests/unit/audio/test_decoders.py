@@ -10,8 +10,8 @@ import pytest
 
 from asr_server.audio.decoder import CannotOpen, Decoder
 from asr_server.audio.ffmpeg_decoder import FfmpegDecoder
-from asr_server.audio.native import SndfileDecoder, WavDecoder
-from asr_server.audio.recording import open_native
+from asr_server.audio.recording import open_wav
+from asr_server.audio.wav import WavDecoder
 from asr_server.errors import InvalidAudio
 from tests.unit.audio.audio_files import (
     FORMATS,
@@ -36,7 +36,7 @@ def all_of(decoder: Decoder) -> Frames:
 
 def decoded(path: Path) -> tuple[Frames, Decoder]:
     fd = os.open(path, os.O_RDONLY)
-    decoder = open_native(fd) or FfmpegDecoder(fd)
+    decoder = open_wav(fd) or FfmpegDecoder(fd)
     frames = all_of(decoder)
     os.close(fd)
     return frames, decoder
@@ -135,8 +135,7 @@ def test_no_frame_of_the_first_packet_is_lost(tmp_path: Path) -> None:
     ("name", "kind"),
     [
         ("a.wav", WavDecoder),
-        *(("a.flac", SndfileDecoder), ("a.mp3", SndfileDecoder), ("a.aiff", SndfileDecoder)),
-        *(("a.m4a", FfmpegDecoder), ("a.aac", FfmpegDecoder), ("pcm.mov", FfmpegDecoder)),
+        *((name, FfmpegDecoder) for name in ("a.flac", "a.mp3", "a.aiff", "a.m4a", "a.aac", "pcm.mov")),
     ],
 )
 def test_content_decides_and_neither_the_name_nor_a_tag_before_it(

@@ -21,7 +21,6 @@ from asr_server.audio.ffmpeg_client import (
     HEADER,
     MAX_IDLE,
     MAX_SILENCE_MS,
-    DecodeProcess,
     decode_processes,
 )
 from asr_server.audio.recording import Recording
@@ -83,6 +82,7 @@ def test_a_process_that_crashes_costs_its_own_file_only(path: Path) -> None:
     other.next_slice()
     (crashed,) = {process.pid for process in decoding()} - before
     os.kill(crashed, signal.SIGSEGV)
+    until(lambda: not psutil.pid_exists(crashed))
     deaths = "asr_decode_process_deaths_total"
     deaths_before = metrics.REGISTRY.get_sample_value(deaths) or 0
     with pytest.raises(InvalidAudio, match="could not be decoded"):
@@ -159,6 +159,7 @@ def test_a_file_whose_process_the_system_ends_twice_is_no_fault_of_its_sender(pa
 def test_a_codec_that_crashes_or_never_ends_is_the_file_s_fault(path: Path, number: signal.Signals) -> None:
     recording, _, process = begun(path)
     process.send_signal(number)
+    until(lambda: not is_alive(process))
     with pytest.raises(InvalidAudio, match="could not be decoded"):
         list(slices(recording))
 
@@ -170,7 +171,7 @@ def test_a_process_that_cannot_be_started_is_no_fault_of_the_file(
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pipe", no_handles)
+        patch.setattr(socket, "socketpair", no_handles)
         with pytest.raises(DecodingUnavailable):
             chunks_of(path)
     assert "Too many open files" in caplog.text
@@ -225,13 +226,11 @@ def test_nothing_outlives_a_server_that_is_killed(path: Path, frozen: str) -> No
 
 def test_an_answer_longer_than_any_packet_is_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
-    status_fd, other = os.pipe()
-    monkeypatch.setattr(decode_processes, "take", lambda *_: DecodeProcess(ours, status_fd))
+    monkeypatch.setattr(decode_processes, "take", lambda *_: ours)
     theirs.sendall(HEADER.pack((256 << 20) + 1))
     with pytest.raises(InvalidAudio):
         chunks_of(path)
     theirs.close()
-    os.close(other)
 
 
 def test_the_libraries_that_decode_are_not_in_the_server_s_own_process() -> None:

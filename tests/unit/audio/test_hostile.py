@@ -13,7 +13,7 @@ import pytest
 from asr_server.errors import AudioTooLong, RequestError, SampleRateTooHigh
 from tests.unit.audio.audio_files import FORMATS, chunks_of, make, streamed, voice
 from tests.unit.audio.hostile import mutated
-from tests.unit.audio.test_native_wav import raw_wav
+from tests.unit.audio.test_wav import raw_wav
 
 MIB = 1 << 20
 DECODE_PROCESS = "asr_server.audio.ffmpeg_process"  # in its command line

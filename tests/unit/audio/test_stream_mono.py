@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.signal
 
-from asr_server.audio.stream import FloatScale, Mono16k, Stereo16k
+from asr_server.audio.stream import FloatScale, Mono16k, To16k
 from asr_server.core import Samples
 from tests.unit.audio.audio_files import Frames, voice
 
@@ -45,7 +45,7 @@ def test_every_channel_has_the_same_weight_where_no_layout_is_stated(num_channel
 @pytest.mark.parametrize("sample_rate", [8_000, 16_000, 44_100])
 def test_channels_kept_apart_are_each_as_if_alone(sample_rate: int) -> None:
     frames = voice(sample_rate, 2, 3.0)
-    stereo = Stereo16k(sample_rate)
+    stereo = To16k(sample_rate, 2)
     blocks = [stereo.push(frames[at : at + 4097]) for at in range(0, len(frames), 4097)]
     apart = np.concatenate([*blocks, stereo.finish()])
     for channel in (0, 1):
