@@ -10,7 +10,9 @@ import logging
 from typing import Any, Final
 
 import httptools
+from starlette.datastructures import Headers
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from asr_server import metrics
@@ -262,6 +264,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = until_close(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -344,3 +348,23 @@ def raw_reply(response: Response, request_id: str) -> bytes:
     head += [f"{name}: {value}\r\n".encode() for name, value in SAFE_HEADERS.items()]
     head.append(f"{REQUEST_ID}: {request_id}\r\n\r\n".encode())
     return b"".join([*head, bytes(response.body)])
+
+
+def until_close(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+    """Send replies of unknown length without chunks, ended by the connection, as HTTP/1.0 requires."""
+    has_length = False
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_without_chunks(message: Message) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = "content-length" in Headers(raw=message["headers"])
+                if not has_length:
+                    cycle.chunked_encoding = False
+            elif not has_length and scope["method"] != "HEAD":
+                cycle.expected_content_length = len(message.get("body", b""))  # all that was announced
+            await send(message)
+
+        await app(scope, receive, send_without_chunks)
+
+    return serve
