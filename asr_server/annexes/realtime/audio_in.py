@@ -5,42 +5,45 @@ from io import BytesIO
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import soundfile
 
 from asr_server.annexes.realtime import turn_types as turns
-from asr_server.annexes.realtime.client_events import AlawFormat, AudioFormat, PcmFormat, UlawFormat
+from asr_server.annexes.realtime.client_events import AlawFormat, AudioFormat, PcmFormat
 from asr_server.annexes.realtime.server_events import SessionVad
 from asr_server.annexes.realtime.turn_types import SAMPLES_PER_MS
 from asr_server.audio.stream import Mono16k
 from asr_server.audio.voice import FRAME, HYSTERESIS, VoiceDetector
 from asr_server.core import Samples
 
-# libsndfile's name of each format, its bytes of a sample, and its samples a second.
-_ENCODINGS: Final[dict[type[AudioFormat], tuple[str, int, int]]] = {
-    PcmFormat: ("PCM_16", 2, 24_000),
-    UlawFormat: ("ULAW", 1, 8_000),
-    AlawFormat: ("ALAW", 1, 8_000),
-}
+
+def _table(encoding: str) -> Samples:
+    """Return the sample of each code of G.711."""
+    codes = BytesIO(bytes(range(256)))
+    samples: Samples
+    samples, _ = soundfile.read(
+        codes, dtype="float32", format="RAW", subtype=encoding, samplerate=8000, channels=1
+    )
+    return samples
+
+
+MU_LAW: Final = _table("ULAW")
+A_LAW: Final = _table("ALAW")
+_SCALE: Final = np.float32(1 / 2**15)
 
 
 class AudioInput:
     """Convert bytes as they come, at the format's rate if none is given; appends may split a sample."""
 
     def __init__(self, format: AudioFormat, rate: int | None = None) -> None:
-        self._encoding, self._sample_bytes, own_rate = _ENCODINGS[type(format)]
-        self._rate = rate or own_rate
+        self._format = format
+        self._rate = rate or (24_000 if isinstance(format, PcmFormat) else 8_000)  # samples a second
         self._rest = b""  # half a sample
         self._resampler = Mono16k(self._rate, num_channels=1)
 
     def push(self, data: bytes) -> Samples:
-        data = self._rest + data
-        num_whole = len(data) - len(data) % self._sample_bytes
-        self._rest = data[num_whole:]
-        if not num_whole:
-            return np.empty(0, np.float32)
-        layout = (self._rate, 1, self._encoding, "LITTLE", "RAW")
-        with soundfile.SoundFile(BytesIO(data[:num_whole]), "r", *layout) as file:
-            return self._resampler.push(file.read(dtype="float32", always_2d=True))
+        samples = self._decode(data)
+        return self._resampler.push(samples[:, None]) if len(samples) else samples
 
     def flush(self) -> Samples:
         """Return the samples in the filter. The next `push` begins with a whole sample."""
@@ -48,6 +51,16 @@ class AudioInput:
         samples = self._resampler.finish()
         self._resampler = Mono16k(self._rate, num_channels=1)
         return samples
+
+    def _decode(self, data: bytes) -> Samples:
+        if not isinstance(self._format, PcmFormat):
+            table = A_LAW if isinstance(self._format, AlawFormat) else MU_LAW
+            return table[np.frombuffer(data, np.uint8)]
+        data = self._rest + data
+        num_whole = len(data) // 2 * 2
+        self._rest = data[num_whole:]
+        values: npt.NDArray[np.int16] = np.frombuffer(data[:num_whole], "<i2")
+        return values.astype(np.float32) * _SCALE
 
 
 class AudioBuffer:
