@@ -182,7 +182,8 @@ class FfmpegDecoder:
         except _DAMAGE:
             is_pause = self._stream.codec_context.name.startswith("amr") and packet.size <= _MAX_PAUSE_BYTES
             data = bytes(packet)
-            is_padding = data[:3] in _TAGS or not any(data)  # some writers end an MP3 with zeros
+            is_mp3 = self._container.format.name == "mp3"
+            is_padding = data[:3] in _TAGS or (is_mp3 and not any(data))  # some writers end an MP3 with zeros
             self.truncated = self.truncated or not (is_pause or is_padding)
             return iter(())
 

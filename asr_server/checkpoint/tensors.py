@@ -168,7 +168,7 @@ def _check_file(path: Path) -> StoredTensors:
     try:
         with safe_open(path, "np") as content:  # which refuses gaps, overlaps, and shapes of other lengths
             return _placed(content, begin, num_bytes)
-    except (SafetensorError, ValueError, EOFError) as error:
+    except (SafetensorError, ValueError, EOFError, OSError) as error:
         reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
         raise CheckpointError(
             f"{path} is cut short, or is no safetensors file ({reason}): fetch it again"

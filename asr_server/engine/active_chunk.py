@@ -1,6 +1,6 @@
 """The host's record of one chunk: prompt, tokens, tries, result.
 
-Checks a chunk's language and tokens before anything is computed. Knows no tensors and no device.
+Checks a chunk's length, language and tokens before anything is computed. Knows no tensors and no device.
 """
 
 from __future__ import annotations
@@ -162,6 +162,8 @@ class ActiveChunk:
         tokens = (*options.prompt_tokens, *options.given_tokens)
         if any(not 0 <= token < sizes.vocabulary for token in tokens):
             raise ValueError("a token of the prompt or the given text is not in this checkpoint's vocabulary")
+        if len(self.samples) > sizes.window.num_samples:  # as a text's stretch of 30 s for a model of 8 s
+            raise ValueError(f"the chunk is longer than the model's window of {sizes.window.duration_s:g} s")
         prompt, _ = specials.prompt(options, self.language, sizes.text_positions)
         if len(prompt) + _BESIDE_GIVEN + len(options.given_tokens) > sizes.text_positions:
             raise ValueError(f"the given text has more than {sizes.text_positions} tokens")

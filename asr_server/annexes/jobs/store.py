@@ -144,10 +144,12 @@ class Store:
 
 def _bring_up_to_date(connection: Connection) -> None:
     """Make the tables if they are not there. Raises OSError for those of a newer version of the server."""
-    if connection.exec_driver_sql("PRAGMA user_version").scalar_one() > VERSION:
+    version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+    if version > VERSION:
         raise OSError("it is of a newer version of the server")
-    Row.metadata.create_all(connection)
-    connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
+    if version < VERSION:
+        Row.metadata.create_all(connection)
+        connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
 
 
 def find(session: Session, kind: type[K], owner: str, id: str) -> K:

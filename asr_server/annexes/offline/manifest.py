@@ -112,7 +112,9 @@ def _parsed(
 ) -> Entry | LineReport:
     try:
         line = decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeError) as error:
+        if "\0" in line.audio:
+            raise ValueError("'audio' has a null character")
+    except (msgspec.DecodeError, ValueError) as error:
         return LineReport(offset, "failed", error=f"not a line of a manifest: {error}")
     return Entry(offset, line.id or line.audio, folder / line.audio, line.language, line.prompt)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from asr_server.core import ChunkId, ChunkResult, DecodingOptions
+from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.engine import Engine
 from asr_server.transport.messages import (
     Cancel,
@@ -170,17 +170,18 @@ def test_a_cancelled_request_frees_its_slots_at_once(pocket: Checkpoint, lookahe
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("samples", "options", "reason"),
     [
-        (DecodingOptions(language="tlh"), "language 'tlh'"),
-        (DecodingOptions(language="de", prompt_tokens=(10**6,)), "vocabulary"),
+        (CLIPS[1], DecodingOptions(language="tlh"), "language 'tlh'"),
+        (CLIPS[1], DecodingOptions(language="de", prompt_tokens=(10**6,)), "vocabulary"),
+        (np.zeros(30 * 16_000 + 1, np.float32), PLAIN, "window of 30 s"),
     ],
 )
 def test_a_chunk_that_cannot_be_decoded_fails_and_the_engine_goes_on(
-    pocket: Checkpoint, options: DecodingOptions, reason: str
+    pocket: Checkpoint, samples: Samples, options: DecodingOptions, reason: str
 ) -> None:
     engine = pocket.engine()
-    submit(engine, "bad", CLIPS[1], options)
+    submit(engine, "bad", samples, options)
     submit(engine, "good", CLIPS[1], PLAIN)
     events = run(engine)
     (failure,) = [event for event in events if isinstance(event, Failed)]
