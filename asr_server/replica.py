@@ -38,6 +38,7 @@ from asr_server.transport.messages import (
     HEARTBEAT_S,
     Cancel,
     Cancelled,
+    EngineServer,
     Event,
     Failed,
     Heartbeat,
@@ -84,7 +85,7 @@ def load_engine(settings: Settings, num_on_device: int, replica: int | None = No
         raise CannotStart(" ".join(str(error).split())[:MAX_REASON_CHARS]) from error
 
 
-def run(server: ZmqEngineServer, create_engine: Callable[[], Engine]) -> None:
+def run(server: EngineServer, create_engine: Callable[[], Engine]) -> None:
     heartbeat = HeartbeatThread(server)
     heartbeat.start()
     try:
@@ -100,7 +101,7 @@ def run(server: ZmqEngineServer, create_engine: Callable[[], Engine]) -> None:
         server.close()
 
 
-def serve(engine: Engine, server: ZmqEngineServer) -> None:
+def serve(engine: Engine, server: EngineServer) -> None:
     """Take commands, step the engine, send events; return when drained."""
     server.send(engine.initial_credit())
     while engine.has_work or engine.slots_in_use or not engine.draining:
@@ -131,7 +132,7 @@ def _log(event: Event) -> None:
 class HeartbeatThread(threading.Thread):
     """Send heartbeats in any case, to distinguish a frozen engine from a busy one."""
 
-    def __init__(self, server: ZmqEngineServer) -> None:
+    def __init__(self, server: EngineServer) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self.engine: Engine | None = None
         self._server = server

@@ -1,7 +1,6 @@
 """Start replicas on this machine: as processes, the default, or as threads, for tests and debugging.
 
-`RemoteReplica` is the base of both, and of those of `annexes/ray/`. Knows no requests. Imports torch only for
-a thread.
+`RemoteReplica` is also the base of `annexes/ray/`'s. Knows no requests. Imports torch only for a thread.
 """
 
 from __future__ import annotations
@@ -9,23 +8,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
+import queue
 import sys
+import threading
 from abc import ABC, abstractmethod
 from asyncio.subprocess import PIPE, Process
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import zmq
 
 from asr_server.config import Settings
 from asr_server.dispatch.supervisor import Executor, ReplicaGone
-from asr_server.machine import exit_reason, in_daemon_thread, visible_gpus
+from asr_server.machine import exit_reason, visible_gpus
 from asr_server.process import child_environment
 from asr_server.replica import load_engine, run
 from asr_server.transport.messages import Command, Drain, Event
-from asr_server.transport.zeromq import ReplicaSpec, ZmqEngineClient, ZmqEngineServer
+from asr_server.transport.zeromq import ReplicaSpec, ZmqEngineClient
 
 KILL_LIMIT_S = 10.0  # a process in a call of a device's driver cannot be killed: it is left behind
 CLOSE_LIMIT_S = 10.0  # of a thread
@@ -45,10 +44,8 @@ class RemoteReplica(ABC):
         self._client = client
         self._end = end
 
-    def _exit_message(self) -> str:
-        error = None if self._end.cancelled() else self._end.exception()
-        reason = f": {' '.join(str(error).split())}" if error else ""
-        return f"{self.name} has ended{reason}"
+    @abstractmethod
+    def _exit_message(self) -> str: ...
 
     @abstractmethod
     async def close(self, drain_s: float = 0.0) -> None: ...
@@ -179,30 +176,65 @@ class InlineExecutor:
         pass
 
     async def launch(self, index: int) -> InlineReplica:
-        """Raises OSError."""
         return InlineReplica(f"replica {index}", self._settings)
 
 
-class InlineReplica(RemoteReplica):
-    """A thread at the other end of a connection like a process's."""
+class InlineServer:
+    """The replica's end: commands from a queue, events into the event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self.events: asyncio.Queue[Event | None] = asyncio.Queue()
+
+    def receive(self, wait_s: float) -> list[Command]:
+        received: list[Command] = []
+        with contextlib.suppress(queue.Empty):
+            if wait_s > 0:
+                received.append(self.commands.get(timeout=wait_s))
+            while True:
+                received.append(self.commands.get_nowait())
+        return received
+
+    def send(self, event: Event | None) -> None:
+        """Send None at the end. Events are dropped once the loop has closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.events.put_nowait, event)
+
+    def close(self) -> None:
+        pass
+
+
+class InlineReplica:
+    pid: int | None = None  # it is a thread
 
     def __init__(self, name: str, settings: Settings) -> None:
-        client = ZmqEngineClient()
-        address = client.address
-        if address.shared_fd is not None:  # each end closes its own
-            address = msgspec.structs.replace(address, shared_fd=os.dup(address.shared_fd))
+        self.name = name
+        self._server = InlineServer()
+        self._thread = threading.Thread(target=self._run, args=(settings,), name=name, daemon=True)
+        self._thread.start()
 
-        def serve() -> None:
-            try:
-                run(ZmqEngineServer(address), lambda: load_engine(settings, settings.num_replicas))
-            except Exception:
-                logger.exception("%s has failed", name)
+    def _run(self, settings: Settings) -> None:
+        try:
+            run(self._server, lambda: load_engine(settings, num_on_device=settings.num_replicas))
+        except Exception:
+            logger.exception("%s has failed", self.name)
+        finally:
+            self._server.send(None)
 
-        super().__init__(name, client, asyncio.wrap_future(in_daemon_thread(serve, name)))
+    def send(self, command: Command) -> None:
+        if not self._thread.is_alive():
+            raise ReplicaGone(self.name)
+        self._server.commands.put(command)
+
+    async def receive(self) -> list[Event]:
+        if (event := await self._server.events.get()) is None:
+            raise ReplicaGone(f"{self.name} has ended")
+        return [event]
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Stop once running chunks end: threads cannot be killed, so a hung one is left behind."""
-        await self._drain(CLOSE_LIMIT_S)
-        if not self._end.done():
+        self._server.commands.put(Drain())
+        await asyncio.to_thread(self._thread.join, CLOSE_LIMIT_S)
+        if self._thread.is_alive():
             logger.error("%s does not end: its thread is left behind", self.name)
-        self._client.close()

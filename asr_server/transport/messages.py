@@ -3,7 +3,7 @@
 Commands go to a replica, events come back; both name (request, chunk, part, attempt).
 """
 
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -144,3 +144,14 @@ Event = (
     | Released
     | LogLine
 )
+
+
+class EngineServer(Protocol):
+    """The replica's end of the connection."""
+
+    def receive(self, wait_s: float) -> list[Command]: ...
+
+    def send(self, event: Event) -> None:
+        """Callable from any thread."""
+
+    def close(self) -> None: ...

@@ -175,6 +175,12 @@ class RayReplica(RemoteReplica):
                 print(event.text, file=sys.stderr)
         return events
 
+    def _exit_message(self) -> str:
+        error = None if self._end.cancelled() else self._end.exception()
+        if error is None:
+            return f"{self.name} has ended"
+        return f"{self.name} has ended: {' '.join(str(error).split())}"
+
     async def close(self, drain_s: float = 0.0) -> None:
         await self._drain(drain_s)
         with contextlib.suppress(Exception):  # the cluster may be gone

@@ -37,7 +37,7 @@ from asr_server.transport.messages import (
     StartFailed,
     Submit,
 )
-from asr_server.transport.zeromq import Address, ReplicaSpec, ZmqEngineServer
+from asr_server.transport.zeromq import Address, ReplicaSpec
 from harness.clips import make_clip
 from harness.engine_helpers import Checkpoint
 from tests.support.checkpoints import pocket_directory
@@ -247,7 +247,7 @@ def pocket() -> Checkpoint:
     return Checkpoint.load(pocket_directory())
 
 
-class Server(ZmqEngineServer):
+class Server:
     """Keeps what the replica sends, and answers it from a list of commands a call."""
 
     def __init__(self, *commands: list[Command]) -> None:
