@@ -42,15 +42,11 @@ READABLE_LAYOUT: Final = SubtitleLayout()
 RAW_LAYOUT: Final = SubtitleLayout(raw=True)
 
 
-class Piece(NamedTuple):
-    text: str
-    underlined: bool = False
-
-
 class Cue(NamedTuple):
     start_s: float
     end_s: float
-    pieces: tuple[Piece, ...]
+    lines: Sequence[Line]
+    highlighted: Word | None = None
     speaker: str | None = None
 
 
@@ -71,13 +67,14 @@ def _cues(segments: Sequence[Segment], layout: SubtitleLayout, label_width: floa
     for has_words, group in groupby(segments, key=lambda segment: bool(segment.words)):
         if not layout.needs_words or not has_words:
             for segment in group:
-                yield Cue(segment.start_s, segment.end_s, (Piece(_one_line(segment.text)),))
+                whole = Word(segment.text, segment.start_s, segment.end_s)
+                yield Cue(segment.start_s, segment.end_s, [[whole]])
             continue
         for start_s, end_s, lines in _timed_lines(list(group), layout, label_width):
             if layout.highlight_words:
                 yield from _highlighted(lines)
             else:
-                yield Cue(start_s, end_s, _pieces(lines))
+                yield Cue(start_s, end_s, lines)
 
 
 def _timed_lines(
@@ -124,20 +121,9 @@ def _highlighted(lines: Sequence[Line]) -> Iterator[Cue]:
     shown_until_s = lines[0][0].start_s
     for word in chain(*lines):
         if word.start_s > shown_until_s:
-            yield Cue(shown_until_s, word.start_s, _pieces(lines))
-        yield Cue(word.start_s, word.end_s, _pieces(lines, word))
+            yield Cue(shown_until_s, word.start_s, lines)
+        yield Cue(word.start_s, word.end_s, lines, word)
         shown_until_s = word.end_s
-
-
-def _pieces(lines: Sequence[Line], highlighted: Word | None = None) -> tuple[Piece, ...]:
-    pieces: list[Piece] = []
-    for line in lines:
-        for word in line:
-            space = "" if word is line[0] else " " if word.text[:1].isspace() else ""
-            if word is line[0] and pieces:
-                space = "\n"
-            pieces += [Piece(space), Piece(_one_line(word.text), word is highlighted)]
-    return tuple(pieces)
 
 
 def _one_line(text: str) -> str:
@@ -172,8 +158,13 @@ def _voiced(cue: Cue) -> str:
 
 def _text(cue: Cue, escape: Callable[[str], str]) -> str:
     """Remove arrows (`-->`), which would end the subtitle."""
-    pieces = (f"<u>{escape(p.text)}</u>" if p.underlined else escape(p.text) for p in cue.pieces)
-    return "".join(pieces).replace("-->", "->")
+    text = "\n".join("".join(_shown(word, cue, escape) for word in line).lstrip() for line in cue.lines)
+    return text.replace("-->", "->")
+
+
+def _shown(word: Word, cue: Cue, escape: Callable[[str], str]) -> str:
+    text = escape(_one_line(word.text))
+    return " " * word.text[:1].isspace() + (f"<u>{text}</u>" if word is cue.highlighted else text)
 
 
 def _escape(text: str) -> str:
