@@ -1,12 +1,11 @@
 """Give each word its speaker, and split segments where the speaker changes. Knows no voices."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby, islice, pairwise
 from typing import Final, NamedTuple
 
 import msgspec
-import numpy as np
 
 from asr_server.core import Segment
 
@@ -27,25 +26,35 @@ class SpeakerOfTime:
     """Answer who speaks at a time, from turns ordered by start."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
-        self._speakers = list(dict.fromkeys(turn.speaker for turn in turns)) or [UNKNOWN]
-        self._of_turns = np.array([self._speakers.index(turn.speaker) for turn in turns], np.intp)
-        self._starts_s = np.array([turn.start_s for turn in turns])
-        self._ends_s = np.array([turn.end_s for turn in turns])
-        self._last = 0
+        self._turns = turns
+        self._starts_s = [turn.start_s for turn in turns]
+        # Until when somebody of those who have begun speaks.
+        self._reached_s = list(accumulate((turn.end_s for turn in turns), max))
+        self._last_speaker = turns[0].speaker if turns else UNKNOWN
 
     def of(self, start_s: float, end_s: float) -> str:
         """Return who speaks most, or is nearest in a pause; in doubt, the last speaker."""
-        # Negative: how far away.
-        overlaps_s = np.minimum(self._ends_s, end_s) - np.maximum(self._starts_s, start_s)
-        scores = np.full(len(self._speakers), -np.inf)
-        np.maximum.at(scores, self._of_turns, overlaps_s)
-        if scores.max() > 0:
-            spoken_s = np.bincount(self._of_turns, overlaps_s.clip(0), len(scores))
-            scores = np.where(spoken_s > 0, spoken_s, -np.inf)
-        best = int(scores.argmax())
-        if scores[self._last] < scores[best] - _SLACK_S:
-            self._last = best
-        return self._speakers[self._last]
+        spoken_s: dict[str, float] = {}
+        nearest_s: dict[str, float] = {}
+        for turn in islice(self._turns, self._first_near(start_s), None):
+            overlap_s = min(turn.end_s, end_s) - max(turn.start_s, start_s)
+            if overlap_s > 0:
+                spoken_s[turn.speaker] = spoken_s.get(turn.speaker, 0.0) + overlap_s
+            nearest_s[turn.speaker] = max(nearest_s.get(turn.speaker, overlap_s), overlap_s)
+            if turn.start_s > end_s:
+                break
+        scores = spoken_s or nearest_s
+        if scores:
+            best = max(scores, key=scores.__getitem__)
+            if scores.get(self._last_speaker, -1e9) < scores[best] - _SLACK_S:
+                self._last_speaker = best
+        return self._last_speaker
+
+    def _first_near(self, start_s: float) -> int:
+        num_begun = bisect_right(self._starts_s, start_s)
+        if not num_begun:
+            return 0
+        return bisect_left(self._reached_s, min(start_s, self._reached_s[num_begun - 1]) - _SLACK_S)
 
 
 def label_segments(
