@@ -1,4 +1,4 @@
-"""What wraps every route: ids, log, metrics, uncaught exceptions, hosts."""
+"""What wraps every route: ids, log, metrics, uncaught exceptions, hosts, short ways."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import re
 import time
 import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Protocol
 
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from asr_server import metrics
-from asr_server.api.errors import CLIENT_CLOSED_REQUEST, response_to
+from asr_server.api.errors import CLIENT_CLOSED_REQUEST, HANDLED, response_to
 from asr_server.api.schemas import REQUEST_ID, SAFE_HEADERS
 from asr_server.config import Settings, naming
 from asr_server.errors import HostNotAllowed, OriginNotAllowed, ShuttingDown
@@ -244,6 +246,37 @@ def _path_of(scope: Scope, route: str) -> str:
 def _route_of(scope: Scope) -> str:
     """Return the route's pattern: a path could have any value."""
     return getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
+
+
+class PlainRoutes:
+    """Call the endpoints of recordings without FastAPI's routing, a tenth of a short request's time.
+
+    These endpoints take the request alone: a parameter that FastAPI would fill is not.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
+        self._app = app
+        self._routes = {route.path: route for route in routes if isinstance(route, APIRoute)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._route_of(scope)
+        if route is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = route
+        request = Request(scope, receive)
+        try:
+            for depends in route.dependencies:
+                await depends.dependency(request)  # type: ignore[misc]  # it is never None here
+            response = await route.endpoint(request)
+            await response(scope, receive, send)
+        except HANDLED as error:
+            await response_to(error)(scope, receive, send)
+
+    def _route_of(self, scope: Scope) -> APIRoute | None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return None
+        return self._routes.get(scope["path"].removeprefix(scope.get("root_path", "")))
 
 
 class TrailingSlashes:

@@ -96,6 +96,7 @@ def create_app(
     page.install(app)
     app.router.default = middleware.refusing_unknown_websockets(app.router.default)
     openapi.install(app, models, keys.required)
+    app.add_middleware(middleware.PlainRoutes, routes=transcribe.router.routes)
     _wrap(app, settings, keys.required, app.state.server.history)
     return app
 

@@ -1,18 +1,22 @@
-"""What every reply has, bodies that still come, pages of other sites."""
+"""What every reply has, bodies that still come, pages of other sites, recordings past FastAPI's routing."""
 
 import json
 import logging
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import httpx
 import openai
 import pytest
+from fastapi.routing import APIRoute
 from openai import AsyncOpenAI
 from starlette.responses import StreamingResponse
 
 import asr_server
 from asr_server.api import middleware as middleware
+from asr_server.api.middleware import PlainRoutes
 from asr_server.api.schemas import SAFE_HEADERS
 from asr_server.config import MIB
 from asr_server.metrics import REGISTRY
@@ -209,6 +213,33 @@ async def test_a_page_that_is_allowed_or_has_the_key_opens_a_session(settings: d
 
 PATH = "/v1/audio/transcriptions"
 KEY = {"authorization": "Bearer right"}
+FILE = {"file": SECOND}
+
+
+class Asked(NamedTuple):
+    method: str = "POST"
+    path: str = PATH
+    headers: dict[str, str] = KEY
+    data: dict[str, str] = MODEL
+    files: dict[str, bytes] | None = FILE
+
+
+REQUESTS = {
+    "json": Asked(),
+    "stream": Asked(data=MODEL | {"stream": "true"}),
+    "translation": Asked(path="/v1/audio/translations"),
+    "no key": Asked(headers={}),
+    "wrong key": Asked(headers={"authorization": "Bearer wrong"}),
+    "no form": Asked(files=None),
+    "no audio": Asked(files={"file": b"no audio"}),
+    "other model": Asked(data={"model": "other"}),
+    "unknown field": Asked(data=MODEL | {"no_such_field": "1"}),
+    "other method": Asked("GET"),
+    "options": Asked("OPTIONS"),
+    "slash": Asked(path=PATH + "/"),
+    "nowhere": Asked(path=PATH + "x"),
+    "behind a prefix": Asked(path="/prefix" + PATH),
+}
 
 
 @pytest.fixture(params=["", "/prefix"])
@@ -216,6 +247,22 @@ async def keyed(request: pytest.FixtureRequest) -> AsyncIterator[RunningApp]:
     settings = embedded(api_key="right", root_path=request.param)
     async with run_app(settings, languages=("en", "de")) as app:
         yield app
+
+
+async def ask(app: RunningApp, asked: Asked) -> tuple[Any, ...]:
+    """The reply, and for which routes it was counted."""
+    before = counted()
+    reply: httpx.Response = await app.client.request(
+        asked.method, asked.path, headers=asked.headers, data=asked.data, files=asked.files
+    )
+    own = {name: value for name, value in reply.headers.items() if name not in ("date", "x-request-id")}
+    assert reply.headers["x-request-id"]
+    return (
+        reply.status_code,
+        own,
+        reply.content,
+        {key for key, n in counted().items() if n != before.get(key)},
+    )
 
 
 def counted() -> dict[tuple[str, str], float]:
@@ -227,13 +274,32 @@ def counted() -> dict[tuple[str, str], float]:
     }
 
 
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_the_reply_is_the_one_that_fastapi_gives(
+    keyed: RunningApp, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = REQUESTS[name]
+    plain = await ask(keyed, asked)
+    assert (plain[0] == 200) == (name in ("json", "stream", "translation", "slash"))
+    monkeypatch.setattr(PlainRoutes, "_route_of", lambda self, scope: None)
+    assert plain == await ask(keyed, asked)
+
+
+async def test_a_recording_skips_fastapis_routes(app: RunningApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*args: object) -> None:
+        raise AssertionError("FastAPI's route was used")
+
+    monkeypatch.setattr(APIRoute, "handle", fail)
+    assert (await app.post()).status_code == 200
+    assert (await app.client.get("/v1/models")).status_code == 500
+
+
 @pytest.mark.parametrize("path", [PATH, "/v1/models", "/v1/models/whisper-1", "/health", "/docs", ""])
 async def test_a_slash_at_the_end_of_a_path_changes_nothing(keyed: RunningApp, path: str) -> None:
-    method, files = ("POST", {"file": SECOND}) if path == PATH else ("GET", None)
-    before = counted()
-    reply = await keyed.client.request(method, f"{path}/", headers=KEY, data=MODEL, files=files)
-    assert reply.status_code == 200
-    assert not any("other" in key for key, count in counted().items() if count != before.get(key))
+    method, files = ("POST", FILE) if path == PATH else ("GET", None)
+    status, _, _, counted_for = await ask(keyed, Asked(method, f"{path}/", files=files))
+    assert status == 200
+    assert not any("other" in str(key) for key in counted_for)
 
 
 async def test_a_websocket_at_an_unknown_path_is_an_error_of_ours(app: RunningApp) -> None:
