@@ -9,7 +9,7 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import av
@@ -51,6 +51,7 @@ _END_BYTES = 64
 _TAGS = (b"ID3", b"TAG", b"APE")  # between MP3s that were joined
 _MAX_PAUSE_BYTES = 6  # AMR's frames without speech, which FFmpeg cannot decode (3GPP TS 26.101 and 26.201)
 _OGG_BEGINS = b"OggS\0\2"  # a page that begins a stream
+_FLAC_BEGINS = (b"fLaC\0\0\0\x22", b"fLaC\x80\0\0\x22")
 _SCANNED_BYTES = 1 << 20
 _EXTRA = Disposition.comment | Disposition.visual_impaired
 _DAMAGE = (av.error.FFmpegError, OSError, ValueError)  # how PyAV reports it
@@ -254,19 +255,26 @@ def end_of_joined(fd: int, start: int) -> int:
     length = os.fstat(fd).st_size
     head = os.pread(fd, 8, start)
     if head.startswith(b"OggS"):
-        return _next_ogg(fd, start, length)
+        return _find(fd, _behind_first_pages(fd, start), [_OGG_BEGINS], length)
+    if head.startswith(b"fLaC"):
+        return _find(fd, start + 4, _FLAC_BEGINS, length)
     return _next_mp4(fd, start, length) if head[4:] == b"ftyp" else length
 
 
-def _next_ogg(fd: int, start: int, length: int) -> int:
-    """Step over the pages that begin the streams of one Ogg (RFC 3533); find the next such page."""
+def _behind_first_pages(fd: int, start: int) -> int:
+    """Step over the pages that begin the streams of one Ogg (RFC 3533)."""
     at = start
     while len(head := os.pread(fd, 282, at)) >= 27 and head.startswith(_OGG_BEGINS):
         at += 27 + head[26] + sum(head[27 : 27 + head[26]])
-    while len(data := os.pread(fd, _SCANNED_BYTES, at)) >= len(_OGG_BEGINS):
-        if _OGG_BEGINS in data:
-            return at + data.find(_OGG_BEGINS)
-        at += len(data) - len(_OGG_BEGINS) + 1
+    return at
+
+
+def _find(fd: int, at: int, marks: Sequence[bytes], length: int) -> int:
+    while len(data := os.pread(fd, _SCANNED_BYTES, at)) >= len(marks[0]):
+        places = [data.find(mark) for mark in marks if mark in data]
+        if places:
+            return at + min(places)
+        at += len(data) - len(marks[0]) + 1
     return length
 
 

@@ -239,6 +239,18 @@ def test_surround_is_mixed_by_its_layout_in_every_format(tmp_path: Path) -> None
         assert np.corrcoef(aligned, expected[8000:20_000])[0, 1] > 0.95, name
 
 
+def test_a_joined_flac_of_another_rate_and_layout_is_read(tmp_path: Path) -> None:
+    one, other = (
+        make(tmp_path, "a.flac", voice(rate, num_channels, 2.0), rate).read_bytes()
+        for rate, num_channels in ((16_000, 1), (44_100, 2))
+    )
+    (tmp_path / "a.flac").write_bytes(one + other + one)
+    chunks, recording = chunks_of(tmp_path / "a.flac")
+    assert recording.duration_s == pytest.approx(6.0, abs=0.01)
+    assert not recording.truncated
+    assert rms(audio_of(chunks)[-30_000:] - voice(16_000, 1, 2.0)[-30_000:, 0]) < 0.01
+
+
 def test_an_mp3_of_constant_rate_without_a_count_is_whole_behind_a_tag(tmp_path: Path) -> None:
     """Its length is guessed by the file's size, and the tag counts."""
     for name, num_before, num_behind in (("a.mpga", 0, 0), ("untagged.mp3", 10_000, 128)):
