@@ -35,7 +35,6 @@ class TimeLine:
         self._tick_s = float(stream.time_base)
         self._is_transport = name in _TRANSPORTS
         self._is_clocked = self._is_transport or name in _CLOCKED
-        self._may_begin_again = name == "flac"  # at zero, where another file is joined
         first_s = 0.0 if first.pts is None else first.pts * self._tick_s
         self.start_s = first_s if container.start_time is None else container.start_time / av.time_base
         self.lead_s = first_s - self.start_s  # of the track behind the start of the file
@@ -51,8 +50,6 @@ class TimeLine:
         gap_s = 0.0
         if self._is_clocked and frame.pts is not None:
             gap_s = frame.pts * self._tick_s - self.end_s
-            if self._may_begin_again:
-                gap_s = max(0.0, gap_s)
         if abs(gap_s) > MIN_GAP_S:
             self.end_s += gap_s
             if not self._is_new_clock(gap_s):

@@ -1,6 +1,8 @@
 """WAV as it is written in the wild; FLAC and MP3 whose headers count too little; files joined together."""
 
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -260,3 +262,25 @@ def test_an_mp3_of_constant_rate_without_a_count_is_whole_behind_a_tag(tmp_path:
         recording = chunks_of(path)[1]
         assert recording.duration_s == pytest.approx(5.0, abs=0.2)
         assert not recording.truncated
+
+
+DECODE = """
+import sys
+from pathlib import Path
+from asr_server.audio.recording import Recording
+
+recording = Recording(Path(sys.argv[1]))
+while not recording.next_slice(4).finished:
+    pass
+assert recording.truncated
+print("Python's own", file=sys.stderr)
+"""
+
+
+def test_libraries_print_nothing_of_a_damaged_file(tmp_path: Path) -> None:
+    path = make(tmp_path, "a.mp3", OTHER, 16_000)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:5000] + bytes(3000) + whole[9000:])
+    command = [sys.executable, "-c", DECODE, str(path)]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    assert printed == "Python's own\n"
