@@ -58,7 +58,7 @@ _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM
 
 class DecodeProcesses:
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._forkserver: subprocess.Popen[bytes] | None = None
         self._to_forkserver: socket.socket | None = None
         self._idle: list[socket.socket] = []  # connections to processes without a file
@@ -67,10 +67,24 @@ class DecodeProcesses:
     def forkserver_pid(self) -> int | None:
         return self._forkserver.pid if self._forkserver else None
 
-    def start(self) -> None:
-        """Return at once; the libraries take half a second to load."""
+    def start(self) -> socket.socket:
+        """Return the connection to the forkserver, a new one if none runs: its libraries load in 0.5 s."""
         with self._lock:
-            self._start()
+            if self._to_forkserver and self._forkserver and self._forkserver.poll() is None:
+                return self._to_forkserver
+            self.shutdown()
+            ours, theirs = socket.socketpair()
+            started: Future[subprocess.Popen[bytes]] = Future()
+            with theirs:
+                kept = theirs, started
+                threading.Thread(target=_keep, args=kept, name="asr-forkserver", daemon=True).start()
+                try:
+                    self._forkserver = started.result()
+                except OSError:
+                    ours.close()
+                    raise
+            self._to_forkserver = ours
+            return ours
 
     def take(self, message: bytes, fd: int) -> socket.socket:
         """Return the connection to a process that has been given this file: a free one, or a new one.
@@ -94,12 +108,20 @@ class DecodeProcesses:
     def restart(self) -> None:
         """End all processes, frozen ones too; files that they decode are decoded once more."""
         with self._lock:
-            self._stop()
-            self._start()
+            self.shutdown()
+            self.start()
 
     def shutdown(self) -> None:
         with self._lock:
-            self._stop()
+            for process in self._idle:
+                process.close()
+            self._idle.clear()
+            if self._to_forkserver is not None:
+                self._to_forkserver.close()
+            if self._forkserver is not None:
+                self._forkserver.kill()
+                self._forkserver.wait()
+            self._forkserver = self._to_forkserver = None
 
     def _new_process(self) -> socket.socket:
         connection, other_end = socket.socketpair()
@@ -114,38 +136,10 @@ class DecodeProcesses:
 
     def _hand_over(self, fds: list[int]) -> None:
         try:
-            socket.send_fds(self._start(), [b"f"], fds)
+            socket.send_fds(self.start(), [b"f"], fds)
         except BrokenPipeError:  # it died just now: the thread that waits for it has not seen that yet
-            self._stop()
-            socket.send_fds(self._start(), [b"f"], fds)
-
-    def _start(self) -> socket.socket:
-        """Return the connection to the forkserver; start one where none runs."""
-        if self._to_forkserver and self._forkserver and self._forkserver.poll() is None:
-            return self._to_forkserver
-        self._stop()
-        ours, theirs = socket.socketpair()
-        started: Future[subprocess.Popen[bytes]] = Future()
-        with theirs:
-            threading.Thread(target=_keep, args=(theirs, started), name="asr-forkserver", daemon=True).start()
-            try:
-                self._forkserver = started.result()
-            except OSError:
-                ours.close()
-                raise
-        self._to_forkserver = ours
-        return ours
-
-    def _stop(self) -> None:
-        for process in self._idle:
-            process.close()
-        self._idle.clear()
-        if self._to_forkserver is not None:
-            self._to_forkserver.close()
-        if self._forkserver is not None:
-            self._forkserver.kill()
-            self._forkserver.wait()
-        self._forkserver = self._to_forkserver = None
+            self.shutdown()
+            socket.send_fds(self.start(), [b"f"], fds)
 
 
 def _keep(connection: socket.socket, started: Future[subprocess.Popen[bytes]]) -> None:
@@ -210,7 +204,7 @@ class RemoteStream:
         self._content = np.empty(0, np.uint8)
         self._num_read = self._num_to_skip = 0
         self._was_replaced = False
-        self._process: socket.socket | None = self._take()
+        self._process = self._take()
 
     def read(self) -> Samples | None:
         if self._ended:
@@ -228,16 +222,13 @@ class RemoteStream:
         return samples[num_skipped:]
 
     def close(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
+        """Call it once: a process that has read to the end may then have another file."""
         if self._ended:
-            decode_processes.give_back(process)
+            decode_processes.give_back(self._process)
         else:
-            process.close()
+            self._process.close()
 
     def _read_block(self) -> Samples | None:
-        assert self._process is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended: what is left to read says why
             self._process.sendall(NEXT)
         (size,) = HEADER.unpack(self._receive(HEADER.size).data)
@@ -254,7 +245,6 @@ class RemoteStream:
         return self._receive(answer.num_bytes).view(np.float32).reshape(self._shape)
 
     def _replace(self, error: ConnectionError) -> None:
-        assert self._process is not None
         if self._closed.is_set():
             raise invalid_audio("The file was closed.") from error
         metrics.decode_process_deaths.inc()
@@ -284,7 +274,6 @@ class RemoteStream:
             raise invalid_audio("The file could not be decoded.")
         if size > len(self._content):
             self._content = np.empty(size, np.uint8)
-        assert self._process is not None
         content = self._content[:size]
         view = content.data
         poll = select.poll()
