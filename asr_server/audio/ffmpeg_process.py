@@ -40,6 +40,11 @@ ANSWER_BYTES = 8 * SAMPLE_RATE * 4  # some 5 ms of work
 BLOCK_CPU_S = 3.0  # what takes so much processor time never ends: that is the file's fault
 BLOCK_WALL_S = 20.0  # what only waits so long got no processor: that is the machine's
 MAX_DATA_BYTES = 1 << 30  # for one decode process; a usual one needs 60 MB
+# Beside our own, PyAV and numpy have many words for a file that makes no sense.
+FILE_ERRORS = (
+    *(RequestError, MemoryError, ValueError),
+    *(ArithmeticError, LookupError, TypeError, AttributeError),
+)
 
 
 def main(socket_fd: int) -> None:
@@ -141,11 +146,9 @@ def decode(connection: socket.socket, fds: list[int], task: DecodeTask) -> None:
             _answer(connection, Answer(stream.info, len(samples)), samples)
             if not samples:
                 return
-    except RequestError as error:
-        _refuse(connection, error)
-    except (MemoryError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError):
-        # PyAV and numpy have many words for a file that makes no sense.
-        _refuse(connection, invalid_audio("The file could not be decoded."))
+    except FILE_ERRORS as error:
+        told = error if isinstance(error, RequestError) else invalid_audio("The file could not be decoded.")
+        _answer(connection, Answer(error=type(told).__name__, message=told.message))
     finally:
         set_alarms(0, 0)
         if stream is not None:
@@ -174,7 +177,8 @@ def _open(fds: list[int], task: DecodeTask) -> Stream:
         if len(numbers) == 2 or (task.split_channels and not numbers and has_two_voices):
             decoder.close()
             both = zip(fds, numbers or (1, 2), strict=True)
-            return PairedStream(*(_one_track(fd, task, number) for fd, number in both))
+            decoders = (FfmpegDecoder(fd, TrackChoice((number,)), task.limits) for fd, number in both)
+            return PairedStream(*(DecodedStream(each, DecodeTask(task.limits)) for each in decoders))
         return DecodedStream(decoder, task)
     except CannotOpen as error:
         raise invalid_audio("The file is not audio, or damaged beyond reading.") from error
@@ -194,13 +198,10 @@ class PairedStream:
         return FileInfo(max(durations, default=None), len(infos), tracks, is_truncated)
 
     def read(self) -> Samples | None:
-        waiting = [self._fill(number) for number in range(len(self._streams))]
-        lengths = [len(held) for held in self._held]
-        if not any(lengths) and not any(waiting):
+        going_on = [number for number in range(len(self._streams)) if self._fill(number)]
+        if not going_on:
             return None
-        num_samples = min(
-            (n for n, goes_on in zip(lengths, waiting, strict=True) if goes_on), default=max(lengths)
-        )
+        num_samples = min(len(self._held[number]) for number in going_on)
         taken = [np.pad(held[:num_samples], (0, max(0, num_samples - len(held)))) for held in self._held]
         self._held = [held[num_samples:] for held in self._held]
         return np.ascontiguousarray(np.stack(taken, axis=1))
@@ -216,14 +217,6 @@ class PairedStream:
         if samples is not None:
             self._held[number] = samples.copy()
         return samples is not None
-
-
-def _one_track(fd: int, task: DecodeTask, number: int) -> DecodedStream:
-    return DecodedStream(FfmpegDecoder(fd, TrackChoice((number,)), task.limits), DecodeTask(task.limits))
-
-
-def _refuse(connection: socket.socket, error: RequestError) -> None:
-    _answer(connection, Answer(error=type(error).__name__, message=error.message))
 
 
 def _answer(connection: socket.socket, answer: Answer, samples: bytes | bytearray = b"") -> None:
