@@ -121,12 +121,6 @@ def ranked(tracks: Sequence[Track], choice: TrackChoice) -> list[Track]:
     return sorted(suitable, key=lambda track: (not track.is_default, track.is_extra))
 
 
-def require_only_track(choice: TrackChoice) -> None:
-    """Check a choice for a format with one track. Raises NoSuchTrack."""
-    if choice != DEFAULT_TRACK:
-        ranked([Track(1)], choice)
-
-
 def _described(tracks: Sequence[Track]) -> str:
     plural = "" if len(tracks) == 1 else "s"
     languages = ", ".join(f"{track.number}: {track.language or 'no language'}" for track in tracks[:20])

@@ -37,7 +37,7 @@ from asr_server.audio.decoder import (
     TrackChoice,
     id3_size,
     invalid_audio,
-    require_only_track,
+    ranked,
 )
 from asr_server.audio.ffmpeg_client import RemoteStream, decode_processes
 from asr_server.audio.split import Splitter
@@ -230,7 +230,7 @@ class Recording:
         decoder = open_wav(fd)
         if decoder is None:
             return RemoteStream(fd, self._task, self._closed)
-        require_only_track(self._task.choice)
+        ranked([Track(1)], self._task.choice)  # WAV has no other
         stream = DecodedStream(decoder, self._task)
         self._task.limits.check_decoded(0, decoder.duration_s or 0.0)
         return stream

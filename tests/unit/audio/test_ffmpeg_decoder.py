@@ -13,7 +13,6 @@ from asr_server.audio.decoder import (
     TrackChoice,
     parse_choice,
     ranked,
-    require_only_track,
 )
 from asr_server.audio.ffmpeg_decoder import FfmpegDecoder
 from asr_server.core import Track
@@ -341,8 +340,8 @@ def test_a_choice_of_no_track_is_refused_with_those_that_are() -> None:
 
 
 def test_a_plain_recording_has_one_track() -> None:
-    require_only_track(DEFAULT_TRACK)
-    require_only_track(TrackChoice((1,)))
+    for choice in (DEFAULT_TRACK, TrackChoice((1,))):
+        assert ranked([Track(1)], choice) == [Track(1)]
     for choice in (TrackChoice((2,)), TrackChoice((1, 2)), TrackChoice(language="eng")):
         with pytest.raises(NoSuchTrack, match="1 audio track "):
-            require_only_track(choice)
+            ranked([Track(1)], choice)
