@@ -36,23 +36,18 @@ class Splitter:
         self._size = self._max_chunk + self._min_rest
         self._buffer = np.empty(self._size, np.float32)
         self._num_held = 0  # samples at the start of `_buffer`
-        self._start = 0  # where they begin in the file
+        self.num_settled = 0  # samples of the file before these: no chunk still to come begins there
 
     @property
     def num_samples(self) -> int:
-        return self._start + self._num_held
-
-    @property
-    def num_settled(self) -> int:
-        """Return the samples before the first chunk still to come."""
-        return self._start
+        return self.num_settled + self._num_held
 
     @property
     def held_bytes(self) -> int:
         return 4 * self._num_held
 
     def drop(self) -> None:
-        self._start, self._num_held, self._buffer = self.num_samples, 0, np.empty(0, np.float32)
+        self.num_settled, self._num_held, self._buffer = self.num_samples, 0, np.empty(0, np.float32)
 
     def push(self, samples: Samples) -> list[Chunk]:
         """Return the chunks with known ends. Copies the samples."""
@@ -79,7 +74,7 @@ class Splitter:
     def _split(self, last: bool) -> list[Chunk]:
         held = self._buffer[: self._num_held]
         skip, take = self._next_chunk(held, last)
-        self._start += skip
+        self.num_settled += skip
         chunks = [self._chunk(held[skip : skip + take])] if take else []
         rest = held[skip + take :]
         self._buffer = np.empty(self._size, np.float32)  # the old one has left with the chunk
@@ -110,9 +105,9 @@ class Splitter:
     def _chunk(self, samples: Samples) -> Chunk:
         if len(samples) < self._size // 2:
             samples = samples.copy()  # a short view would hold on to the whole buffer's memory
-        chunk = Chunk(self.num_chunks, self._start, samples)
+        chunk = Chunk(self.num_chunks, self.num_settled, samples)
         self.num_chunks += 1
-        self._start += len(samples)
+        self.num_settled += len(samples)
         return chunk
 
 
