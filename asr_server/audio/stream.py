@@ -264,7 +264,9 @@ class ClippedStream:
         samples = self._stream.read()
         if samples is None:
             self._has_ended = True
-            self._require_some()
+            if start <= self._spans[0][0]:
+                begin, length = f"{self._first_s:g} s", f"{start / SAMPLE_RATE:.1f} s"
+                raise InvalidAudio(f"The first clip begins at {begin}, and the recording is {length} long.")
             return None
         self._num_read += len(samples)
         kept = np.zeros_like(samples)
@@ -272,13 +274,6 @@ class ClippedStream:
             inside = slice(max(0, first - start), max(0, end - start))
             kept[inside] = samples[inside]
         return kept[: self._spans[-1][1] - start]
-
-    def _require_some(self) -> None:
-        if self._num_read <= self._spans[0][0]:
-            length_s = self._num_read / SAMPLE_RATE
-            raise InvalidAudio(
-                f"The first clip begins at {self._first_s:g} s, and the recording is {length_s:.1f} s long."
-            )
 
 
 def _sample_at(time_s: float) -> int:

@@ -144,13 +144,9 @@ class WavDecoder:
 
     def _chunk_at(self, at: int) -> bytes:
         """Return the name of the chunk that begins there; empty if none does."""
-        head = os.pread(self.fd, 8, at)
-        if len(head) < 8:
-            return b""
-        name: bytes
-        name, size = struct.unpack(f"{self._format.order}4sI", head)
+        name, size, start = next(_chunks(self.fd, at, self._format.order), (b"", 0, at))
         is_name = all(chr(byte).isalnum() or byte in b" _-" for byte in name) and name.isascii()
-        return name if name in _SOUND or (is_name and at + 8 + size <= self._file_end) else b""
+        return name if name in _SOUND or (is_name and start + size <= self._file_end) else b""
 
 
 def _read_header(fd: int, start: int) -> tuple[_Format, Span]:
