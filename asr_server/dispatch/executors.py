@@ -23,7 +23,7 @@ from asr_server.dispatch.supervisor import Executor, ReplicaGone
 from asr_server.machine import exit_reason, visible_gpus
 from asr_server.process import child_environment
 from asr_server.replica import load_engine, run
-from asr_server.transport.messages import Command, Drain, Event
+from asr_server.transport.messages import Command, Drain, EngineServer, Event
 from asr_server.transport.zeromq import ReplicaSpec, ZmqEngineClient
 
 KILL_LIMIT_S = 10.0  # a process in a call of a device's driver cannot be killed: it is left behind
@@ -79,14 +79,12 @@ class RemoteReplica(ABC):
             await asyncio.wait((self._end,), timeout=limit_s)
 
 
-class MultiprocessExecutor:
+class MultiprocessExecutor(Executor):
     module = "asr_server.replica"
 
     def __init__(self, settings: Settings) -> None:
         self._settings = replace(
-            settings.core,
-            replicas=settings.num_replicas,
-            cpu_threads=settings.threads_per_rank,
+            settings.core, replicas=settings.num_replicas, cpu_threads=settings.threads_per_rank
         )
         gpus, size = visible_gpus() if settings.device != "cpu" else [], settings.tensor_parallel_size
         self._devices = [gpus[first : first + size] for first in range(0, len(gpus) - size + 1, size)]
@@ -94,13 +92,10 @@ class MultiprocessExecutor:
     async def start(self) -> int:
         return self._settings.replicas
 
-    async def stop(self) -> None:
-        pass
-
     async def launch(self, index: int) -> ProcessReplica:
         """Raises OSError: no file handles, memory, space or temporary folder."""
         client = ZmqEngineClient()
-        shared_fd = client.address.shared_fd
+        address, num_on_device = client.address, self.num_on_device(index)
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -108,20 +103,14 @@ class MultiprocessExecutor:
                 self.module,
                 stdin=PIPE,
                 env=child_environment() | self.device_of(index),
-                pass_fds=() if shared_fd is None else (shared_fd,),
+                pass_fds=() if address.shared_fd is None else (address.shared_fd,),
                 start_new_session=True,  # Ctrl-C is the server's business
             )
         except BaseException:
             client.close()
             raise
         assert process.stdin is not None
-        spec = ReplicaSpec(
-            index,
-            client.address,
-            self._settings,
-            self.num_on_device(index),
-            computes_on_cpu=not self._devices,
-        )
+        spec = ReplicaSpec(index, address, self._settings, num_on_device, computes_on_cpu=not self._devices)
         with contextlib.suppress(OSError, RuntimeError):  # it has ended: its exit status says more
             process.stdin.write(spec.to_line())
         return ProcessReplica(f"replica {index}", process, client)
@@ -164,7 +153,7 @@ class ProcessReplica(RemoteReplica):
 # -- Threads -------------------------------------------------------------------------------------------------
 
 
-class InlineExecutor:
+class InlineExecutor(Executor):
     def __init__(self, settings: Settings) -> None:
         # All of them are on the first GPU: a thread has no environment of its own to see another one in.
         self._settings = replace(settings, replicas=settings.replicas or 1)
@@ -172,14 +161,11 @@ class InlineExecutor:
     async def start(self) -> int:
         return self._settings.replicas
 
-    async def stop(self) -> None:
-        pass
-
     async def launch(self, index: int) -> InlineReplica:
         return InlineReplica(f"replica {index}", self._settings)
 
 
-class InlineServer:
+class InlineServer(EngineServer):
     """The replica's end: commands from a queue, events into the event loop."""
 
     def __init__(self) -> None:
@@ -200,9 +186,6 @@ class InlineServer:
         """Send None at the end. Events are dropped once the loop has closed."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self.events.put_nowait, event)
-
-    def close(self) -> None:
-        pass
 
 
 class InlineReplica:

@@ -61,6 +61,7 @@ class Executor(Protocol):
 
     async def stop(self) -> None:
         """Called once, after all replicas are closed or `start` has raised."""
+        return
 
 
 @dataclass(frozen=True)
@@ -126,10 +127,6 @@ class ReplicaState:
             self.patience.on_progress(self.watched_s - self.progress_at_s)
             self.progress_at_s = self.watched_s
         self.heartbeat = heartbeat
-
-    def on_ended(self, gone: ReplicaGone) -> None:
-        if self.ready or gone.reason != "exited":
-            self.ended_by = gone.reason
 
     def on_tick(self) -> None:
         limits = self.limits
@@ -259,7 +256,8 @@ class Supervisor:
         except ReplicaGone as gone:
             self._log(str(gone))
             self._lost.add(state.replica.name)
-            state.on_ended(gone)
+            if state.ready or gone.reason != "exited":
+                state.ended_by = gone.reason
         except asyncio.CancelledError:
             drain_s = DRAIN_S if state.ready else 0.0
             raise

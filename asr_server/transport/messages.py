@@ -154,4 +154,5 @@ class EngineServer(Protocol):
     def send(self, event: Event) -> None:
         """Callable from any thread."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        return
