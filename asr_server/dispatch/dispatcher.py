@@ -229,27 +229,24 @@ class Dispatcher:
 
     def _on_events(self, state: ReplicaState, events: list[Event]) -> None:
         for event in events:
-            self._on_event(state, event)
+            match event:
+                case Credit(engine=EngineInfo() as engine):
+                    self._on_engine(engine)
+                case LanguageDetected() if chunk := self._chunks.get(event.id):
+                    chunk.request.num_moves += 1
+                    self._choose_language(state, chunk, event)
+                case EarlyResult() if event.id in state.in_flight and (chunk := self._chunks.get(event.id)):
+                    chunk.request.num_moves += 1
+                    chunk.report_early(event.result)
+                case Cancelled(handle_id, None):
+                    state.in_flight = {id for id in state.in_flight if id.handle_id != handle_id}
+                case Cancelled(_, ChunkId() as id) if chunk := self._finish(state, id):
+                    self._wait(chunk)  # it was withdrawn
+                case Result() if chunk := self._finish(state, event.id):
+                    chunk.resolve(event.result, event.times)
+                case Failed() if chunk := self._finish(state, event.id):
+                    chunk.fail(ChunkFailed(event.message))
         self._dispatch()
-
-    def _on_event(self, state: ReplicaState, event: Event) -> None:
-        match event:
-            case Credit(engine=EngineInfo() as engine):
-                self._on_engine(engine)
-            case LanguageDetected() if chunk := self._chunks.get(event.id):
-                chunk.request.num_moves += 1
-                self._choose_language(state, chunk, event)
-            case EarlyResult() if event.id in state.in_flight and (chunk := self._chunks.get(event.id)):
-                chunk.request.num_moves += 1
-                chunk.report_early(event.result)
-            case Cancelled(handle_id, None):
-                state.in_flight = {id for id in state.in_flight if id.handle_id != handle_id}
-            case Cancelled(_, ChunkId() as id) if chunk := self._finish(state, id):
-                self._wait(chunk)  # it was withdrawn
-            case Result() if chunk := self._finish(state, event.id):
-                chunk.resolve(event.result, event.times)
-            case Failed() if chunk := self._finish(state, event.id):
-                chunk.fail(ChunkFailed(event.message))
 
     def _on_engine(self, engine: EngineInfo) -> None:
         if self.engine is None:
