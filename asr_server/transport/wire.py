@@ -19,7 +19,7 @@ import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import msgspec
@@ -71,14 +71,7 @@ def encode(message: Any, shared: SharedMemoryWriter | None = None) -> list[Frame
 
 def decode(frames: Sequence[Frame], message_type: Any, shared: SharedMemoryReader | None = None) -> Any:
     """Return the message; its arrays are read-only views."""
-    return msgspec.msgpack.decode(
-        frames[0], type=message_type, ext_hook=_array_reader(frames, shared), dec_hook=lambda _, value: value
-    )
 
-
-def _array_reader(
-    frames: Sequence[Frame], shared: SharedMemoryReader | None
-) -> Callable[[int, memoryview], Any]:
     def read(code: int, data: memoryview) -> Any:
         header = msgspec.msgpack.decode(data, type=_Array)
         dtype = _type_named(header.type_name)
@@ -93,7 +86,9 @@ def _array_reader(
                 content = np.frombuffer(header.inline or b"", np.uint8)
         return _from_bytes(content, dtype, header.shape)
 
-    return read
+    return msgspec.msgpack.decode(
+        frames[0], type=message_type, ext_hook=read, dec_hook=lambda _, value: value
+    )
 
 
 # -- Arrays and tensors --------------------------------------------------------------------------------------
@@ -167,8 +162,9 @@ class SharedMemoryWriter:
         self.release(slot)
         return None
 
-    def release(self, slot: int) -> None:
-        heapq.heappush(self._free, slot)
+    def release(self, *slots: int) -> None:
+        for slot in slots:
+            heapq.heappush(self._free, slot)
 
     def close(self) -> None:
         """The memory vanishes when the reader closes too."""

@@ -106,16 +106,11 @@ class ZmqEngineClient:
         with contextlib.suppress(zmq.Again):
             while self._is_connected and len(events) < MAX_EVENTS:
                 event: Event = wire.decode(self._events.recv_multipart(flags=zmq.DONTWAIT), Event)
-                if isinstance(event, Released):
-                    self._release(event)
-                else:
+                if not isinstance(event, Released):
                     events.append(event)
+                elif self.shared is not None:
+                    self.shared.release(*event.slots)
         return events
-
-    def _release(self, released: Released) -> None:
-        if self.shared is not None:
-            for slot in released.slots:
-                self.shared.release(slot)
 
     def _remove_folder(self) -> None:
         if self._folder is not None:
