@@ -139,12 +139,10 @@ class HeartbeatThread(threading.Thread):
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        self._server.send(self._state())
-        while not self._stopped.wait(HEARTBEAT_S):
-            self._server.send(self._state())
-
-    def _state(self) -> Heartbeat:
-        return Heartbeat(num_steps=0) if self.engine is None else self.engine.heartbeat()
+        has_stopped = False
+        while not has_stopped:
+            self._server.send(Heartbeat(num_steps=0) if self.engine is None else self.engine.heartbeat())
+            has_stopped = self._stopped.wait(HEARTBEAT_S)
 
     def stop(self) -> None:
         self._stopped.set()
