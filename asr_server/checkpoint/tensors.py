@@ -79,16 +79,13 @@ def checked(dtype: Any, shape: Iterable[Any], offset: Any, num_bytes: int) -> St
     sizes = tuple(shape)
     if type(dtype) is not str or dtype not in ITEM_BYTES:
         raise ValueError(f"numbers of type {str(dtype)[:20]} are not read")
-    if len(sizes) > MAX_DIMENSIONS or not all(_is_within(size, num_bytes) for size in (*sizes, offset)):
+    are_numbers = all(type(number) is int and 0 <= number <= num_bytes for number in (*sizes, offset))
+    if len(sizes) > MAX_DIMENSIONS or not are_numbers:
         raise ValueError("a shape or a place that no tensor has")
     tensor = StoredTensor(dtype, sizes, offset)
     if tensor.end > num_bytes:
         raise EOFError
     return tensor
-
-
-def _is_within(number: Any, limit: int) -> bool:
-    return type(number) is int and 0 <= number <= limit
 
 
 def find_weights(directory: Path) -> list[WeightsFile]:

@@ -30,21 +30,12 @@ from asr_server.checkpoint.files import (
 from asr_server.core import POSITIONS_PER_S, ChunkResult, DecodingOptions
 from asr_server.errors import CheckpointError
 
-
-def _character_of_byte() -> dict[int, str]:
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    hidden = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
-
-
 _NUM_TIMESTAMPS: Final = 1501  # from 0.00 to 30.00 s, at the end of every published vocabulary
 LONG_LETTERS: Final = 3  # a digit, and a character of two columns, takes as long as so many letters
 MAX_DECODED: Final = 1024  # texts that are kept: a segment is decoded for each report that holds it
-CHARACTER_OF_BYTE = _character_of_byte()
+_HIDDEN_BYTES = [byte for byte in range(256) if byte == ord(" ") or not chr(byte).isprintable()]
+CHARACTER_OF_BYTE = {byte: chr(byte) for byte in range(256)}
+CHARACTER_OF_BYTE |= {byte: chr(256 + i) for i, byte in enumerate(_HIDDEN_BYTES)}
 BYTE_OF_CHARACTER = {character: byte for byte, character in CHARACTER_OF_BYTE.items()}
 
 
