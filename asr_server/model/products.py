@@ -11,7 +11,7 @@ on the others. Without VNNI, pairs are summed in 16 bits; there weights get 7 bi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import torch
@@ -51,7 +51,7 @@ def _fbgemm_serves(weight: Tensor) -> bool:
 
 
 class OneDnnWeight:
-    """Its product and `HalfWeight`'s take [..., inputs] to [..., outputs], with the exact GELU on request."""
+    """Its product and the others' take [..., inputs] to [..., outputs], with the exact GELU on request."""
 
     def __init__(self, weight: Tensor) -> None:
         self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS_HINT)
@@ -102,9 +102,6 @@ class HalfWeight:
         return (F.gelu(y) if gelu else y).view(*x.shape[:-1], -1)
 
 
-PackedWeight = OneDnnWeight | HalfWeight
-
-
 def in_float16(weight: Tensor) -> HalfWeight | None:
     """Return the weight in float16 if exact, else None."""
     for exponent in _EXPONENTS:
@@ -136,15 +133,11 @@ class Int8Weight:
         self._packed: Tensor = torch.ops.onednn.qlinear_prepack(rounded, None)
         self._zeros = torch.zeros(len(weight), dtype=torch.int32)
 
-    def product(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
-        rounded, scales = round_rows(rows)
-        product = self._multiply(rounded, rows.dtype)
-        return product.mul_(scales) if bias is None else torch.addcmul(bias, product, scales, out=product)
-
-    def product_with_gelu(self, rows: Tensor, bias: Tensor) -> Tensor:
-        """Multiply and apply the exact GELU in one pass, with one scale for all rows."""
-        rounded, step, zero = round_together(rows)
-        return self._multiply(rounded, rows.dtype, step, zero, bias, "gelu")
+    def product(self, x: Tensor, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
+        rounded, scales = round_rows(x.flatten(0, -2))
+        product = self._multiply(rounded, x.dtype)
+        y = product.mul_(scales) if bias is None else torch.addcmul(bias, product, scales, out=product)
+        return (F.gelu(y) if gelu else y).view(*x.shape[:-1], -1)
 
     def _multiply(
         self,
@@ -155,23 +148,26 @@ class Int8Weight:
         bias: Tensor | None = None,
         on_top: str = "none",
     ) -> Tensor:
-        of_result = 1.0, 0, dtype  # its step and zero, if it were in 8 bits itself
         product: Tensor = torch.ops.onednn.qlinear_pointwise(
-            padded_rows(rounded),
-            step,
-            zero,
-            self._packed,
-            self._scales,
-            self._zeros,
-            bias,
-            *of_result,
-            on_top,
-            [],
-            "none",
+            *(padded_rows(rounded), step, zero),
+            *(self._packed, self._scales, self._zeros, bias),
+            *(1.0, 0, dtype),  # the result's step and zero, if it were in 8 bits itself
+            *(on_top, [], "none"),
         )
         return product[: len(rounded)]
 
 
+class Int8EncoderWeight(Int8Weight):
+    """Where GELU follows, multiply and apply it in one pass, with one scale for all rows: one chunk's."""
+
+    def product(self, x: Tensor, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
+        if not gelu:
+            return super().product(x, bias)
+        rounded, step, zero = round_together(x.flatten(0, -2))
+        return self._multiply(rounded, x.dtype, step, zero, bias, "gelu").view(*x.shape[:-1], -1)
+
+
+PackedWeight = OneDnnWeight | HalfWeight | Int8Weight
 _NUMBERS_AT_ONCE = 1 << 19  # whose intermediate results stay in the processor's cache
 # Added to a float32 of at most 2^22 it leaves the nearest integer in the lowest bits of the sum.
 _TO_INTEGER = 1.5 * 2**23
@@ -252,27 +248,24 @@ class Linear(nn.Module):
 
     weight: Tensor
     bias: Tensor
+    packing: Callable[[Tensor], PackedWeight | None] = staticmethod(pack)
 
     def __init__(self, num_inputs: int, num_outputs: int, gelu: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_outputs, num_inputs))
         self.bias = nn.Parameter(torch.zeros(num_outputs))
         self.gelu = gelu
-        self._packed: PackedWeight | None = None
-
-    @property
-    def is_packed(self) -> bool:
-        return self._packed is not None
+        self.packed: PackedWeight | None = None
 
     def pack(self) -> None:
         """Pack the loaded weights, which can then be neither read nor changed."""
-        self._packed = pack(self.weight)
-        if self._packed is not None:
+        self.packed = self.packing(self.weight)
+        if self.packed is not None:
             self.weight = nn.Parameter(torch.empty(0))
 
     def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
-        if self._packed is not None:
-            return self._packed.product(x, self.bias, self.gelu)
+        if self.packed is not None:
+            return self.packed.product(x, self.bias, self.gelu)
         if self.gelu and x.is_cuda and x.element_size() == 2:
             return linear_gelu(x, self.weight, self.bias)
         if kernels.row_product is not None and is_one_row(x):
@@ -283,27 +276,16 @@ class Linear(nn.Module):
 
 
 class Int8Linear(Linear):
-    def pack(self) -> None:
-        self._int8_weight = Int8Weight(self.weight)
-        self.weight = nn.Parameter(torch.empty(0))
-
-    def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
-        y = self._int8_weight.product(x.flatten(0, -2), self.bias).view(*x.shape[:-1], -1)
-        return F.gelu(y) if self.gelu else y
+    packing = Int8Weight
 
 
-class Int8EncoderLinear(Int8Linear):
-    """Use one input scale where GELU follows: the input must be one chunk."""
+class Int8EncoderLinear(Linear):
+    packing = Int8EncoderWeight
 
     def pack(self) -> None:
         super().pack()
         if self.gelu:
             self.bias = nn.Parameter(self.bias.float())
-
-    def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
-        if not self.gelu:
-            return super().forward(x, kernels)
-        return self._int8_weight.product_with_gelu(x.flatten(0, -2), self.bias).view(*x.shape[:-1], -1)
 
 
 def is_one_row(x: Tensor) -> bool:

@@ -129,7 +129,7 @@ def norm_product(
     x: Tensor, change: Tensor, norm: nn.LayerNorm, linear: Linear, kernels: Kernels
 ) -> tuple[Tensor, Tensor]:
     """Return x + change, and the product of its norm."""
-    if kernels.norm_product is not None and is_one_row(x) and not linear.is_packed:
+    if kernels.norm_product is not None and is_one_row(x) and linear.packed is None:
         of_norm = norm.weight, norm.bias, norm.eps, _limit(x)
         return kernels.norm_product(x, change, *of_norm, linear.weight, linear.bias, linear.gelu)
     x, normed = add_norm(x, change, norm, kernels)

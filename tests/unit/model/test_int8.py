@@ -12,6 +12,7 @@ from asr_server.machine import VNNI_FLAGS, cpu_flags
 from asr_server.model import products as int8
 from asr_server.model.products import (
     Int8EncoderLinear,
+    Int8EncoderWeight,
     Int8Linear,
     Int8Weight,
     Linear,
@@ -144,7 +145,7 @@ def test_products_are_as_near_whatever_the_size_of_the_numbers(size: float) -> N
     torch.manual_seed(4)
     weight, x = torch.randn(32, 64) * size, torch.randn(20, 64) * size
     assert 0.001 < error(Int8Weight(weight).product(x), x @ weight.t()) < 0.03
-    found = Int8Weight(torch.eye(64)).product_with_gelu(x, torch.zeros(64))
+    found = Int8EncoderWeight(torch.eye(64)).product(x, torch.zeros(64), gelu=True)
     assert error(found, torch.nn.functional.gelu(x)) < 0.03
 
 
