@@ -20,25 +20,16 @@ _LINEAR_HZ_PER_MEL = 200 / 3
 _BREAK_HZ = 1000.0
 _BREAK_MEL = _BREAK_HZ / _LINEAR_HZ_PER_MEL
 _LOG_STEP = np.log(6.4) / 27  # of frequency, per mel above the break
-
-
-def _hz_from_mel(mel: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return np.where(
-        mel < _BREAK_MEL, mel * _LINEAR_HZ_PER_MEL, _BREAK_HZ * np.exp(_LOG_STEP * (mel - _BREAK_MEL))
-    )
-
-
-def _mel_from_hz(hz: float) -> float:
-    return (
-        hz / _LINEAR_HZ_PER_MEL if hz < _BREAK_HZ else _BREAK_MEL + float(np.log(hz / _BREAK_HZ)) / _LOG_STEP
-    )
+_HIGHEST_MEL = _BREAK_MEL + float(np.log(SAMPLE_RATE / 2 / _BREAK_HZ)) / _LOG_STEP
 
 
 @lru_cache
 def mel_filters(num_mels: int) -> npt.NDArray[np.float32]:
     """Return [num_mels, FFT_SIZE // 2 + 1]: overlapping triangles of equal area over 0 to 8 kHz."""
     bins_hz = np.linspace(0, SAMPLE_RATE / 2, FFT_SIZE // 2 + 1)
-    edges_hz = _hz_from_mel(np.linspace(0, _mel_from_hz(SAMPLE_RATE / 2), num_mels + 2))
+    edges = np.linspace(0, _HIGHEST_MEL, num_mels + 2)
+    above_hz = _BREAK_HZ * np.exp(_LOG_STEP * (edges - _BREAK_MEL))
+    edges_hz: npt.NDArray[np.float64] = np.where(edges < _BREAK_MEL, edges * _LINEAR_HZ_PER_MEL, above_hz)
     left, centre, right = (edges_hz[i : num_mels + i, None] for i in range(3))
     rising = (bins_hz - left) / (centre - left)
     falling = (right - bins_hz) / (right - centre)
