@@ -9,11 +9,4 @@ from asr_server.model.layers import WHOLE, Shard
 from asr_server.model.weights import load_whisper
 from asr_server.model.whisper import Whisper
 
-__all__ = [
-    "WHOLE",
-    "DecoderCache",
-    "Shard",
-    "Whisper",
-    "WhisperSizes",
-    "load_whisper",
-]
+__all__ = ["WHOLE", "DecoderCache", "Shard", "Whisper", "WhisperSizes", "load_whisper"]

@@ -217,22 +217,19 @@ class DecoderCache:
 
     def audio(self, layer: int, slots: Slots, length: int) -> list[tuple[Tensor, Tensor]]:
         """Return keys [B, H, d, N] and values [B, H, N, d]: of `length` positions, then of shared silence."""
-        own = self._own_audio(layer, slots, length)
-        if length == self.num_audio_positions:
-            return [own]
-        return [
-            own,
-            (self.silent_keys[layer, None, ..., length:], self.silent_values[layer, None, :, length:]),
-        ]
+        if self.is_packed:
+            audio = [self._read_packed(layer, slots, length)]
+        else:
+            keys, values = self.cross_keys[layer, slots], self.cross_values[layer, slots]
+            audio = [(keys[..., :length], values[:, :, :length])]
+        if length < self.num_audio_positions:
+            silent_keys, silent_values = self.silent_keys[layer, None], self.silent_values[layer, None]
+            audio.append((silent_keys[..., length:], silent_values[:, :, length:]))
+        return audio
 
     def own_length(self, slot: int) -> int:
         """Return the positions behind which shared silence follows."""
         return int(self.audio_lengths[slot]) if self.shares_silence else self.num_audio_positions
-
-    def _own_audio(self, layer: int, slots: Slots, length: int) -> tuple[Tensor, Tensor]:
-        if self.is_packed:
-            return self._read_packed(layer, slots, length)
-        return self.cross_keys[layer, slots][..., :length], self.cross_values[layer, slots][:, :, :length]
 
     def has_short_audio(self, slots: Slots | list[int]) -> bool:
         return self.shares_silence and bool((self.audio_lengths[slots] < self.num_audio_positions).any())

@@ -203,11 +203,8 @@ def own_blocks(cache: DecoderCache, slots: Slots | list[int], num_queries: int) 
         return None
     rows = slot_ids(slots, cache.audio_lengths.device).repeat_interleave(num_queries)
     lengths = cache.audio_lengths[rows]
-    num_heads, num_positions, depth = (
-        cache.values.shape[2],
-        cache.cross_values.shape[3],
-        cache.values.shape[4],
-    )
+    _, _, num_heads, _, depth = cache.values.shape
+    num_positions = cache.num_audio_positions
     silent_slot = None
     if cache.shares_silence:
         is_mostly_audio = int(lengths.sum()) >= len(rows) * num_positions // 2
