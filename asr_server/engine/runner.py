@@ -33,7 +33,7 @@ from asr_server.engine.cuda import (
     sizes_up_to,
 )
 from asr_server.engine.encoding import make_encoder
-from asr_server.engine.slots import SlotStart, SlotState
+from asr_server.engine.slots import Choice, SlotStart, SlotState
 from asr_server.engine.tokens import (
     GenerationRules,
     Named,
@@ -62,9 +62,6 @@ class StepPlan:
     penalised: tuple[int, ...] = ()  # rows with penalties that do not draw
     boosted: tuple[tuple[int, Row], ...] = ()  # rows with keywords, and what these add to their scores
     named: tuple[tuple[int, Row], ...] = ()  # likewise, of beam searches: the host adds it
-
-
-Choice = tuple[Tensor, Tensor, Tensor]  # of each row: token, log-probability; [lines, rows] of candidates
 
 
 class RanksFailed(Exception):
@@ -234,12 +231,11 @@ class Runner:
         return scores
 
     def _choose(self, scores: Tensor, state: SlotState, choice: Choice) -> None:
-        tokens, logprobs, lines = choice
-        likeliest = lines[: 2 * self._num_candidates]
-        choose_likeliest(self._kernels, self._rules, scores, state, tokens, logprobs, likeliest)
+        likeliest = choice._replace(candidates=choice.candidates[: 2 * self._num_candidates])
+        choose_likeliest(self._kernels, self._rules, scores, state, likeliest)
 
     def _choice(self, num_rows: int) -> Choice:
-        return self._tokens[:num_rows], self._logprobs[:num_rows], self._candidates[:, :num_rows]
+        return Choice(self._tokens[:num_rows], self._logprobs[:num_rows], self._candidates[:, :num_rows])
 
     @on_all_ranks
     def check_draft(self, start: SlotStart, draft: Sequence[int]) -> HostCopy:
@@ -261,7 +257,7 @@ class Runner:
         ]
         state.begin(places, self._specials.timestamp_begin - 1, self._transfers)
         state.no_speech.copy_(self.state.no_speech[start.slot].expand(len(fed)))
-        choice = (
+        choice = Choice(
             torch.empty_like(state.token),
             torch.empty_like(state.no_speech),
             self._candidates.new_zeros(len(self._candidates), len(fed)),
@@ -278,21 +274,15 @@ class Runner:
                 self._tokens.index_copy_(0, index, tokens)
                 self._logprobs.index_copy_(0, index, log_probabilities(allowed, tokens))
         for rows in rows_at_once(len(plan.boosted), scores.device):
-            self._choose_boosted(scores, plan.boosted[rows])
+            index, named = self._named(scores, plan.boosted[rows], 1)
+            tokens, logprobs = choose_boosted(self._tokens[index], self._logprobs[index], named)
+            self._tokens.index_copy_(0, index, tokens)
+            self._logprobs.index_copy_(0, index, logprobs)
         for rows in rows_at_once(len(plan.named), scores.device):
-            self._list_named(scores, plan.named[rows])
-
-    def _choose_boosted(self, scores: Tensor, boosted: Sequence[tuple[int, Row]]) -> None:
-        index, named = self._named(scores, boosted, 1)
-        tokens, logprobs = choose_boosted(self._tokens[index], self._logprobs[index], named)
-        self._tokens.index_copy_(0, index, tokens)
-        self._logprobs.index_copy_(0, index, logprobs)
-
-    def _list_named(self, scores: Tensor, searched: Sequence[tuple[int, Row]]) -> None:
-        index, named = self._named(scores, searched, self._num_named)
-        likeliest = self._candidates[: self._num_candidates, index].t()
-        lines = likeliest_named(named, likeliest, self._num_named)
-        self._candidates[2 * self._num_candidates :].index_copy_(1, index, lines)
+            index, named = self._named(scores, plan.named[rows], self._num_named)
+            likeliest = self._candidates[: self._num_candidates, index].t()
+            lines = likeliest_named(named, likeliest, self._num_named)
+            self._candidates[2 * self._num_candidates :].index_copy_(1, index, lines)
 
     def _named(self, scores: Tensor, rows: Sequence[tuple[int, Row]], width: int) -> tuple[Tensor, Named]:
         """Return the slots, and what keywords name in each."""
@@ -300,15 +290,12 @@ class Runner:
         index = self._transfers.to_device(torch.tensor(slots))
         tokens, bonuses = map(self._transfers.to_device, padded_rows([row for _, row in rows], width))
         looked_up = torch.cat([self._tokens[index][:, None], tokens], 1)
-        found = self._scores_of(scores, slots, index, looked_up).float()
+        if self._kernels.choose_token is None:  # the rules have been applied
+            found = scores[index[:, None], looked_up].float()  # [B, tokens]
+        else:
+            found = self._allowed(scores, slots)[2].gather(1, looked_up).float()
         total = found[:, :1] - self._logprobs[index][:, None]  # logsumexp
         return index, Named(tokens, found[:, 1:] - total, bonuses)
-
-    def _scores_of(self, scores: Tensor, slots: Sequence[int], index: Tensor, tokens: Tensor) -> Tensor:
-        """Return scores by the rules: [B, tokens]."""
-        if self._kernels.choose_token is None:  # the rules have been applied
-            return scores[index[:, None], tokens]
-        return self._allowed(scores, slots)[2].gather(1, tokens)
 
     def _allowed(self, scores: Tensor, rows: Sequence[int]) -> tuple[Tensor, SlotState, Tensor]:
         index = self._transfers.to_device(torch.tensor(rows))
@@ -322,7 +309,7 @@ class Runner:
 
     def _end_step(self, state: SlotState, choice: Choice) -> Tensor:
         limits = self._specials.timestamp_begin, self._specials.end_of_text
-        return state.end_step(*choice, *limits, self._kernels)
+        return state.end_step(choice, *limits, self._kernels)
 
     @on_all_ranks
     def branch(self, sources: Sequence[int], starts: Sequence[SlotStart]) -> None:

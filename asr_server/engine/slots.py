@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,14 @@ class SlotStart:
     temperature: float = 0.0
     noise_seed: int = 0  # of a try at a temperature above 0
     tokens: Sequence[int] = ()  # generated already: a hypothesis that goes on
+
+
+class Choice(NamedTuple):
+    """What a step chooses for each row."""
+
+    tokens: Tensor  # [B]
+    logprobs: Tensor  # [B]
+    candidates: Tensor  # [lines, B]: likely tokens, and their log-probabilities
 
 
 _FROM_OPTIONS: Final = ("top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
@@ -83,16 +91,9 @@ class SlotState:
         self.integers[:_NUM_INTEGERS].index_copy_(1, slots, integers[1:])
         self.fractions[1:].index_copy_(1, slots, transfers.to_device(fractions.t().contiguous()))
 
-    def end_step(
-        self,
-        tokens: Tensor,
-        logprobs: Tensor,
-        candidates: Tensor,
-        first_time: int,
-        end_of_text: int,
-        kernels: Kernels,
-    ) -> Tensor:
+    def end_step(self, choice: Choice, first_time: int, end_of_text: int, kernels: Kernels) -> Tensor:
         """Append one token [B] to every row; return the host's report, [3 + lines, B]."""
+        tokens, logprobs, candidates = choice
         if kernels.advance is None:
             self.advance(tokens, first_time, end_of_text)
             return torch.cat([torch.stack([tokens, logprobs, self.no_speech]), candidates]).double()
@@ -137,25 +138,20 @@ class SlotTable:
         """Give the chunk its first slot and audio slot."""
         chunk.audio_slot = self._audio_holders.index(None)
         self._audio_holders[chunk.audio_slot] = chunk
-        self._add_slot(chunk)
-
-    def _add_slot(self, chunk: ActiveChunk) -> None:
-        slot = self._holders.index(None)
-        self._holders[slot] = chunk
-        chunk.slots.append(slot)
+        self.resize(chunk, 1)
 
     def resize(self, chunk: ActiveChunk, num_slots: int) -> None:
         while len(chunk.slots) < num_slots:
-            self._add_slot(chunk)
+            slot = self._holders.index(None)
+            self._holders[slot] = chunk
+            chunk.slots.append(slot)
         for slot in chunk.slots[num_slots:]:
             self._holders[slot] = None
         del chunk.slots[num_slots:]
 
     def free(self, chunk: ActiveChunk) -> None:
-        for slot in chunk.slots:
-            self._holders[slot] = None
+        self.resize(chunk, 0)
         self._audio_holders[chunk.audio_slot] = None
-        chunk.slots.clear()
 
     def compact(self, movable: Iterable[ActiveChunk]) -> list[tuple[int, int]]:
         """Move chunks from the last slots into free ones if that saves rows; return old and new slots."""

@@ -20,7 +20,7 @@ from asr_server.checkpoint.files import read_json
 from asr_server.checkpoint.tokenizer import SpecialTokens
 from asr_server.core import ChunkId
 from asr_server.engine.boost import Row
-from asr_server.engine.slots import SlotState
+from asr_server.engine.slots import Choice, SlotState
 from asr_server.model.kernels import Kernels
 from asr_server.model.whisper import padded_vocabulary
 
@@ -266,18 +266,13 @@ def likeliest_named(named: Named, likeliest: Tensor, count: int) -> Tensor:
 
 
 def choose_likeliest(
-    kernels: Kernels,
-    rules: TokenRules,
-    scores: Tensor,
-    state: SlotState,
-    tokens: Tensor,
-    logprobs: Tensor,
-    candidates: Tensor,
+    kernels: Kernels, rules: TokenRules, scores: Tensor, state: SlotState, choice: Choice
 ) -> None:
     """Write tokens and log-probabilities, [B], and candidates, [2 * count, B]: tokens, then numbers.
 
     Torch applies the rules to `scores` in place; the kernel leaves `scores` and inactive rows unchanged.
     """
+    tokens, logprobs, candidates = choice
     if kernels.choose_token is None:
         rules.apply(scores, state)
         tokens.copy_(top_scores(scores, 1)[1][:, 0])
@@ -287,5 +282,4 @@ def choose_likeliest(
             candidates[:count] = likeliest.t()
             candidates[count:] = (largest - largest[:, :1] + logprobs[:, None]).t()
         return
-    choice = (tokens, logprobs, candidates)
     kernels.choose_token(scores, rules.suppressed, state.integers, *rules.limits, *choice)

@@ -20,7 +20,7 @@ from asr_server.config import naming
 from asr_server.core import SAMPLE_RATE, ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.engine.runner import Runner, StepPlan
-from asr_server.engine.slots import SlotStart, SlotState
+from asr_server.engine.slots import Choice, SlotStart, SlotState
 from asr_server.engine.tokens import TokenRules, choose_likeliest
 from asr_server.model import DecoderCache, Whisper
 from asr_server.model.kernels import TORCH, Kernels, triton_kernels
@@ -46,7 +46,9 @@ def warm_up(runner: Runner, tokenizer: Tokenizer, num_slots: int) -> None:
             prompts = [chunk.prompt[: chunk.sot_index + 2]] * count
             runner.prefill(list(range(count)), prompts, chunk.sot_index)
         runner.branch([0], [SlotStart(0, chunk.prompt, chunk.options)])
-        if any(map(math.isnan, _decode(runner, chunk))):
+        contexts = [len(chunk.prompt) + step for step in range(_NUM_STEPS)]
+        logprobs = [runner.decode(StepPlan(1, context)).array()[1, 0] for context in contexts]
+        if any(map(math.isnan, logprobs)):
             remedy = f"check the weights or try another {naming('dtype')}"
             raise ValueError(f"the model produced NaN on one second of silence; {remedy}")
         result = ChunkResult(_TEXT, (), 0.0, 0.0, 0.0, 0.0, None, "stop")
@@ -60,11 +62,6 @@ def _chunk(runner: Runner, tokenizer: Tokenizer) -> ActiveChunk:
     chunk = ActiveChunk(ChunkId("", 0), silence, options, language, [0], 0)
     chunk.set_prompt(tokenizer.specials, runner.model.sizes.text_positions)
     return chunk
-
-
-def _decode(runner: Runner, chunk: ActiveChunk) -> list[float]:
-    contexts = [len(chunk.prompt) + step for step in range(_NUM_STEPS)]
-    return [float(runner.decode(StepPlan(1, context)).array()[1, 0]) for context in contexts]
 
 
 def choose(setting: str, model: Whisper, rules: TokenRules) -> tuple[Kernels, str]:
@@ -148,10 +145,12 @@ def _end_step(kernels: Kernels, model: Whisper, rules: TokenRules) -> list[Tenso
     scores = 4 * torch.randn(_NUM_ROWS, rules.vocabulary, generator=torch.Generator().manual_seed(0))
     padded = torch.zeros(_NUM_ROWS, len(rules.suppressed), device=model.device)[:, : rules.vocabulary]
     padded.copy_(scores)
-    tokens = torch.zeros(_NUM_ROWS, dtype=torch.long, device=model.device)
-    logprobs = torch.zeros(_NUM_ROWS, device=model.device)
-    candidates = torch.zeros(2 * _NUM_CANDIDATES, _NUM_ROWS, device=model.device)
-    choose_likeliest(kernels, rules, padded, state, tokens, logprobs, candidates)
-    report = state.end_step(tokens, logprobs, candidates, first_time, end_of_text, kernels)
+    choice = Choice(
+        torch.zeros(_NUM_ROWS, dtype=torch.long, device=model.device),
+        torch.zeros(_NUM_ROWS, device=model.device),
+        torch.zeros(2 * _NUM_CANDIDATES, _NUM_ROWS, device=model.device),
+    )
+    choose_likeliest(kernels, rules, padded, state, choice)
+    report = state.end_step(choice, first_time, end_of_text, kernels)
     likeliest, of_likeliest = report[3:].chunk(2)
     return [state.integers, report[0].long(), likeliest.long(), of_likeliest]

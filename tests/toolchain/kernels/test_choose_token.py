@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_server.engine.slots import SlotState
+from asr_server.engine.slots import Choice, SlotState
 from asr_server.engine.tokens import GenerationRules, TokenRules, choose_likeliest
 from asr_server.model.kernels import TORCH, Kernels, choose_token, triton_kernels
 
@@ -100,7 +100,7 @@ def choose(kernels: Kernels, rows: list[Row], max_initial: int | None, count: in
     tokens = torch.zeros(len(rows), dtype=torch.long, device=DEVICE)
     logprobs = torch.zeros(len(rows), device=DEVICE)
     candidates = torch.zeros(2 * count, len(rows), device=DEVICE)
-    choose_likeliest(kernels, rules, scores_of(rows), state_of(rows), tokens, logprobs, candidates)
+    choose_likeliest(kernels, rules, scores_of(rows), state_of(rows), Choice(tokens, logprobs, candidates))
     return [tokens, logprobs, candidates]
 
 
@@ -151,7 +151,7 @@ def test_tokens_of_which_few_are_possible_are_followed_by_impossible_ones() -> N
     candidates = torch.zeros(2 * COUNT, 1, device=DEVICE)
     scores = torch.arange(float(VOCABULARY), device=DEVICE)[None]
     tokens, logprobs = torch.zeros(1, dtype=torch.long, device=DEVICE), torch.zeros(1, device=DEVICE)
-    choose_likeliest(TRITON, rules, scores, state, tokens, logprobs, candidates)
+    choose_likeliest(TRITON, rules, scores, state, Choice(tokens, logprobs, candidates))
     likeliest, of_likeliest = candidates[:, 0].chunk(2)
     assert likeliest[:1].tolist() == [FIRST_TIME]
     assert of_likeliest.isfinite().tolist() == [True, False]
@@ -169,7 +169,7 @@ def test_rows_that_are_not_active_are_left_as_they_are(monkeypatch: pytest.Monke
     scores = torch.zeros(2, VOCABULARY, device=DEVICE)
     scores[:, FIRST_TIME + 9] = 1.0
     candidates = torch.full((2 * COUNT, 2), 3.0, device=DEVICE)
-    choose_likeliest(TRITON, rules, scores, state, tokens, logprobs, candidates)
+    choose_likeliest(TRITON, rules, scores, state, Choice(tokens, logprobs, candidates))
     assert tokens.tolist() == [7, FIRST_TIME + 9]
     assert logprobs[0] == 0.5
     assert (candidates[:, 0] == 3).all()
@@ -189,7 +189,7 @@ def test_a_step_changes_the_slots_as_torch_does() -> None:
     logprobs = -torch.arange(100.0, device=DEVICE)
     candidates = torch.randn(4, 128, device=DEVICE)[:, :100]
     found, expected = (
-        state.end_step(tokens, logprobs, candidates, FIRST_TIME, END_OF_TEXT, kernels)
+        state.end_step(Choice(tokens, logprobs, candidates), FIRST_TIME, END_OF_TEXT, kernels)
         for state, kernels in zip(states, (TRITON, TORCH), strict=True)
     )
     assert found.tolist() == expected.tolist()
@@ -209,7 +209,7 @@ def test_scores_that_are_no_numbers_show_in_the_log_probability(num_broken: int)
     scores = torch.zeros(2, VOCABULARY, device=DEVICE)
     scores[0, VOCABULARY - num_broken :] = float("nan")
     candidates = torch.zeros(2 * COUNT, 2, device=DEVICE)
-    choose_likeliest(TRITON, rules, scores, state, tokens, logprobs, candidates)
+    choose_likeliest(TRITON, rules, scores, state, Choice(tokens, logprobs, candidates))
     assert not logprobs[0] <= 1
     assert logprobs[1] <= 0
     assert candidates[COUNT:, 0].isnan().all(), "a beam search goes on with none of them"
