@@ -59,12 +59,12 @@ class Report:
     def __init__(self, lines: npt.NDArray[np.float64], end_of_text: int) -> None:
         self.tokens, self.logprobs, self.no_speech = lines[:3].tolist()
         if len(lines) > 3:
-            likeliest, named = np.split(lines[3:], [-2 * NUM_NAMED])
-            self._candidates, self._named = (
-                each.reshape(2, -1, lines.shape[1]) for each in (likeliest, named)
+            # The likeliest tokens of each slot and those that keywords name: [2, candidates, slots].
+            self.candidates, self.named = (
+                each.reshape(2, -1, lines.shape[1]) for each in np.split(lines[3:], [-2 * NUM_NAMED])
             )
-            self._likeliest: list[float] = self._candidates[0, 0].tolist()
-            tokens, logprobs = self._candidates.transpose(0, 2, 1)
+            self._likeliest: list[float] = self.candidates[0, 0].tolist()
+            tokens, logprobs = self.candidates.transpose(0, 2, 1)
             self._likeliest_logprobs, self._leads = leads(tokens, logprobs, end_of_text)
 
     def append_if_sure(self, beam: BeamSearch, slot: int, has_keywords: bool) -> bool:
@@ -81,15 +81,9 @@ class Report:
     @cached_property  # as each look into arrays takes longer than all of the rules
     def _all_but_likeliest(self) -> list[list[list[float]]]:
         """Return tokens and log-probabilities, [slots, candidates] each."""
-        both = np.concatenate([self._candidates[:, 1:], self._named], axis=1)
+        both = np.concatenate([self.candidates[:, 1:], self.named], axis=1)
         values: list[list[list[float]]] = both.transpose(0, 2, 1).tolist()
         return values
-
-    def candidates(self, slots: Sequence[int]) -> Candidates:
-        return _pairs(self._candidates, slots)
-
-    def named(self, slots: Sequence[int]) -> Candidates:
-        return _pairs(self._named, slots)
 
 
 def _pairs(lines: npt.NDArray[np.float64], slots: Sequence[int]) -> Candidates:
@@ -143,15 +137,14 @@ class DecodeLoop:
         return min(1 + unread + last, self._runner.model.sizes.text_positions)
 
     def step(self) -> Finished:
-        return self._step_ahead() if self._looks_ahead else self._collect(self._launch())
-
-    def _step_ahead(self) -> Finished:
-        """Start step t + 1 from tokens on the device while step t is copied.
+        """With lookahead, start step t + 1 from tokens on the device while step t is copied.
 
         A chunk that ended with step t is computed once more, and dropped. So is a wrong guess of what
         keywords add behind the token of step t.
         """
         launched = self._launch()
+        if not self._looks_ahead:
+            return self._collect(launched)
         finished = self._collect(self._in_flight)
         self._in_flight = launched
         return finished
@@ -190,7 +183,7 @@ class DecodeLoop:
             return None
         self.num_steps += 1
         drafts = [
-            self._check_draft(chunk, rest)
+            LaunchedDraft(_launched(chunk), rest, self._runner.check_draft(self._restart(chunk), rest))
             for chunk in going_on
             if chunk not in unread and (rest := chunk.rest_of_draft())
         ]
@@ -199,26 +192,18 @@ class DecodeLoop:
         if not stepping:
             return Launched([], None, drafts)
         self.num_tokens += sum(len(chunk.slots) for chunk in stepping)
-        plan = self._plan(stepping, *self._boost_rows(stepping, unread))
-        return Launched(list(map(_launched, stepping)), self._runner.decode(plan), drafts)
+        report = self._runner.decode(self._plan(stepping, unread))
+        return Launched(list(map(_launched, stepping)), report, drafts)
 
-    def _check_draft(self, chunk: ActiveChunk, draft: Sequence[int]) -> LaunchedDraft:
-        start = self._restart(chunk)
-        return LaunchedDraft(_launched(chunk), draft, self._runner.check_draft(start, draft))
-
-    def _boost_rows(self, chunks: list[ActiveChunk], unread: set[ActiveChunk]) -> tuple[Rows, Rows]:
-        """Return what keywords name in the slots of texts of one hypothesis, and in those of searches."""
-        single: Rows = []
-        searched: Rows = []
+    def _plan(self, chunks: list[ActiveChunk], unread: set[ActiveChunk]) -> StepPlan:
+        boosted: Rows = []
+        named: Rows = []
         for chunk in chunks:
             rows = chunk.boost_rows(chunk in unread)
             if chunk.beam is None:
-                single += [(slot, row) for slot, row in rows if row.tokens]
+                boosted += [(slot, row) for slot, row in rows if row.tokens]
             else:
-                searched += rows  # without tokens too: the step before has left some in its slot
-        return single, searched
-
-    def _plan(self, chunks: list[ActiveChunk], boosted: Rows, named: Rows) -> StepPlan:
+                named += rows  # without tokens too: the step before has left some in its slot
         single = [chunk for chunk in chunks if chunk.beam is None]
         return StepPlan(
             num_rows=1 + max(max(chunk.slots) for chunk in chunks),
@@ -318,7 +303,8 @@ class DecodeLoop:
         self.search_steps = num_steps + 1, num_sure + is_sure, num_wide + (len(slots) > 1)
         if is_sure:
             return None
-        return beam.advance(report.candidates(slots), report.named(slots) if has_keywords else ())
+        named = _pairs(report.named, slots) if has_keywords else ()
+        return beam.advance(_pairs(report.candidates, slots), named)
 
     def _branch(
         self, chunk: ActiveChunk, beam: BeamSearch, parents: list[int], chosen: Sequence[int]
