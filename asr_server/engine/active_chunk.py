@@ -175,10 +175,6 @@ class ActiveChunk:
         wanted = self.options.max_new_tokens
         self.max_tokens = room if wanted is None else min(room, wanted)
 
-    def take_given(self, tokenizer: Tokenizer) -> None:
-        self.tokens = list(self.options.given_tokens)
-        self.decoded = self.result("stop", tokenizer)
-
     @property
     def is_greedy(self) -> bool:
         """Return whether the likeliest tokens are chosen, by a search or one by one."""
@@ -312,7 +308,10 @@ class ActiveChunk:
         if self.early_result is not None or is_broken(result):
             return False
         self.tries.append(result)
-        if not self._wants_temperature():
+        above = self.options.temperatures[self.temperature_index + 1 :]
+        if not above or not self._best_try().needs_fallback(self.options):
+            return False
+        if above[0] > HIGHEST_FOR_UNLIKELY and self._fluent_tries():
             return False
         self.beam = None
         self.temperature_index += 1
@@ -323,12 +322,6 @@ class ActiveChunk:
         self.boost_state = KeywordBoost.start
         self.num_examined = 0
         return True
-
-    def _wants_temperature(self) -> bool:
-        above = self.options.temperatures[self.temperature_index + 1 :]
-        if not above or not self._best_try().needs_fallback(self.options):
-            return False
-        return above[0] <= HIGHEST_FOR_UNLIKELY or not self._fluent_tries()
 
     def best_result(self, result: ChunkResult) -> ChunkResult:
         """Return the likeliest try without repetition, as faster-whisper does.

@@ -95,29 +95,23 @@ class PendingAlignment:
     sums: HostCopy
     logprobs: HostCopy | None
 
-    def is_ready(self) -> bool:
-        return self.sums.is_ready()
-
     def aligned_result(self) -> ChunkResult:
         gain, attention = self.sums.array()
         if not np.isfinite(gain).all():
             raise ValueError(NAN)
         first = first_frames(gain)
         onsets, focus = _within(attention, first)
+        result = self.result
+        if self.logprobs is not None:
+            logprobs = self.logprobs.array()
+            scores = {"logprobs": tuple(logprobs.tolist()), "avg_logprob": float(logprobs.mean())}
+            result = msgspec.structs.replace(result, **scores)
         return msgspec.structs.replace(
-            self._scored_result(),
+            result,
             token_times_s=_of_length(first * SECONDS_PER_POSITION, self.num_tokens + 1),
             token_onsets_s=_of_length(onsets * SECONDS_PER_POSITION, self.num_tokens),
             token_focus=_of_length(focus, self.num_tokens),
             pauses_s=tuple((start_s, end_s) for start_s, end_s in self.chunk.pauses.tolist()),
-        )
-
-    def _scored_result(self) -> ChunkResult:
-        if self.logprobs is None:
-            return self.result
-        logprobs = self.logprobs.array()
-        return msgspec.structs.replace(
-            self.result, logprobs=tuple(logprobs.tolist()), avg_logprob=float(logprobs.mean())
         )
 
 

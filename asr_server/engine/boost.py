@@ -6,7 +6,7 @@ Matches begin at word starts. Pure rules: `runner.py` looks up the tokens of a s
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from typing import Final, NamedTuple
 
@@ -50,15 +50,13 @@ class Match(NamedTuple):
     pending: float = 0.0  # lost if the match under way breaks off
 
 
+@dataclass(slots=True)
 class _State:
-    __slots__ = ("gain", "is_complete", "kept", "next", "row")
-
-    def __init__(self, gain: float = 0.0) -> None:
-        self.gain = gain  # what the tokens of the match have earned
-        self.kept = 0.0  # what remains where the match breaks off
-        self.next: dict[int, int] = {}
-        self.is_complete = False
-        self.row: Row | None = None
+    gain: float = 0.0  # what the tokens of the match have earned
+    kept: float = 0.0  # what remains where the match breaks off
+    next: dict[int, int] = field(default_factory=dict)
+    is_complete: bool = False
+    row: Row | None = None
 
 
 class KeywordBoost:

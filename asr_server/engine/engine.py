@@ -169,7 +169,9 @@ class Engine:
                 given = command.id, command.samples, command.options, command.options.language
                 self._submit(ActiveChunk(*given, beam_size=self.config.beam_size))
             case SetLanguage():
-                self._set_language(command)
+                for chunk in [asked for asked in self._stages[Stage.ASKED] if asked.id == command.id]:
+                    chunk.language = command.language  # one of those that were asked about
+                    self._stages.move(chunk, Stage.ENCODED)
             case Cancel():
                 self._cancel(command)
             case Drain():
@@ -206,11 +208,6 @@ class Engine:
             if self.config.short_audio == "tail":
                 chunk.end_with_audio(self.tokenizer.specials.timestamp_begin)
             self._stages.move(chunk, Stage.WAITING)
-
-    def _set_language(self, command: SetLanguage) -> None:
-        for chunk in [asked for asked in self._stages[Stage.ASKED] if asked.id == command.id]:
-            chunk.language = command.language  # one of those that were asked about
-            self._stages.move(chunk, Stage.ENCODED)
 
     def _cancel(self, command: Cancel) -> None:
         for chunk in self._stages.of_request(command.handle_id):
@@ -322,7 +319,8 @@ class Engine:
             chunk.set_prompt(self.tokenizer.specials, self.model.sizes.text_positions)
         given = [chunk for chunk in known if chunk.options.given_tokens]
         for chunk in given:
-            chunk.take_given(self.tokenizer)
+            chunk.tokens = list(chunk.options.given_tokens)
+            chunk.decoded = chunk.result("stop", self.tokenizer)
             self._stages.move(chunk, Stage.DECODED)
         decoded_here = [chunk for chunk in known if chunk not in given]
         for alike in grouped(decoded_here, key=lambda chunk: (len(chunk.prompt), chunk.sot_index)):
@@ -390,7 +388,7 @@ class Engine:
                     self._finish(chunk)
         waits = not self._loop.has_work or not self.config.lookahead
         for pending in self._aligning[:ALIGN_BATCH]:
-            if not waits and not pending.is_ready():
+            if not waits and not pending.sums.is_ready():
                 break  # they end in the order they began
             self._aligning.remove(pending)
             pending.sums.array()  # only this thread waits for a device
