@@ -32,7 +32,7 @@ class ReplicaGone(Exception):
         self.reason = reason
 
 
-class StartImpossible(ReplicaGone):
+class StartImpossible(Exception):
     pass
 
 
@@ -218,13 +218,16 @@ class Supervisor:
         num_starts = early_ends = 0
         patience = Patience()
         while True:
+            state: ReplicaState | None = None
             try:
-                state = await self._launch_and_run(index, patience)
+                replica = await self._executor.launch(index)
+                state = await self._run(ReplicaState(replica, self.limits, patience))
             except StartImpossible as error:
                 self._note(error)
                 if not self.was_ready:
                     break
-                state = None
+            except Exception as error:
+                self._log(f"replica {index} failed: {type(error).__name__}: {error}")
             num_starts += 1
             if num_starts >= MAX_FAILED_STARTS and not self.was_ready:  # so all of them have failed
                 logger.error("replica %d failed to start %d times: given up", index, num_starts)
@@ -236,23 +239,11 @@ class Supervisor:
         if self.given_up:
             self._on_given_up()
 
-    async def _launch_and_run(self, index: int, patience: Patience) -> ReplicaState | None:
-        try:
-            replica = await self._executor.launch(index)
-            return await self._run(ReplicaState(replica, self.limits, patience))
-        except StartImpossible:
-            raise
-        except Exception as error:
-            self._log(f"replica {index} failed: {type(error).__name__}: {error}")
-            return None
-
     async def _run(self, state: ReplicaState) -> ReplicaState:
         self.replica_states.append(state)
         drain_s = 0.0
         try:
             await self._watch(state)
-        except StartImpossible:
-            raise
         except ReplicaGone as gone:
             self._log(str(gone))
             self._lost.add(state.replica.name)
