@@ -1,4 +1,4 @@
-"""The parts of encoder and decoder layers: attention and feed-forward.
+"""The parts of encoder and decoder layers: attention, and how weights are shared out and loaded.
 
 Queries, keys and values are one product, with 1/sqrt(d) in the weights.
 
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from asr_server.machine import cpu_flags
-from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.products import Linear, can_pack, multiply
 
 
@@ -260,23 +259,6 @@ class Shard:
 
 
 WHOLE = Shard()
-
-
-class FeedForward(nn.Module):
-    def __init__(self, width: int, hidden: int, shard: Shard, linear: type[Linear] = Linear) -> None:
-        super().__init__()
-        self.shard = shard
-        self.norm = nn.LayerNorm(width)
-        self.up = linear(width, hidden // shard.count, gelu=True)
-        self.down = linear(hidden // shard.count, width)
-
-    def change(self, normed: Tensor, kernels: Kernels = TORCH) -> Tensor:
-        return self.shard.sum(self.down(self.up(normed, kernels), kernels))
-
-    def load(self, weights: Weights, name: str) -> None:
-        load_weights(self.norm, weights, f"{name}.final_layer_norm")
-        load_packed(self.up, weights, [f"{name}.fc1"], self.shard)
-        load_summed(self.down, weights, f"{name}.fc2", self.shard)
 
 
 def load_weights(module: Linear | nn.LayerNorm, weights: Weights, name: str) -> None:

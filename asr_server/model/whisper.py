@@ -22,7 +22,6 @@ from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.layers import (
     WHOLE,
     Behind,
-    FeedForward,
     Shard,
     Silence,
     SilentLayer,
@@ -84,7 +83,9 @@ class Layer(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.qkv = linear(width, 3 * share)
         self.out = linear(share, width)
-        self.feed_forward = FeedForward(width, hidden, shard, linear)
+        self.feed_forward_norm = nn.LayerNorm(width)
+        self.up = linear(width, hidden // shard.count, gelu=True)
+        self.down = linear(hidden // shard.count, width)
 
     def load(self, weights: Weights, name: str) -> None:
         attention = f"{name}.self_attn"
@@ -92,7 +93,9 @@ class Layer(nn.Module):
         parts, scale = [f"{attention}.{part}_proj" for part in "qkv"], query_scale(self.qkv, self.num_heads)
         load_packed(self.qkv, weights, parts, self.shard, scale)
         load_summed(self.out, weights, f"{attention}.out_proj", self.shard)
-        self.feed_forward.load(weights, name)
+        load_weights(self.feed_forward_norm, weights, f"{name}.final_layer_norm")
+        load_packed(self.up, weights, [f"{name}.fc1"], self.shard)
+        load_summed(self.down, weights, f"{name}.fc2", self.shard)
 
 
 class EncoderLayer(Layer):
@@ -105,8 +108,8 @@ class EncoderLayer(Layer):
         """Take x [B, F, D] and a change to add to it, which fuses with the next norm; return the next two."""
         x, normed = add_norm(x, change, self.norm, kernels)
         attended = attend_audio(self.qkv(normed, kernels), self.num_heads, behind)
-        x, normed = add_norm(x, self.shard.sum(self.out(attended, kernels)), self.feed_forward.norm, kernels)
-        return x, self.feed_forward.change(normed, kernels)
+        x, normed = add_norm(x, self.shard.sum(self.out(attended, kernels)), self.feed_forward_norm, kernels)
+        return x, self.shard.sum(self.down(self.up(normed, kernels), kernels))
 
 
 def _limit(x: Tensor) -> float | None:
@@ -300,8 +303,8 @@ class DecoderLayer(Layer):
 
     def attend_audio(self, x: Tensor, query: Tensor, rows: CacheRows) -> tuple[Tensor, Tensor]:
         change = self.shard.sum(self.cross_out(rows.attend_audio(self.index, query), rows.kernels))
-        x, hidden = norm_product(x, change, self.feed_forward.norm, self.feed_forward.up, rows.kernels)
-        return x, self.shard.sum(self.feed_forward.down(hidden, rows.kernels))
+        x, hidden = norm_product(x, change, self.feed_forward_norm, self.up, rows.kernels)
+        return x, self.shard.sum(self.down(hidden, rows.kernels))
 
     def keys_of(self, audio: Tensor) -> Tensor:
         """Return transposed audio keys of [B, F, D], [B, H d, F]. They have no bias."""
