@@ -189,12 +189,8 @@ class OwnBlocks(NamedTuple):
             context = sum_weighted_packed_rows(by_block[self.places].flatten(), *of_values)
             by_block.index_fill_(0, self.places, 0)
             context = context + torch.bmm(weights.to(query.dtype), silent_values).view_as(context)
-        return (
-            context.view(num_heads, num_rows, -1)
-            .transpose(0, 1)
-            .reshape(*query.shape[:2], -1)
-            .to(query.dtype)
-        )
+        by_row = context.view(num_heads, num_rows, -1).transpose(0, 1)
+        return by_row.reshape(*query.shape[:2], -1).to(query.dtype)
 
 
 def own_blocks(cache: DecoderCache, slots: Slots | list[int], num_queries: int) -> OwnBlocks | None:

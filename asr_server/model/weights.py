@@ -42,11 +42,7 @@ _FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def load_whisper(
-    directory: Path,
-    device: str | torch.device,
-    dtype: torch.dtype,
-    shard: Shard = WHOLE,
-    int8: bool = False,
+    directory: Path, device: str | torch.device, dtype: torch.dtype, shard: Shard = WHOLE, int8: bool = False
 ) -> Whisper:
     """Load a resolved Whisper directory, or a rank's part, ready for inference.
 
