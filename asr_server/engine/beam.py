@@ -1,7 +1,7 @@
 """Beam search over one chunk's tokens; `loop.py` owns its slots.
 
 The rules are openai-whisper's (`decoding.py`, patience 1), with another length penalty, and three that
-keep a search narrow. Timestamps count as one (`_one_time`). Unlikely hypotheses are pruned, but for the
+keep a search narrow. Timestamps count as one (`_branches`). Unlikely hypotheses are pruned, but for the
 greedy one (Steinbiss, Tran and Ney, "Improvements in beam search", 1994). Hypotheses that say the same
 are recombined. Imports no torch.
 
@@ -150,8 +150,14 @@ class BeamSearch:
         return parents
 
     def _branches(self, candidates: Candidates, named: Candidates) -> Iterator[_Branch]:
+        end, audio_end = self._end_of_text, self._audio_end
         for parent, (before, following) in enumerate(zip(self.running, candidates, strict=True)):
-            following = self._within_audio(before, self._one_time(following))
+            if self._is_pruned:
+                # The likeliest time is as likely as all of them together: when a sentence ends is seldom
+                # sure; that it ends competes with other words.
+                following = _as_one(list(following), lambda token: token > end)
+            if audio_end < math.inf and self._ends_segment(before):
+                following = _as_one(list(following), lambda token: token == end or token >= audio_end, end)
             for rank, (token, logprob) in enumerate(following):
                 yield self._branch(parent, token, logprob, before.is_greedy and rank == 0)
         for parent, others in enumerate(named):
@@ -217,21 +223,6 @@ class BeamSearch:
                 del kept[num_own], parents[num_own]
             kept.append(hypothesis)
             parents.append(branch.parent)
-
-    def _one_time(self, candidates: NextTokens) -> NextTokens:
-        """Keep the likeliest timestamp, as likely as all of them together.
-
-        When a sentence ends is seldom sure; that it ends competes with other words.
-        """
-        if not self._is_pruned:
-            return candidates
-        return _as_one(list(candidates), lambda token: token > self._end_of_text)
-
-    def _within_audio(self, before: Hypothesis, candidates: NextTokens) -> NextTokens:
-        if self._audio_end == math.inf or not self._ends_segment(before):
-            return candidates
-        end, audio_end = self._end_of_text, self._audio_end
-        return _as_one(list(candidates), lambda token: token == end or token >= audio_end, end)
 
     def bind(self, num_tokens: int) -> None:
         """Drop ended texts that do not begin with the first `num_tokens` of the running one."""
