@@ -5,8 +5,9 @@ the tokens, smooth it over time, and lay the tokens along the heads' mean by dyn
 it, every token has its own position, and an unread tail is left out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
@@ -172,7 +173,11 @@ class Aligner:
         sums = [
             torch.zeros(2, text.num_rows, text.num_positions, device=self._model.device) for text in texts
         ]
-        for layer, queries in self._queries(slots, texts):
+        heads = self._model.alignment_heads
+        all_queries = self._model.decoder.audio_queries(*self._fed(slots, texts))
+        for layer, queries in enumerate(islice(all_queries, max(heads) + 1)):
+            if layer not in heads:
+                continue
             for text, query, (gain, attention) in zip(texts, queries, sums, strict=True):
                 keys = self._cache.audio_keys(layer, text.audio_slot, text.num_positions)
                 self._add_layer(gain, attention, text, layer, query, keys)
@@ -221,15 +226,6 @@ class Aligner:
         rows = rows_of(self._cache, slots, positions, context=longest)
         self._cache.text_ends.extend([text.slot for text in texts], longest)
         return tokens, positions, rows
-
-    def _queries(self, slots: Slots, texts: Sequence[AlignedText]) -> Iterator[tuple[int, Tensor]]:
-        tokens, positions, rows = self._fed(slots, texts)
-        last = max(self._model.alignment_heads)
-        for layer, queries in enumerate(self._model.decoder.audio_queries(tokens, positions, rows)):
-            if layer in self._model.alignment_heads:
-                yield layer, queries
-            if layer == last:
-                return
 
     def _add_layer(
         self, gain: Tensor, attention: Tensor, text: AlignedText, layer: int, query: Tensor, keys: Tensor

@@ -186,10 +186,13 @@ def free_bytes(device: torch.device, num_on_device: int = 1) -> int:
 def engine_info(config: EngineConfig, kernels: str = "") -> EngineInfo:
     """Describe a resolved configuration to the operator; `kernels` says which are used."""
     on_gpu, no_graphs = config.device == "cuda", "" if config.cuda_graphs else ", without CUDA graphs"
+    why_num_slots = "more would only lengthen a step"
+    if config.num_slots != MAX_SLOTS[config.device]:
+        why_num_slots = f"{SLOT_MEMORY_SHARE[config.device]:.0%} of the memory that was free"
     reasons = {
         "device": torch.cuda.get_device_name() + no_graphs if on_gpu else "no GPU was found",
         "dtype": _why_dtype(config),
-        "num_slots": _why_num_slots(config),
+        "num_slots": why_num_slots,
         "kernels": kernels,
     }
     if on_gpu and config.num_on_device > 1:
@@ -204,12 +207,6 @@ def _why_dtype(config: EngineConfig) -> str:
         return f"the {processor} multiplies in it"
     beside = "; the audio's keys and values in int8" if config.int8_audio else ""
     return f"the {processor} has no bfloat16{beside}"
-
-
-def _why_num_slots(config: EngineConfig) -> str:
-    if config.num_slots == MAX_SLOTS[config.device]:
-        return "more would only lengthen a step"
-    return f"{SLOT_MEMORY_SHARE[config.device]:.0%} of the memory that was free"
 
 
 def check_timestamps(specials: SpecialTokens, sizes: WhisperSizes) -> None:

@@ -28,7 +28,7 @@ from asr_server.engine.config import EngineConfig, engine_info, load
 from asr_server.engine.cuda import HostCopy, Pending
 from asr_server.engine.loop import DecodeLoop
 from asr_server.engine.runner import Broadcast, Runner
-from asr_server.engine.slots import SlotTable, grouped
+from asr_server.engine.slots import SlotTable
 from asr_server.engine.tokens import GenerationRules, TokenRules
 from asr_server.engine.warm_up import choose, warm_up
 from asr_server.model import WHOLE, Shard, Whisper
@@ -221,7 +221,9 @@ class Engine:
     # -- Admit --------------------------------------------------------------------------------------------
 
     def _admit(self) -> list[ActiveChunk]:
-        count = min(self._num_admissible, self._encode_allowance())
+        count = min(self._num_admissible, self._most_encoded)
+        if self._loop.chunks and self._seconds_per_encode > 0.0:
+            count = min(count, max(1, int(_ENCODE_BUDGET_S / self._seconds_per_encode)))
         if len(self._encoding) >= self._most_encodes:
             count = 0  # what comes meanwhile is encoded together, when one of them is done
         admitted: list[ActiveChunk] = []
@@ -256,12 +258,6 @@ class Engine:
     @property
     def _num_admissible(self) -> int:
         return self.num_slots - self.slots_in_use
-
-    def _encode_allowance(self) -> int:
-        most = self._most_encoded
-        if not self._loop.chunks or self._seconds_per_encode == 0.0:
-            return most
-        return max(1, min(most, int(_ENCODE_BUDGET_S / self._seconds_per_encode)))
 
     # -- Encode -------------------------------------------------------------------------------------------
 
@@ -322,8 +318,11 @@ class Engine:
             chunk.tokens = list(chunk.options.given_tokens)
             chunk.decoded = chunk.result("stop", self.tokenizer)
             self._stages.move(chunk, Stage.DECODED)
-        decoded_here = [chunk for chunk in known if chunk not in given]
-        for alike in grouped(decoded_here, key=lambda chunk: (len(chunk.prompt), chunk.sot_index)):
+        groups: dict[tuple[int, int], list[ActiveChunk]] = {}
+        for chunk in sorted(known, key=lambda chunk: chunk.slot):
+            if chunk not in given:
+                groups.setdefault((len(chunk.prompt), chunk.sot_index), []).append(chunk)
+        for alike in groups.values():
             self._feed_prompts(alike)
 
     def _needs_detection(self, chunk: ActiveChunk) -> bool:

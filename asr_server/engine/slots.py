@@ -6,7 +6,7 @@ Computes no token.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -171,10 +171,3 @@ class SlotTable:
             self._holders[slot], self._holders[gap] = None, chunk
             chunk.slots[chunk.slots.index(slot)] = gap
         return [(slot, gap) for slot, _, gap in moving]
-
-
-def grouped(chunks: Iterable[ActiveChunk], key: Callable[[ActiveChunk], object]) -> list[list[ActiveChunk]]:
-    groups: dict[object, list[ActiveChunk]] = {}
-    for chunk in sorted(chunks, key=lambda chunk: chunk.slot):
-        groups.setdefault(key(chunk), []).append(chunk)
-    return list(groups.values())

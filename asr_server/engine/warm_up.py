@@ -37,7 +37,10 @@ logger = logging.getLogger(__name__)
 
 def warm_up(runner: Runner, tokenizer: Tokenizer, num_slots: int) -> None:
     """Encode, detect the language, prefill, decode and align in slot 0. Raises ValueError on NaN."""
-    chunk = _chunk(runner, tokenizer)
+    silence, options = np.zeros(SAMPLE_RATE, np.float32), DecodingOptions(word_timestamps=True)
+    language = next(iter(tokenizer.specials.languages), None)
+    chunk = ActiveChunk(ChunkId("", 0), silence, options, language, [0], 0)
+    chunk.set_prompt(tokenizer.specials, runner.model.sizes.text_positions)
     with runner.launching():
         runner.encode([0], [0], [chunk.samples]).join()
         if tokenizer.specials.languages:
@@ -54,14 +57,6 @@ def warm_up(runner: Runner, tokenizer: Tokenizer, num_slots: int) -> None:
         result = ChunkResult(_TEXT, (), 0.0, 0.0, 0.0, 0.0, None, "stop")
         for pending in runner.align([(chunk, result)]):
             pending.aligned_result()
-
-
-def _chunk(runner: Runner, tokenizer: Tokenizer) -> ActiveChunk:
-    silence, options = np.zeros(SAMPLE_RATE, np.float32), DecodingOptions(word_timestamps=True)
-    language = next(iter(tokenizer.specials.languages), None)
-    chunk = ActiveChunk(ChunkId("", 0), silence, options, language, [0], 0)
-    chunk.set_prompt(tokenizer.specials, runner.model.sizes.text_positions)
-    return chunk
 
 
 def choose(setting: str, model: Whisper, rules: TokenRules) -> tuple[Kernels, str]:
