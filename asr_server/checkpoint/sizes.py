@@ -37,20 +37,16 @@ def read_window(directory: Path) -> AudioWindow:
     num_positions = _size(config, "max_source_positions", directory)
     max_chunk_s = preprocessor.get("max_chunk_s", AudioWindow.max_chunk_s)
     if type(max_chunk_s) not in (int, float) or not 0 <= max_chunk_s <= _MAX_CHUNK_S:
-        raise CheckpointError(
-            f"max_chunk_s in {path} is {_short(max_chunk_s)}: must be from 0 to {_MAX_CHUNK_S:g}"
-        )
+        raise _wrong("max_chunk_s", path, max_chunk_s, f": must be from 0 to {_MAX_CHUNK_S:g}")
     window = AudioWindow(
         num_positions, float(max_chunk_s), padding=str(preprocessor.get("padding", AudioWindow.padding))
     )
     if window.padding not in ("silence", "zeros"):
-        raise CheckpointError(f"padding in {path} is {_short(window.padding)}: silence or zeros")
+        raise _wrong("padding", path, window.padding, ": silence or zeros")
     expected = {**FEATURES, "chunk_length": window.duration_s}
     for key, value in expected.items():
         if preprocessor.get(key, value) != value:
-            raise CheckpointError(
-                f"{key} in {path} is {_short(preprocessor[key])}; its encoder needs {value:g}"
-            )
+            raise _wrong(key, path, preprocessor[key], f"; its encoder needs {value:g}")
     return window
 
 
@@ -97,10 +93,8 @@ class WhisperSizes:
         sizes: dict[str, Any] = {name: _size(config, key, directory) for name, key in _KEYS.items()}
         for part in ("encoder", "decoder"):
             if sizes["width"] % (num_heads := sizes[f"{part}_heads"]):
-                raise CheckpointError(
-                    f"{part}_attention_heads in {directory / 'config.json'} is {num_heads}: must divide "
-                    f"d_model, {sizes['width']}"
-                )
+                why = f": must divide d_model, {sizes['width']}"
+                raise _wrong(f"{part}_attention_heads", directory / "config.json", num_heads, why)
         return cls(**sizes, window=AudioWindow(_size(config, "max_source_positions", directory)))
 
     def why_not_shared_by(self, num_ranks: int) -> str:
@@ -131,12 +125,12 @@ def _size(config: Mapping[str, Any], key: str, directory: Path) -> int:
     if size is None and key not in config:
         raise CheckpointError(f"{path} lacks {key!r}")
     if type(size) is not int or size < 1:
-        raise CheckpointError(f"{key} in {path} is {_short(size)}: must be a whole number from 1 on")
+        raise _wrong(key, path, size, ": must be a whole number from 1 on")
     return size
 
 
-def _short(value: object) -> str:
-    return repr(value)[:80]
+def _wrong(key: str, path: Path, value: object, why: str) -> CheckpointError:
+    return CheckpointError(f"{key} in {path} is {repr(value)[:80]}{why}")
 
 
 AlignmentHeads = dict[int, list[int]]  # decoder layer to its heads, both from 0 and in order

@@ -92,8 +92,13 @@ def find_weights(directory: Path) -> list[WeightsFile]:
     """Return the files that hold tensors, with their contents; `PICKLED` has none. Raises CheckpointError."""
     if (directory / STORED).exists():
         return [read_stored(directory)]
-    files = [directory / name for name in _weight_files(directory)]
-    return [WeightsFile(path, _check_file(path)) for path in files]
+    if (directory / INDEX).exists():
+        names = _shards(directory / INDEX)
+    else:
+        names = [name for name in (SINGLE, PICKLED) if (directory / name).exists()][:1]
+    if not names:
+        raise CheckpointError(f"{directory} has no weights: neither {SINGLE}, {INDEX} nor {PICKLED}")
+    return [WeightsFile(directory / name, _check_file(directory / name)) for name in names]
 
 
 def check_pickled(path: Path) -> None:
@@ -136,15 +141,6 @@ def _noted(fields: list[Any], num_bytes: int) -> StoredTensor:
     return tensor._replace(scale=_noted(scale, num_bytes)) if scale else tensor
 
 
-def _weight_files(directory: Path) -> list[str]:
-    if (directory / INDEX).exists():
-        return _shards(directory / INDEX)
-    for name in (SINGLE, PICKLED):
-        if (directory / name).exists():
-            return [name]
-    raise CheckpointError(f"{directory} has no weights: neither {SINGLE}, {INDEX} nor {PICKLED}")
-
-
 def _shards(index: Path) -> list[str]:
     places = read_json(index).get("weight_map")
     names = list(places.values()) if isinstance(places, dict) else []
@@ -162,24 +158,19 @@ def _check_file(path: Path) -> StoredTensors:
         num_bytes, begin = os.fstat(file.fileno()).st_size, 8 + int.from_bytes(file.read(8), "little")
     if MAX_SMALL_BYTES < begin < num_bytes:
         raise CheckpointError(f"the header of {path} is larger than {MAX_SMALL_BYTES} bytes")
+    tensors: StoredTensors = {}
     try:
         with safe_open(path, "np") as content:  # which refuses gaps, overlaps, and shapes of other lengths
-            return _placed(content, begin, num_bytes)
+            for name in content.offset_keys():  # they lie one behind the other
+                about = content.get_slice(name)
+                stored = checked(about.get_dtype(), about.get_shape(), begin, num_bytes)
+                tensors[name.removeprefix("model.")], begin = stored, stored.end
+        return tensors
     except (SafetensorError, ValueError, EOFError, OSError) as error:
         reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
         raise CheckpointError(
             f"{path} is cut short, or is no safetensors file ({reason}): fetch it again"
         ) from error
-
-
-def _placed(content: Any, begin: int, num_bytes: int) -> StoredTensors:
-    """Return the tensors, which lie one behind the other."""
-    tensors: StoredTensors = {}
-    for name in content.offset_keys():
-        about = content.get_slice(name)
-        stored = checked(about.get_dtype(), about.get_shape(), begin, num_bytes)
-        tensors[name.removeprefix("model.")], begin = stored, stored.end
-    return tensors
 
 
 # -- What config.json describes ------------------------------------------------------------------------------
