@@ -201,7 +201,11 @@ class Recording:
         self.expected_duration_s, self.num_channels = info.duration_s, info.num_channels
         self.tracks_read = info.tracks_read
         if samples is not None:
-            return self._push(samples)
+            if self.listener is not None:
+                self.listener(samples)
+            channels = samples.T if self._task.split_channels else (samples,)
+            both = zip(self._splitters, channels, strict=True)
+            return self._numbered(splitter.push(of_channel) for splitter, of_channel in both)
         self._finished = True
         self.truncated = info.truncated
         if self.duration_s < MIN_AUDIO_S:
@@ -209,13 +213,6 @@ class Recording:
                 f"The audio is {self.duration_s:g} s long; at least {MIN_AUDIO_S} s are needed."
             )
         return self._numbered(splitter.finish() for splitter in self._splitters)
-
-    def _push(self, samples: Samples) -> list[Chunk]:
-        if self.listener is not None:
-            self.listener(samples)
-        channels = samples.T if self._task.split_channels else (samples,)
-        both = zip(self._splitters, channels, strict=True)
-        return self._numbered(splitter.push(of_channel) for splitter, of_channel in both)
 
     def _numbered(self, of_channels: Iterable[list[Chunk]]) -> list[Chunk]:
         return [
@@ -225,7 +222,13 @@ class Recording:
         ]
 
     def _open(self) -> Stream:
-        self._file = self._open_file()
+        try:
+            self._file = open_source(self._source)
+        except OSError as error:
+            if isinstance(self._source, Path):
+                raise
+            logger.error("an upload cannot be opened: %s", error)
+            raise DecodingUnavailable(TOO_MANY_FILES) from error
         fd = self._file.fileno()
         decoder = open_wav(fd)
         if decoder is None:
@@ -234,15 +237,6 @@ class Recording:
         stream = DecodedStream(decoder, self._task)
         self._task.limits.check_decoded(0, decoder.duration_s or 0.0)
         return stream
-
-    def _open_file(self) -> io.FileIO:
-        try:
-            return open_source(self._source)
-        except OSError as error:
-            if isinstance(self._source, Path):
-                raise
-            logger.error("an upload cannot be opened: %s", error)
-            raise DecodingUnavailable(TOO_MANY_FILES) from error
 
     def _release(self) -> None:
         if self._stream is not None:
