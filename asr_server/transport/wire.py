@@ -20,7 +20,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -94,16 +94,10 @@ def decode(frames: Sequence[Frame], message_type: Any, shared: SharedMemoryReade
 # -- Arrays and tensors --------------------------------------------------------------------------------------
 
 
-def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
 def _as_bytes(value: Any) -> Bytes:
     """Raises NotImplementedError for what is no array of numbers."""
-    if _is_tensor(value):
-        import torch
-
+    torch = sys.modules.get("torch")  # which whoever has a tensor has imported
+    if torch is not None and isinstance(value, torch.Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1)
         viewed: Bytes = flat.view(torch.uint8).numpy()
         return viewed
