@@ -17,7 +17,7 @@ from asr_server import metrics
 from asr_server.api.middleware import History
 from asr_server.api.models import RETRY_AFTER_S, Models
 from asr_server.api.request import TranscriptionRequest
-from asr_server.api.upload import MEMORY_BYTES, Form, ReadingTurns, UploadStore
+from asr_server.api.upload import MEMORY_BYTES, Form, UploadStore
 from asr_server.audio.recording import PreprocessPool
 from asr_server.config import Settings, naming
 from asr_server.core import SpeakerCount
@@ -233,7 +233,6 @@ class AppState:
     pool: PreprocessPool
     admission: AdmissionLimiter
     uploads: UploadStore
-    reading_turns: ReadingTurns
     realtime: RealtimeSessions
     api_keys: Keys
     history: History

@@ -119,7 +119,7 @@ class TranscriptionResponse(Response):
         return await take(connection, form, request)
 
     async def _read(self, connection: Request, form: Form) -> None:
-        await read_form(connection, form, self._state.reading_turns)
+        await read_form(connection, form)
 
     async def _whole(self, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
         async with transcribing(self._state, form, request, receive) as transcription:

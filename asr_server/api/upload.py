@@ -37,6 +37,12 @@ class UploadStore:
         self.memory_bytes = 0
         self.disk_bytes = 0
         self.max_memory_bytes = max_memory_bytes
+        self._reading = asyncio.Lock()
+
+    async def next_turn(self) -> None:
+        """Let one upload read in each round of the event loop: a probe waits for one, not for all."""
+        async with self._reading:
+            await asyncio.sleep(0)
 
     @property
     def largest_bytes(self) -> int:
@@ -60,7 +66,7 @@ class Upload:
     def __init__(self, max_bytes: int, store: UploadStore) -> None:
         self.num_bytes = 0
         self.max_bytes = max_bytes
-        self._store = store
+        self.store = store
         self._num_in_memory = 0
         self._num_on_disk = 0
         self._file: BinaryIO | None = None
@@ -74,7 +80,7 @@ class Upload:
             raise too_large(self.max_bytes)
         if num_bytes > MEMORY_BYTES:
             with _storing():
-                largest_bytes = self._store.largest_bytes
+                largest_bytes = self.store.largest_bytes
             if num_bytes > largest_bytes:
                 raise too_large(largest_bytes, _OF_DISK)
 
@@ -100,7 +106,7 @@ class Upload:
     async def spill_to_disk(self) -> None:
         """Move to the disk, in a thread, if memory exceeds its limits. Raises UploadTooLarge."""
         limit = WRITE_BYTES if self._is_on_disk else MEMORY_BYTES
-        is_memory_full = self._store.memory_bytes >= self._store.max_memory_bytes
+        is_memory_full = self.store.memory_bytes >= self.store.max_memory_bytes
         if self._num_in_memory and (self._num_in_memory >= limit or is_memory_full):
             await self._to_disk(self._append if self._is_on_disk else self._move)
 
@@ -114,7 +120,7 @@ class Upload:
         self.require_room(self.num_bytes)
         num_bytes = self._num_in_memory
         with _storing():
-            self._store.take_disk(num_bytes)
+            self.store.take_disk(num_bytes)
             self._num_on_disk += num_bytes
             self._writing = asyncio.get_running_loop().run_in_executor(None, write)
             await asyncio.shield(self._writing)  # a client that leaves does not end the thread
@@ -141,7 +147,7 @@ class Upload:
 
     def _count_memory(self, num_bytes: int) -> None:
         self._num_in_memory += num_bytes
-        self._store.memory_bytes += num_bytes
+        self.store.memory_bytes += num_bytes
 
     def close(self) -> None:
         """Give everything back, behind the thread that still writes."""
@@ -153,7 +159,7 @@ class Upload:
     def _release(self) -> None:
         self._unwritten.clear()
         self._count_memory(-self._num_in_memory)
-        self._store.disk_bytes -= self._num_on_disk
+        self.store.disk_bytes -= self._num_on_disk
         self._num_on_disk = 0
         if self._file is not None:
             with suppress(OSError):  # closing writes what is still in its buffer
@@ -301,47 +307,36 @@ class Form:
         self._is_complete = True
 
 
-class ReadingTurns:
-    """Let one upload read in each round of the event loop: a probe waits for one, not for all."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-
-    async def next(self) -> None:
-        async with self._lock:
-            await asyncio.sleep(0)
-
-
-async def read_form(request: Request, form: Form, turns: ReadingTurns) -> None:
+async def read_form(request: Request, form: Form) -> None:
     """Fill `form`. Raises InvalidValue, InvalidAudio, UploadTooLarge, ClientDisconnect."""
     _check_not_compressed(request)
     form.upload.require_room(_announced_bytes(request) - MAX_OVERHEAD_BYTES)
-    parser = _Parser(_boundary(request), form, turns)
+    parser, next_turn = _Parser(_boundary(request), form), form.upload.store.next_turn
     num_bytes = 0
-    await turns.next()
+    await next_turn()
     async for data in request.stream():
         num_bytes += len(data)
         if num_bytes > form.upload.max_bytes + MAX_OVERHEAD_BYTES:
             raise too_large(form.upload.max_bytes)
         await parser.write(data)
         await form.upload.spill_to_disk()
-        await turns.next()
+        await next_turn()
     form.check_complete()
 
 
-async def read_body(request: Request, form: Form, turns: ReadingTurns) -> AsyncIterator[bytes]:
+async def read_body(request: Request, form: Form) -> AsyncIterator[bytes]:
     """Fill `form` with a body that is the recording itself; yield what is read.
 
     Raises InvalidValue, InvalidAudio, UploadTooLarge, ClientDisconnect.
     """
     _check_not_compressed(request)
     form.upload.require_room(_announced_bytes(request))
-    await turns.next()
+    await form.upload.store.next_turn()
     async for data in request.stream():
         form.upload.add(data)
         yield data
         await form.upload.spill_to_disk()
-        await turns.next()
+        await form.upload.store.next_turn()
     form.upload.check_not_empty()
 
 
@@ -366,8 +361,8 @@ def _boundary(request: Request) -> bytes:
 class _Parser:
     """Parse in slices and yield when these are slow: a byte behind a delimiter can cost 750 ns."""
 
-    def __init__(self, boundary: bytes, form: Form, turns: ReadingTurns) -> None:
-        self._turns = turns
+    def __init__(self, boundary: bytes, form: Form) -> None:
+        self._next_turn = form.upload.store.next_turn
         self._delimiter = b"\r\n--" + boundary
         self._num_delimiters = 0
         try:
@@ -387,7 +382,7 @@ class _Parser:
             self._write(data[start:end])
             start = end
             if time.perf_counter() - began_at > MAX_TURN_S:
-                await self._turns.next()
+                await self._next_turn()
                 began_at = time.perf_counter()
 
     def _end_of_slice(self, data: bytes, start: int) -> int:

@@ -30,7 +30,7 @@ from asr_server.api.middleware import History, Tracer
 from asr_server.api.models import Models
 from asr_server.api.schemas import HEADERS
 from asr_server.api.state import AdmissionLimiter, AppState, RealtimeSessions
-from asr_server.api.upload import ReadingTurns, UploadStore
+from asr_server.api.upload import UploadStore
 from asr_server.audio.recording import PreprocessPool
 from asr_server.config import MIB, Settings
 from asr_server.server.settings import ServerSettings
@@ -79,7 +79,6 @@ def create_app(
         pool,
         AdmissionLimiter(settings.max_concurrent_requests, is_shared=is_shared),
         UploadStore(),
-        ReadingTurns(),
         RealtimeSessions(settings.max_realtime_sessions, is_shared),
         keys,
         History(tracer),

@@ -101,7 +101,7 @@ class _Listen(TranscriptionResponse):
             await _refusal(error)(scope, receive, send)
 
     async def _read(self, connection: Request, form: Form) -> None:
-        async for data in read_body(connection, form, self._state.reading_turns):
+        async for data in read_body(connection, form):
             self._sha256.update(data)
 
     def _parse(self, pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:

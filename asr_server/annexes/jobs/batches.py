@@ -55,7 +55,7 @@ async def upload(request: Request) -> Response:
     key = metrics.current_request_stats().key
     form = Form(state.settings.max_upload_bytes, state.uploads)
     with metered(request), state.admission.enter(key), closing(form):
-        await read_form(request, form, state.reading_turns)
+        await read_form(request, form)
         file = File(
             id=f"file-{uuid.uuid4().hex}",
             owner=owner_of(request),

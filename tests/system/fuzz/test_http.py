@@ -10,7 +10,7 @@ import psutil
 import pytest
 from hypothesis.strategies import integers, one_of, sampled_from, tuples
 
-from asr_server.api.upload import Form, ReadingTurns, UploadStore, read_form
+from asr_server.api.upload import Form, UploadStore, read_form
 from asr_server.errors import RequestError
 from tests.conftest import Server
 from tests.system.fuzz.fuzzing import answer_to, damaged, fuzz, fuzzing, pieces_of
@@ -92,7 +92,7 @@ def test_bodies_that_are_nearly_multipart_are_read_or_refused(caplog: pytest.Log
                 request = Client(data, piece, content_type).request()
                 with contextlib.suppress(RequestError):
                     async with asyncio.timeout(20):
-                        await read_form(request, form, ReadingTurns())
+                        await read_form(request, form)
                     assert form.has_file
 
         bodies = one_of(damaged(WHOLE), pieces_of(*PIECES, most=40))

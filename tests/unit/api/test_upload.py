@@ -23,7 +23,7 @@ from starlette.types import Message
 
 from asr_server.api import upload as form_module
 from asr_server.api import upload as upload_module
-from asr_server.api.upload import Form, ReadingTurns, Upload, UploadStore, read_form
+from asr_server.api.upload import Form, Upload, UploadStore, read_form
 from asr_server.audio.recording import open_source
 from asr_server.config import MIB
 from asr_server.errors import InvalidAudio, InvalidValue, RequestError, StorageUnavailable, UploadTooLarge
@@ -287,7 +287,7 @@ async def form() -> AsyncIterator[Form]:
 
 
 async def read(form: Form, data: bytes, piece: int = 64, first_piece: int | None = None) -> None:
-    await read_form(Client(data, piece, first_piece=first_piece).request(), form, ReadingTurns())
+    await read_form(Client(data, piece, first_piece=first_piece).request(), form)
 
 
 async def contents(form: Form) -> bytes:
@@ -313,7 +313,7 @@ def part_with_header(name: bytes, value: bytes) -> bytes:
 async def test_a_length_announced_over_the_limit_is_refused_before_it_arrives(form: Form) -> None:
     client = Client(body(FILE))
     with pytest.raises(UploadTooLarge):
-        await read_form(client.request(content_length=str(10**9)), form, ReadingTurns())
+        await read_form(client.request(content_length=str(10**9)), form)
     assert client.num_taken == 0
 
 
@@ -327,7 +327,7 @@ async def test_a_body_that_grows_without_end_is_refused_in_the_file_and_beside_i
     piece, most = 10_000, LIMIT + form_module.MAX_OVERHEAD_BYTES
     client = Client(head + b"x" * 2 * most + body(FILE), piece)
     with pytest.raises(error):
-        await read_form(client.request(), form, ReadingTurns())
+        await read_form(client.request(), form)
     assert client.num_taken <= most + piece
 
 
@@ -372,7 +372,7 @@ async def test_a_recording_in_another_field_is_told_which_one_is_missing(form: F
 async def test_a_body_that_is_no_form_is_refused(form: Form, headers: dict[str, str], told: str) -> None:
     client = Client(body(FILE), content_type=headers.pop("content_type", None))
     with pytest.raises(InvalidValue, match=told):
-        await read_form(client.request(**headers), form, ReadingTurns())
+        await read_form(client.request(**headers), form)
 
 
 @given(data=st.data())
@@ -392,7 +392,7 @@ async def test_no_body_whatever_brings_anything_but_a_form_or_a_refusal(data: st
 async def test_a_file_made_of_what_looks_like_boundaries_is_refused_early(form: Form) -> None:
     client = Client(body(part("file", f"\r\n--{BOUNDARY}X".encode() * 100_000)), piece=10_000)
     with pytest.raises(InvalidValue, match="boundaries"):
-        await read_form(client.request(), form, ReadingTurns())
+        await read_form(client.request(), form)
     assert client.num_taken <= 10_000
 
 
@@ -462,12 +462,12 @@ async def test_an_empty_file_is_no_audio(form: Form) -> None:
 
 
 async def test_uploads_of_many_clients_leave_each_round_of_the_event_loop_short() -> None:
-    turns, memory = ReadingTurns(), UploadStore(1 << 30)
+    memory = UploadStore(1 << 30)
     clients = [Client(body(part("file", bytes(2000), '; filename="a.wav"'))) for _ in range(50)]
     with contextlib.ExitStack() as closing_all:
         forms = [closing_all.enter_context(contextlib.closing(Form(4 * LIMIT, memory))) for _ in clients]
         both = zip(clients, forms, strict=True)
-        reading = asyncio.gather(*(read_form(own.request(), form, turns) for own, form in both))
+        reading = asyncio.gather(*(read_form(own.request(), form) for own, form in both))
         read_in_a_round = []
         while not reading.done():
             before = sum(client.num_taken for client in clients)
@@ -479,10 +479,10 @@ async def test_uploads_of_many_clients_leave_each_round_of_the_event_loop_short(
 
 
 async def test_an_upload_that_is_given_up_while_it_waits_holds_nobody_up() -> None:
-    turns = ReadingTurns()
-    waiting = [asyncio.ensure_future(turns.next()) for _ in range(10)]
+    uploads = UploadStore()
+    waiting = [asyncio.ensure_future(uploads.next_turn()) for _ in range(10)]
     await asyncio.sleep(0)
     for each in waiting[:9]:
         each.cancel()
     await asyncio.wait_for(waiting[9], timeout=60)
-    await asyncio.wait_for(turns.next(), timeout=60)
+    await asyncio.wait_for(uploads.next_turn(), timeout=60)
