@@ -136,6 +136,8 @@ class RequestLogMiddleware:
         stats.asked_for["client"] = _client_of(scope)
         if self._history.tracer:
             self._history.tracer.on_begun(scope, stats)
+        if scope["path"].removeprefix(scope.get("root_path", "")).strip("/"):
+            scope["path"] = scope["path"].rstrip("/")  # a slash at the end changes nothing
 
         started_at, course = time.monotonic(), _Course()
 
@@ -277,18 +279,6 @@ class PlainRoutes:
         if scope["type"] != "http" or scope["method"] != "POST":
             return None
         return self._routes.get(scope["path"].removeprefix(scope.get("root_path", "")))
-
-
-class TrailingSlashes:
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket"):
-            path, root = scope["path"], scope.get("root_path", "")
-            if path.endswith("/") and path.removeprefix(root).strip("/"):
-                scope["path"] = path.rstrip("/")
-        await self._app(scope, receive, send)
 
 
 def refusing_unknown_websockets(not_found: ASGIApp) -> ASGIApp:

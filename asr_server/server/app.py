@@ -125,7 +125,6 @@ def create_metrics_app(state: AppState, settings: Settings) -> FastAPI:
 
 def _wrap(app: FastAPI, settings: Settings, asks_for_key: bool, history: History) -> None:
     app.add_middleware(middleware.LastErrorMiddleware)
-    app.add_middleware(middleware.TrailingSlashes)
     if middleware.checks_hosts(settings, asks_for_key):
         app.add_middleware(middleware.LocalHosts, settings=settings)
     if settings.allowed_origins:
