@@ -312,18 +312,5 @@ class Models:
             if self.failed_to_start:
                 return
 
-    def expect_ends(self) -> None:
-        """Stop reporting ended replicas. Signal-safe."""
-        for model in self:
-            model.dispatcher.supervisor.expect_ends()
-
-    def drain(self) -> None:
-        for model in self:
-            model.dispatcher.drain()
-
-    def fail_all(self, error: Callable[[], EngineUnavailable]) -> None:
-        for model in self:
-            model.dispatcher.fail_all(error)
-
     async def stop(self) -> None:
         await asyncio.gather(*(model.stop() for model in self))

@@ -184,7 +184,8 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, stop at the second. uvicorn would raise the signal again."""
-        self._state.models.expect_ends()
+        for model in self._state.models:
+            model.dispatcher.supervisor.expect_ends()
         self._hurry = self.should_exit
         self.should_exit = True
 
@@ -206,7 +207,8 @@ class Server(uvicorn.Server):
             for listener in self.servers:
                 listener.close()
         logger.info("draining: %d requests in flight have %g s to finish", self._num_in_flight, limit_s)
-        self._state.models.drain()
+        for model in self._state.models:
+            model.dispatcher.drain()
         sessions = asyncio.create_task(self._state.realtime.drain(limit_s))
         while self._num_in_flight and time.monotonic() < end and not self._hurry:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)  # the handler of a signal cannot set an event
@@ -214,7 +216,8 @@ class Server(uvicorn.Server):
         drained_s = time.monotonic() - started_at
         if self._num_in_flight:
             logger.warning("drained for %.1f s: %d requests unfinished", drained_s, self._num_in_flight)
-            self._state.models.fail_all(ShuttingDown)
+            for model in self._state.models:
+                model.dispatcher.fail_all(ShuttingDown)
             await self._state.realtime.drain(CLOSE_LIMIT_S)  # each session is sent the end of its turns
         else:
             logger.info("drained in %.1f s: no request is left", drained_s)

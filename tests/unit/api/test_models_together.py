@@ -126,8 +126,7 @@ async def test_a_model_is_loaded_by_name_unless_the_server_ends(make: Callable[.
         await registry.load("broken")
     with pytest.raises(ModelNotFound):
         await registry.load("none")
-    registry.drain()
-    assert lazy.dispatcher.draining
+    lazy.dispatcher.drain()
     with pytest.raises(ShuttingDown):
         await registry.load("lazy")
 
@@ -192,7 +191,7 @@ async def test_a_load_that_the_end_of_the_server_cuts_short_leaves_nothing_loade
     async with run_app(embedded(load="lazy"), before_launch=never.wait) as app:
         waiting = asyncio.create_task(app.post())
         await until(lambda: model_of(app).state == "loading")
-        app.app.state.server.models.expect_ends()
+        model_of(app).dispatcher.supervisor.expect_ends()
         assert (await waiting).status_code == 503
         assert model_of(app).state == "unloaded"
 
