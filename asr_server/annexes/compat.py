@@ -90,18 +90,16 @@ def _head(query: list[tuple[str, str]], fields_type: type[_File]) -> bytes:
 
 class _Detection(transcribe.TranscriptionResponse):
     async def _whole(self, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
+        code, probability = "", 0.0
         async with transcribe.transcribing(self._state, form, request, receive) as transcription:
             async for delta in transcription:
                 if delta.text and delta.language:
-                    probability = transcription.language_probability
-                    return _detected(request, delta.language, 1.0 if probability is None else probability)
-        return _detected(request, "", 0.0)
-
-
-def _detected(request: TranscriptionRequest, code: str, confidence: float) -> JSONResponse:
-    name = name_of(code) if code else "unknown"
-    body = {"detected_language": name, "language_code": code, "confidence": confidence}
-    return JSONResponse(body, headers=transcribe.answer_headers(request.model, request.ignored_fields))
+                    found = transcription.language_probability
+                    code, probability = delta.language, 1.0 if found is None else found
+                    break
+        name = name_of(code or None)
+        body = {"detected_language": name, "language_code": code, "confidence": probability}
+        return JSONResponse(body, headers=transcribe.answer_headers(request.model, request.ignored_fields))
 
 
 def _parse_detection(
@@ -262,13 +260,10 @@ async def translate_for_azure(request: Request) -> Response:
 
 
 def _response(request: Request, parse: transcribe.RequestParser) -> Response:
-    if deployment := request.path_params.get("deployment"):
-        parse = partial(_parse_for, deployment, parse)
-    return transcribe.TranscriptionResponse(get_state(request), parse)
+    deployment = request.path_params.get("deployment", "")
 
+    def parse_for_deployment(pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
+        others = [(name, value) for name, value in pairs if name != "model"]
+        return parse([("model", deployment), *others], models)
 
-def _parse_for(
-    deployment: str, parse: transcribe.RequestParser, pairs: list[tuple[str, str]], models: Models
-) -> TranscriptionRequest:
-    others = [(name, value) for name, value in pairs if name != "model"]
-    return parse([("model", deployment), *others], models)
+    return transcribe.TranscriptionResponse(get_state(request), parse_for_deployment if deployment else parse)

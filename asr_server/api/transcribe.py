@@ -38,11 +38,9 @@ from asr_server.config import naming
 from asr_server.core import Transcript
 from asr_server.errors import InvalidValue, Overloaded, ShuttingDown
 from asr_server.formats.render import FORMATS, JSON, DiarizedJson, Json, VerboseJson, render
-from asr_server.transcription.transcriber import Labeller, OpenRequest, Transcription, task_group
+from asr_server.transcription.transcriber import OpenRequest, Transcription, task_group
 
 STREAM_END: Final = b"data: [DONE]\n\n"
-
-
 Made = TypeVar("Made")
 RequestParser = Callable[[list[tuple[str, str]], Models], TranscriptionRequest]
 ReplyMaker = Callable[[Transcript, TranscriptionRequest], Response]
@@ -173,17 +171,12 @@ async def transcription_of(
     recording: Recording,
     open_request: OpenRequest | None = None,
 ) -> AbstractAsyncContextManager[Transcription]:
-    labeller = await _labeller(state, request)
+    labeller, fields = None, request.fields
+    if request.count is not None and isinstance(fields, TranscriptionFields):
+        names, references = fields.known_speaker_names, fields.known_speaker_references
+        labeller = await state.follow_speakers(request.count, names, references, state.pool)
     run = request.model.transcriber.run
     return run(recording, request.options, request.speakers, labeller, open_request)
-
-
-async def _labeller(state: AppState, request: TranscriptionRequest) -> Labeller | None:
-    fields = request.fields
-    if request.count is None or not isinstance(fields, TranscriptionFields):
-        return None
-    names, references = fields.known_speaker_names, fields.known_speaker_references
-    return await state.follow_speakers(request.count, names, references, state.pool)
 
 
 def body_response(transcript: Transcript, request: TranscriptionRequest) -> Response:
@@ -206,19 +199,13 @@ async def _stream(
             transcript = await transcription.transcript()
             stream.write(await rendered(transcript, lambda: writer.done(transcript)))
         stream.write(STREAM_END)
-    except ClientDisconnect:
-        if stream.has_begun:
+    except (Exception, asyncio.CancelledError) as error:
+        if not stream.has_begun:
+            raise
+        if isinstance(error, ClientDisconnect):
             stream.cancel()
             return  # nobody is left to tell
-        raise
-    except asyncio.CancelledError:
-        if not stream.has_begun:
-            raise
-        stream.fail(ShuttingDown())
-    except Exception as error:
-        if not stream.has_begun:
-            raise
-        stream.fail(error)
+        stream.fail(error if isinstance(error, Exception) else ShuttingDown())
     await stream.end()
 
 
