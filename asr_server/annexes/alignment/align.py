@@ -82,9 +82,11 @@ async def align(
     words = words_in(text, is_spaced)
     timed, used = await asyncio.to_thread(_as_heard, words, heard)
     places = list(_between(timed, transcript.duration_s))
-    reader = StretchReader(transcriber, open_recording, language, is_spaced)
+    reader = StretchReader(
+        transcriber, open_recording, language, is_spaced, words, timed, transcript.duration_s
+    )
     middles_s = [(word.start_s + word.end_s) / 2 for word in heard]
-    for place, said in await reader.read(places, words, timed, transcript.duration_s):
+    for place, said in await reader.read(places):
         there = range(bisect(middles_s, place.start_s), bisect(middles_s, place.end_s))
         is_likely = fmean(map(_loss, said)) <= MAX_LOSS
         if is_likely or _likeness(said, [heard[i] for i in there]) >= LEAST_LIKENESS:

@@ -1,8 +1,9 @@
 """The answers to an alignment: ours, ElevenLabs', and a transcript for subtitles."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import AfterValidator
 
 from asr_server.annexes.alignment.align import GREATEST_LOSS, AlignedWord, Alignment
@@ -99,48 +100,20 @@ def _characters(words: list[AlignedWord]) -> Iterator[AlignedCharacter]:
             yield AlignedCharacter(character=character, start=start_s, end=end_s)
 
 
-# -- ElevenLabs' ---------------------------------------------------------------------------------------------
-
-
-class ForcedCharacter(Body):
-    text: str
-    start: _TimeMs
-    end: _TimeMs
-
-
-class ForcedWord(ForcedCharacter):
-    loss: float
-
-
-class ForcedAlignment(Body):
-    characters: list[ForcedCharacter]
-    words: list[ForcedWord]
-    loss: float
-
-
-def forced_alignment_body(alignment: Alignment) -> ForcedAlignment:
-    """Return all of the text: what is not spoken has no length, and the greatest loss."""
+def forced_alignment_answer(alignment: Alignment) -> bytes:
+    """Return ElevenLabs' body: all of the text; what is not spoken has no length, and the greatest loss."""
+    losses = [GREATEST_LOSS if word.loss is None else word.loss for word in alignment.words]
     words = [
-        ForcedWord(
-            text=word.text,
-            start=word.start_s,
-            end=word.end_s,
-            loss=GREATEST_LOSS if word.loss is None else word.loss,
-        )
-        for word in alignment.words
+        _timed(word.text, word.start_s, word.end_s) | {"loss": loss}
+        for word, loss in zip(alignment.words, losses, strict=True)
     ]
-    return ForcedAlignment(
-        characters=[
-            ForcedCharacter(text=character, start=start_s, end=end_s)
-            for word in alignment.words
-            for character, start_s, end_s in word.characters
-        ],
-        words=words,
-        loss=sum(word.loss for word in words) / len(words),
-    )
+    characters = [_timed(*character) for word in alignment.words for character in word.characters]
+    body = {"characters": characters, "words": words, "loss": sum(losses) / len(losses)}
+    return msgspec.json.encode(body)
 
 
-# -- Files -----------------------------------------------------------------------------------------------
+def _timed(text: str, start_s: float, end_s: float) -> dict[str, Any]:
+    return {"text": text, "start": round(start_s, 3), "end": round(end_s, 3)}
 
 
 def rendered(alignment: Alignment, file_format: str, granularity: Granularity) -> str:

@@ -62,7 +62,7 @@ Pair = tuple[int, int]
 def matched(a: Sequence[str], b: Sequence[str]) -> list[Pair]:
     """Return the pairs of places that match, in order, each place once."""
     pairs = list(_matched(a, b, (0, 0), (len(a), len(b)), ROUNDS))
-    fewest = min(FEWEST_LETTERS, _num_letters(a), _num_letters(b))
+    fewest = min(FEWEST_LETTERS, num_letters("".join(a)), num_letters("".join(b)))
     return _grown([pair for group in _together(pairs) if _stands(group, a, fewest) for pair in group], a, b)
 
 
@@ -120,7 +120,7 @@ def _together(pairs: Sequence[Pair]) -> list[list[Pair]]:
 def _stands(group: Sequence[Pair], words: Sequence[str], fewest: int) -> bool:
     (i, j), (i_last, j_last) = group[0], group[-1]
     is_dense = len(group) >= LEAST_SHARE * (1 + max(i_last - i, j_last - j))
-    return is_dense and _num_letters([words[place] for place, _ in group]) >= fewest
+    return is_dense and num_letters("".join(words[place] for place, _ in group)) >= fewest
 
 
 def _grown(pairs: Sequence[Pair], a: Sequence[str], b: Sequence[str]) -> list[Pair]:
@@ -134,7 +134,3 @@ def _grown(pairs: Sequence[Pair], a: Sequence[str], b: Sequence[str]) -> list[Pa
                 others.add(j)
                 i, j = i + step, j + step
     return sorted(found.items())
-
-
-def _num_letters(words: Sequence[str]) -> int:
-    return sum(map(num_letters, words))

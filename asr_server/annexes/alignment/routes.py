@@ -15,7 +15,7 @@ from asr_server.annexes.alignment.bodies import (
     AlignmentJson,
     Granularity,
     alignment_body,
-    forced_alignment_body,
+    forced_alignment_answer,
 )
 from asr_server.api import openapi, transcribe
 from asr_server.api.models import Models
@@ -36,9 +36,6 @@ class _TextFields(BaseModel, extra="forbid", use_attribute_docstrings=True):
     text: str = ""
     """What is said, or should be: at least a word, at most 1 MiB."""
 
-    def body_of(self, alignment: Alignment) -> BaseModel:
-        raise NotImplementedError
-
 
 class AlignmentFields(_TextFields):
     model: str = ""
@@ -48,20 +45,20 @@ class AlignmentFields(_TextFields):
     granularity: Granularity = "word"
     """What gets times."""
 
-    def body_of(self, alignment: Alignment) -> BaseModel:
-        return alignment_body(alignment, self.granularity)
+    def answer(self, alignment: Alignment) -> str:
+        return alignment_body(alignment, self.granularity).model_dump_json(exclude_none=True)
 
 
 class ForcedAlignmentFields(_TextFields):
     enabled_spooled_file: bool = False
     """Changes nothing: a large file is kept on the disk anyway."""
 
-    def body_of(self, alignment: Alignment) -> BaseModel:
-        return forced_alignment_body(alignment)
+    def answer(self, alignment: Alignment) -> bytes:
+        return forced_alignment_answer(alignment)
 
 
 class AlignmentResponse(transcribe.TranscriptionResponse):
-    def __init__(self, state: AppState, fields_type: type[_TextFields]) -> None:
+    def __init__(self, state: AppState, fields_type: type[AlignmentFields | ForcedAlignmentFields]) -> None:
         super().__init__(state, self._parse)
         self._fields_type = fields_type
 
@@ -86,10 +83,10 @@ class AlignmentResponse(transcribe.TranscriptionResponse):
                 return transcribe.recording_for(replace(request, clips=tuple(clips)), source)
 
             alignment = await align(self._fields.text, transcript, request.model.transcriber, open_recording)
-        body = await asyncio.to_thread(self._fields.body_of, alignment)
+        body = await asyncio.to_thread(self._fields.answer, alignment)
         headers = transcribe.answer_headers(request.model, request.ignored_fields)
         headers |= transcribe.recording_headers(transcript)
-        return Response(body.model_dump_json(exclude_none=True), media_type=JSON, headers=headers)
+        return Response(body, media_type=JSON, headers=headers)
 
 
 def _form() -> dict[str, Any]:

@@ -66,7 +66,6 @@ class _Reading(NamedTuple):
         return count <= MAX_LETTERS_PER_S * (sound_s + EDGES_OFF_S)
 
 
-Timed = Sequence[Word | None]  # the text's words, where their times are known
 Said = tuple[Stretch, list[Word]]
 
 
@@ -76,35 +75,31 @@ class StretchReader:
     open_recording: OpenRecording
     language: str | None
     is_spaced: bool
+    words: Sequence[str]  # of the text
+    timed: Sequence[Word | None]  # where their times are known
+    duration_s: float
 
-    async def read(
-        self,
-        stretches: Sequence[Stretch],
-        words: Sequence[str],
-        timed: Sequence[Word | None],
-        duration_s: float,
-    ) -> list[Said]:
-        """Return the words of each stretch that fits into a window, with times in the file.
-
-        Raises what reading a recording raises.
-        """
-        all_readings = (self._reading(each, words, timed, duration_s) for each in stretches)
-        readings = [each for each in all_readings if each.fits]
-        return await self._read(readings) if readings else []
-
-    def _reading(self, stretch: Stretch, words: Sequence[str], timed: Timed, duration_s: float) -> _Reading:
+    def _reading(self, stretch: Stretch) -> _Reading:
+        timed = self.timed
         before = _known(reversed(timed[max(0, stretch.first - CONTEXT_WORDS) : stretch.first]), stretch)
         behind = _known(timed[stretch.end : stretch.end + CONTEXT_WORDS], stretch)
         start_s = before[-1].start_s if before else stretch.start_s
         end_s = behind[-1].end_s if behind else stretch.end_s
         start = round(max(0.0, start_s - MARGIN_S) * SAMPLE_RATE)
-        end = round(min(duration_s, end_s + MARGIN_S) * SAMPLE_RATE)
-        own = words[stretch.first - len(before) : stretch.end + len(behind)]
+        end = round(min(self.duration_s, end_s + MARGIN_S) * SAMPLE_RATE)
+        own = self.words[stretch.first - len(before) : stretch.end + len(behind)]
         text = " " + " ".join(own) if self.is_spaced else "".join(own)
         tokens = tuple(self.transcriber.tokenizer.encode(text))
         return _Reading(stretch, own, len(before), start, end, tokens)
 
-    async def _read(self, readings: Sequence[_Reading]) -> list[Said]:
+    async def read(self, stretches: Sequence[Stretch]) -> list[Said]:
+        """Return the words of each stretch that fits into a window, with times in the file.
+
+        Raises what reading a recording raises.
+        """
+        readings = [each for each in map(self._reading, stretches) if each.fits]
+        if not readings:
+            return []
         transcriber, cutter = self.transcriber, _Cutter(readings)
         clips = joined([(each.start / SAMPLE_RATE, each.end / SAMPLE_RATE) for each in readings])
         recording = self.open_recording([Clip(*clip) for clip in clips])
@@ -122,7 +117,7 @@ class StretchReader:
                     with watch.waiting_for_pool():
                         _, finished = await transcriber.pool.decode_slice(recording, room)
                     if finished:
-                        cutter.finish()
+                        cutter.push(np.empty(0, np.float32), is_last=True)
                     while cutter.ready:
                         await handle.wait_for_capacity()
                         each, samples = cutter.ready.popleft()
@@ -198,20 +193,13 @@ class _Cutter:
         self._kept: Samples = np.empty(0, np.float32)  # from the first sample that a reading needs yet
         self._first = 0
 
-    def push(self, samples: Samples) -> None:
+    def push(self, samples: Samples, is_last: bool = False) -> None:
         self._kept = np.concatenate([self._kept, samples])
         end = self._first + len(self._kept)
-        while self._todo and self._todo[0].end <= end:
-            self._cut(self._todo.popleft())
+        while self._todo and (is_last or self._todo[0].end <= end):  # rounding may reach beyond the last
+            reading = self._todo.popleft()
+            own = self._kept[reading.start - self._first : reading.end - self._first]
+            if len(own):
+                self.ready.append((reading, own.copy()))
         first = min(self._todo[0].start, end) if self._todo else end
         self._kept, self._first = self._kept[first - self._first :], first
-
-    def finish(self) -> None:
-        """Cut what reaches beyond the last sample, by rounding."""
-        while self._todo:
-            self._cut(self._todo.popleft())
-
-    def _cut(self, reading: _Reading) -> None:
-        samples = self._kept[reading.start - self._first : reading.end - self._first]
-        if len(samples):
-            self.ready.append((reading, samples.copy()))
