@@ -56,7 +56,8 @@ KEY_ERRORS: Final = (errors.InvalidApiKey,)
 ADMIN_ERRORS: Final = (errors.AdminRequired,)
 MODEL_ERRORS: Final = (errors.ModelNotFound,)
 ENGINE_ERRORS: Final = (errors.EngineUnavailable,)
-UPLOAD_ERRORS: Final[_Kinds] = (
+RECORDING_ERRORS: Final[_Kinds] = (
+    *(*KEY_ERRORS, *MODEL_ERRORS, *ENGINE_ERRORS),
     *(errors.InvalidAudio, errors.AudioTooShort, errors.AudioTooLong, errors.SampleRateTooHigh),
     *(errors.TooManyChannels, errors.UploadTooLarge, errors.Overloaded, errors.RateLimited),
     *(errors.ReplicasEnded, errors.RequestStalled, errors.StorageUnavailable, errors.DecodingUnavailable),
@@ -106,7 +107,7 @@ def transcript_responses(*bodies: type) -> Responses:
         "headers": described_headers(*TRANSCRIPT_HEADERS),
         "content": {"application/json": {"schema": {"anyOf": list(map(reference, bodies))}}} | texts,
     }
-    return {200: transcript} | error_responses(*KEY_ERRORS, *MODEL_ERRORS, *ENGINE_ERRORS, *UPLOAD_ERRORS)
+    return {200: transcript} | error_responses(*RECORDING_ERRORS)
 
 
 def form_of(fields_type: type[AudioFields]) -> dict[str, Any]:

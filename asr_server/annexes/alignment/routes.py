@@ -103,11 +103,6 @@ _ANSWER: Final[dict[int | str, dict[str, Any]]] = {
         "headers": openapi.described_headers(*openapi.TRANSCRIPT_HEADERS),
     }
 }
-_ERRORS: Final = openapi.error_responses(
-    *(*openapi.KEY_ERRORS, *openapi.MODEL_ERRORS, *openapi.ENGINE_ERRORS, *openapi.UPLOAD_ERRORS)
-)
-
-
 router = APIRouter(tags=["audio"])
 
 
@@ -115,7 +110,7 @@ router = APIRouter(tags=["audio"])
     "/v1/audio/alignments",
     dependencies=[Depends(require_key)],
     openapi_extra=_form(),
-    responses=_ANSWER | _ERRORS,
+    responses=_ANSWER | openapi.error_responses(*openapi.RECORDING_ERRORS),
     response_model=None,
 )
 async def alignments(request: Request) -> Response:
