@@ -142,9 +142,10 @@ def _wrap(app: FastAPI, settings: Settings, asks_for_key: bool, history: History
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: AppState = app.state.server
     current_default_thread_limiter().total_tokens = FILE_THREADS
-    helpers = [asyncio.create_task(release_memory_when_idle(lambda: state.is_idle))]
-    if (file := app.state.keys.file) is not None:
-        helpers.append(asyncio.create_task(file.watch(), name="watch the keys"))
+    helpers = [
+        asyncio.create_task(release_memory_when_idle(lambda: state.is_idle)),
+        asyncio.create_task(app.state.keys.watch(), name="watch the keys"),
+    ]
     try:
         await state.models.start()
         if any(model.settings.idle_unload_s for model in state.models):

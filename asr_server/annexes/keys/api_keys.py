@@ -22,21 +22,30 @@ _Version = tuple[int, int, int, int]  # when modified, bytes, inode, mode
 logger = logging.getLogger(__name__)
 
 
-class WatchedKeys:
-    def __init__(self, path: Path, model_names: Collection[str]) -> None:
-        self.accounts: tuple[Account, ...] = ()
-        self.callers: tuple[Caller, ...] = ()
+class ApiKeys:
+    def __init__(self, settings: KeysSettings, model_names: Collection[str] = ()) -> None:
+        self.accounts: tuple[Account, ...] = ()  # of the file
         self.is_stale = False  # the file is broken or gone: its last keys are taken
-        self._path, self._model_names = path, model_names
+        self.required = bool(settings.api_key or settings.keys_file)
+        self._own = (Caller(_digest(settings.api_key)),) if settings.api_key else ()
+        self.callers = self._own if self.required else (NOBODY,)
+        self._path, self._model_names = Path(settings.keys_file), model_names
+        self._has_file = bool(settings.keys_file)
         self._seen: _Version | None = None
         self._read_last: _Version | None = None
         self._problem = ""  # of the version read last
-        for _ in range(2):  # the server starts after the file was written
+        for _ in range(2 * self._has_file):  # the server starts after the file was written
             self._take(self._look())
+        if 0 < len(settings.api_key) < SHORT:
+            logger.warning(
+                "the key of %s can be guessed: a key should have at least %d random characters",
+                naming("api_key"),
+                SHORT,
+            )
 
     async def watch(self) -> None:
-        """Run until cancelled. Reads in a thread: the disk may hang."""
-        while True:
+        """Run until cancelled, if there is a file. Reads in a thread: the disk may hang."""
+        while self._has_file:
             await asyncio.sleep(LOOK_EVERY_S)
             self._take(await asyncio.to_thread(self._look))
 
@@ -80,33 +89,9 @@ class WatchedKeys:
             account.set_key(key)
             for name in sorted(set(key.models or ()).difference(self._model_names)):
                 logger.warning("key '%s' names the model '%s', which is not served", key.name, name)
-        self.callers = tuple(Caller(digest, each) for each in self.accounts for digest in each.key.digests)
+        named = (Caller(digest, each) for each in self.accounts for digest in each.key.digests)
+        self.callers = (*self._own, *named)
         logger.info("%d keys read from %s", len(keys), self._path)
-
-
-class ApiKeys:
-    def __init__(self, settings: KeysSettings, model_names: Collection[str] = ()) -> None:
-        self.file = WatchedKeys(Path(settings.keys_file), model_names) if settings.keys_file else None
-        self._callers = (Caller(_digest(settings.api_key)),) if settings.api_key else ()
-        self.required = bool(self._callers or self.file)
-        if 0 < len(settings.api_key) < SHORT:
-            logger.warning(
-                "the key of %s can be guessed: a key should have at least %d random characters",
-                naming("api_key"),
-                SHORT,
-            )
-
-    @property
-    def accounts(self) -> tuple[Account, ...]:
-        return self.file.accounts if self.file else ()
-
-    @property
-    def is_stale(self) -> bool:
-        return self.file is not None and self.file.is_stale
-
-    @property
-    def callers(self) -> tuple[Caller, ...]:
-        return (*self._callers, *self.file.callers) if self.file else self._callers or (NOBODY,)
 
     def check(self, authorization: str) -> Caller:
         """Raises InvalidApiKey."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from asr_server.annexes.keys.api_keys import WatchedKeys
+from asr_server.annexes.keys.api_keys import ApiKeys
 from asr_server.server.settings import ServerSettings
 from tests.support.embedded import embedded
 from tests.support.until import until
@@ -39,10 +39,10 @@ def settings_with(path: Path, *entries: dict[str, Any], **values: Any) -> Server
     return embedded(keys_file=str(write(path, *entries)), **values)
 
 
-def named(app: RunningApp) -> WatchedKeys:
-    file = app.app.state.server.api_keys.file
-    assert isinstance(file, WatchedKeys)
-    return file
+def named(app: RunningApp) -> ApiKeys:
+    keys = app.app.state.server.api_keys
+    assert isinstance(keys, ApiKeys)
+    return keys
 
 
 async def rewrite(app: RunningApp, path: Path, *entries: dict[str, Any]) -> None:
