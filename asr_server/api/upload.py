@@ -48,12 +48,6 @@ class UploadStore:
     def largest_bytes(self) -> int:
         return max(MEMORY_BYTES, free_bytes(tempfile.gettempdir()) + self.disk_bytes)
 
-    def take_disk(self, num_bytes: int) -> None:
-        """Raises OSError, StorageUnavailable."""
-        if num_bytes > free_bytes(tempfile.gettempdir()):
-            raise StorageUnavailable("The temporary folder is full of other uploads. Try again later.")
-        self.disk_bytes += num_bytes
-
 
 def free_bytes(folder: str | Path) -> int:
     disk = shutil.disk_usage(folder)
@@ -120,7 +114,9 @@ class Upload:
         self.require_room(self.num_bytes)
         num_bytes = self._num_in_memory
         with _storing():
-            self.store.take_disk(num_bytes)
+            if num_bytes > free_bytes(tempfile.gettempdir()):
+                raise StorageUnavailable("The temporary folder is full of other uploads. Try again later.")
+            self.store.disk_bytes += num_bytes
             self._num_on_disk += num_bytes
             self._writing = asyncio.get_running_loop().run_in_executor(None, write)
             await asyncio.shield(self._writing)  # a client that leaves does not end the thread
@@ -223,9 +219,6 @@ class Form:
 
     def close(self) -> None:
         self.upload.close()
-
-    def callbacks(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in dir(self) if name.startswith("on_")}
 
     def check_complete(self) -> None:
         if not self._is_complete:
@@ -366,7 +359,7 @@ class _Parser:
         self._delimiter = b"\r\n--" + boundary
         self._num_delimiters = 0
         try:
-            callbacks: Any = form.callbacks()
+            callbacks: Any = {name: getattr(form, name) for name in dir(form) if name.startswith("on_")}
             self._parser = MultipartParser(boundary, callbacks, max_header_size=MAX_HEADER_BYTES)
         except FormParserError as error:  # longer than any client's
             raise InvalidValue("The multipart boundary is too long.") from error
