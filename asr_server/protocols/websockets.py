@@ -45,15 +45,12 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         for first in range(0, len(data), SLICE_BYTES):
             if self.transport.is_closing():
                 return
-            self._receive_slice(data[first : first + SLICE_BYTES])
-
-    def _receive_slice(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.conn.handshake_exc is not None and not self.handshake_initiated:
-            self._refuse_handshake(self.conn.handshake_exc)
-        elif self._frames_left < 0 or self._num_bytes_after_close > self.config.ws_max_size:
-            logger.info("closed the WebSocket of %s: it sends without end", self.client)
-            self.transport.abort()
+            super().data_received(data[first : first + SLICE_BYTES])
+            if self.conn.handshake_exc is not None and not self.handshake_initiated:
+                self._refuse_handshake(self.conn.handshake_exc)
+            elif self._frames_left < 0 or self._num_bytes_after_close > self.config.ws_max_size:
+                logger.info("closed the WebSocket of %s: it sends without end", self.client)
+                self.transport.abort()
 
     async def send(self, message: Any) -> None:
         """Count a refusal by HTTP as an answer, or uvicorn logs an open handshake."""
