@@ -143,7 +143,9 @@ class _Asr:
     def reply(self, transcript: Transcript, request: TranscriptionRequest) -> Response:
         output = self._fields.output
         if output == "json":
-            response: Response = JSONResponse(_json(transcript))
+            segments, language = [*map(_segment, transcript.segments)], next(iter(transcript.languages), "")
+            body = {"text": transcript.text, "segments": segments, "language": language}
+            response: Response = JSONResponse(body)
         elif output == "tsv":
             response = Response(tsv(transcript.segments), media_type="text/plain")
         else:
@@ -151,14 +153,6 @@ class _Asr:
         response.headers["content-disposition"] = f'attachment; filename="transcript.{output}"'
         response.headers["asr-engine"] = "asr-server"
         return response
-
-
-def _json(transcript: Transcript) -> dict[str, object]:
-    return {
-        "text": transcript.text,
-        "segments": [_segment(segment) for segment in transcript.segments],
-        "language": next(iter(transcript.languages), ""),
-    }
 
 
 def _words(segment: Segment) -> list[dict[str, Any]]:
