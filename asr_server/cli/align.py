@@ -91,7 +91,7 @@ async def _align(local: LocalTranscriber, path: Path, text: str) -> Alignment:
 
 def _report(alignment: Alignment) -> None:
     for number, of in (
-        (sum(end - first for first, end in alignment.not_spoken), "words of the text are not spoken"),
+        (sum(not word.is_spoken for word in alignment.words), "words of the text are not spoken"),
         (len(alignment.not_in_text), "stretches of speech are not in the text"),
     ):
         if number:

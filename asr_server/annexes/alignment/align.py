@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from asr_server.annexes.alignment.matching import Pair, Part, letters_in, matched, parts_of, words_in
+from asr_server.annexes.alignment.matching import Part, letters_in, matched, parts_of, words_in
 from asr_server.annexes.alignment.stretches import OpenRecording, Stretch, StretchReader
 from asr_server.core import Transcript, Word
 from asr_server.errors import InvalidValue
@@ -59,12 +59,12 @@ class Alignment(NamedTuple):
         return fmean(losses) if losses else None
 
     @property
-    def not_spoken(self) -> list[Pair]:
-        """Return the first word and the end of each run that nobody says."""
-        return [(first, end) for first, end in runs([not word.is_spoken for word in self.words]).tolist()]
-
-    def text_of(self, first: int, end: int) -> str:
-        return (" " if self.is_spaced else "").join(word.text for word in self.words[first:end])
+    def not_spoken(self) -> Iterator[Word]:
+        """Yield each run of words that nobody says, where it would be said."""
+        space = " " if self.is_spaced else ""
+        for first, end in runs([not word.is_spoken for word in self.words]).tolist():
+            run = self.words[first:end]
+            yield Word(space.join(word.text for word in run), run[0].start_s, run[0].start_s)
 
 
 def require_words(text: str) -> None:

@@ -76,10 +76,7 @@ def alignment_body(alignment: Alignment, granularity: Granularity) -> AlignmentJ
         words=list(map(_word, spoken)) if by_word else None,
         characters=None if by_word else list(_characters(spoken)),
         loss=alignment.loss,
-        not_spoken=[
-            NotSpoken(text=alignment.text_of(first, end), at=alignment.words[first].start_s)
-            for first, end in alignment.not_spoken
-        ],
+        not_spoken=[NotSpoken(text=run.text, at=run.start_s) for run in alignment.not_spoken],
         not_in_text=[
             NotInText(text=word.text, start=word.start_s, end=word.end_s) for word in alignment.not_in_text
         ],

@@ -92,18 +92,17 @@ def _grams(words: Sequence[str], first: int, end: int) -> dict[tuple[str, ...], 
 def _course(own: dict[tuple[str, ...], int], others: dict[tuple[str, ...], int]) -> list[Pair]:
     """Return the longest course that goes on in both."""
     lasts: list[int] = []  # the least place at which a course of each length ends
-    ends: list[tuple[Pair, int]] = []  # of each pair: itself, and the index of the one before it
-    of_length: list[int] = []  # the index in `ends` of the course behind each entry of `lasts`
+    before: dict[Pair, Pair | None] = {}  # in the best course that ends with the pair
+    ends: list[Pair] = []  # the last pair of the course behind each entry of `lasts`
     for run, at in own.items():
-        if (other := others.get(run)) is None:
-            continue
-        length = bisect_left(lasts, other)
-        lasts[length : length + 1], of_length[length : length + 1] = [other], [len(ends)]
-        ends.append(((at, other), of_length[length - 1] if length else -1))
-    course, index = list[Pair](), of_length[-1] if of_length else -1
-    while index >= 0:
-        pair, index = ends[index]
+        if (other := others.get(run)) is not None:
+            length = bisect_left(lasts, other)
+            before[at, other] = ends[length - 1] if length else None
+            lasts[length : length + 1], ends[length : length + 1] = [other], [(at, other)]
+    course, pair = list[Pair](), ends[-1] if ends else None
+    while pair is not None:
         course.append(pair)
+        pair = before[pair]
     return course[::-1]
 
 
