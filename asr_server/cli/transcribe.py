@@ -166,9 +166,9 @@ def transcribe(
     Exit status: 0, all transcribed; 1, some not, as said at the end; 2, wrongly called; 130 or
     143, ended by Ctrl-C or TERM.
     """
-    job = {name: options.pop(name) for name in _JOB_OPTIONS}
-    job["layout"] = _layout(options)
-    job["speakers"], job["voices"] = _speakers(options, job)
+    options["layout"] = _layout(options)
+    options["speakers"], options["voices"] = _speakers(options)
+    job = {name: options.pop(name) for name in [*options] if name not in ("url", "api_key", *SETTINGS)}
     if skip_existing and overwrite:
         raise click.UsageError("--skip-existing and --overwrite exclude each other.")
     if job["output_dir"] is None and (skip_existing or overwrite or len(job["formats"]) > 1):
@@ -199,13 +199,6 @@ def _check_inputs(job: dict[str, Any], inputs: tuple[str, ...]) -> None:
         raise click.UsageError(f"--manifest {manifest} is not a regular file.")
 
 
-_JOB_OPTIONS: Final = (
-    *("formats", "output_dir", "manifest", "language", "task", "temperature", "recursive", "quiet"),
-    *("word_timestamps", "condition_on_previous_text", "multilingual", "track", "hotwords", "clips"),
-    "background",
-)
-
-
 def _layout(options: dict[str, Any]) -> SubtitleLayout:
     options["raw"] = options.pop("subtitles") == "raw"
     layout = SubtitleLayout(**{field.name: options.pop(field.name) for field in fields(SubtitleLayout)})
@@ -214,14 +207,14 @@ def _layout(options: dict[str, Any]) -> SubtitleLayout:
     return layout
 
 
-def _speakers(options: dict[str, Any], job: dict[str, Any]) -> tuple[tuple[str, ...], SpeakerCount | None]:
-    is_split, given = options.pop("channels") == "split", options.pop("speakers")
-    if "diarized_json" in job["formats"] and job["task"] == "translate":
+def _speakers(options: dict[str, Any]) -> tuple[tuple[str, ...], SpeakerCount | None]:
+    is_split, given, formats = options.pop("channels") == "split", options["speakers"], options["formats"]
+    if "diarized_json" in formats and options["task"] == "translate":
         raise click.UsageError("--format diarized_json does not go with a translation.")
     if not is_split:
-        if given and set(job["formats"]) <= {"text", "json", "tsv"}:
+        if given and set(formats) <= {"text", "json", "tsv"}:
             raise click.UsageError(f"--speakers needs a format that shows them: --format {WITH_SPEAKERS}.")
-        wanted = given or ("auto" if "diarized_json" in job["formats"] else None)
+        wanted = given or ("auto" if "diarized_json" in formats else None)
         return (), _count(wanted) if wanted else None
     names = tuple(name.strip() for name in (given or "A,B").split(","))
     if len(set(filter(str.isprintable, filter(None, names)))) != 2 or len(names) != 2:
