@@ -126,11 +126,6 @@ def _highlighted(lines: Sequence[Line]) -> Iterator[Cue]:
         shown_until_s = word.end_s
 
 
-def _one_line(text: str) -> str:
-    """Join lines: a blank line would end the subtitle."""
-    return " ".join(text.split())
-
-
 def srt(segments: Sequence[Segment], layout: SubtitleLayout = READABLE_LAYOUT, end_s: float = inf) -> str:
     return "".join(
         f"{number}\n{_clock(cue.start_s, ',')} --> {_clock(cue.end_s, ',')}\n{_labelled(cue)}\n\n"
@@ -163,7 +158,7 @@ def _text(cue: Cue, escape: Callable[[str], str]) -> str:
 
 
 def _shown(word: Word, cue: Cue, escape: Callable[[str], str]) -> str:
-    text = escape(_one_line(word.text))
+    text = escape(" ".join(word.text.split()))  # in one line: a blank one would end the subtitle
     return " " * word.text[:1].isspace() + (f"<u>{text}</u>" if word is cue.highlighted else text)
 
 
