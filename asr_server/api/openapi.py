@@ -147,7 +147,11 @@ def _document(app: FastAPI, models: Models, asks_for_key: bool) -> dict[str, Any
     schemas = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):  # the framework's own; ours are 400
         schemas.pop(name, None)
-    schemas |= _schemas()
+    bodies = (ErrorBody, Json, VerboseJson, DiarizedJson, TextDelta, DiarizedSegment, TextDone)
+    _, generated = models_json_schema(
+        [(body, "serialization") for body in bodies], ref_template=REF, schema_generator=_WithoutNull
+    )
+    schemas |= generated["$defs"]
     for fields_type in (TranscriptionFields, TranslationFields):
         schemas[fields_type.__name__], parts = _form(fields_type, models)
         schemas |= parts
@@ -164,15 +168,6 @@ def _complete(operation: dict[str, Any], needs_key: bool) -> None:
         response["headers"] = described_headers(REQUEST_ID) | response.get("headers", {})
     if needs_key:
         operation["security"] = [{"key": []}]
-
-
-def _schemas() -> dict[str, Any]:
-    bodies = (ErrorBody, Json, VerboseJson, DiarizedJson, TextDelta, DiarizedSegment, TextDone)
-    _, generated = models_json_schema(
-        [(body, "serialization") for body in bodies], ref_template=REF, schema_generator=_WithoutNull
-    )
-    schemas: dict[str, Any] = generated["$defs"]
-    return schemas
 
 
 def _form(fields_type: type[AudioFields], models: Models) -> tuple[dict[str, Any], dict[str, Any]]:
