@@ -116,17 +116,9 @@ def _timed(text: str, start_s: float, end_s: float) -> dict[str, Any]:
 def rendered(alignment: Alignment, file_format: str, granularity: Granularity) -> str:
     if file_format == "json":
         return alignment_body(alignment, granularity).model_dump_json(exclude_none=True) + "\n"
-    write = vtt if file_format == "vtt" else srt
-    return write(_spoken(alignment), end_s=alignment.transcript.duration_s)
-
-
-def _spoken(alignment: Alignment) -> list[Segment]:
-    """Return the text that is said as one segment with words."""
-    space = " " if alignment.is_spaced else ""
-    words = tuple(
-        Word(space + word.text, word.start_s, word.end_s) for word in alignment.words if word.is_spoken
-    )
-    if not words:
-        return []
-    text = "".join(word.text for word in words)
-    return [Segment(0, 0, words[0].start_s, words[-1].end_s, text, (), 0.0, 0.0, 1.0, 0.0, words)]
+    write, space = vtt if file_format == "vtt" else srt, " " if alignment.is_spaced else ""
+    words = [Word(space + each.text, each.start_s, each.end_s) for each in alignment.words if each.is_spoken]
+    segments = [  # subtitles reach across them
+        Segment(0, 0, each.start_s, each.end_s, each.text, (), 0.0, 0.0, 1.0, 0.0, (each,)) for each in words
+    ]
+    return write(segments, end_s=alignment.transcript.duration_s)
