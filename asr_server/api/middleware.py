@@ -171,11 +171,13 @@ class RequestLogMiddleware:
             self._end(scope, course, time.monotonic() - started_at, stats)
 
     def _end(self, scope: Scope, course: _Course, duration_s: float, stats: metrics.RequestStats) -> None:
-        route = _route_of(scope)
+        route = path = _route_of(scope)
+        if route == UNKNOWN_ROUTE:
+            path = scope.get("raw_path", b"").decode("ascii", "replace")[:200]
         if scope["type"] == "websocket":
-            what, status = f"WebSocket {_path_of(scope, route)}", course.status
+            what, status = f"WebSocket {path}", course.status
         else:
-            what = f"{scope['method']} {_path_of(scope, route)}"
+            what = f"{scope['method']} {path}"
             status = scope["state"].get(REFUSED) or course.status or CLIENT_CLOSED_REQUEST
             stats.asked_for["method"] = scope["method"]
         if status:
@@ -237,12 +239,6 @@ def _client_of(scope: Scope) -> str:
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(address.partition("%")[0]))
     return ""
-
-
-def _path_of(scope: Scope, route: str) -> str:
-    if route != UNKNOWN_ROUTE:
-        return route
-    return str(scope.get("raw_path", b"").decode("ascii", "replace")[:200])
 
 
 def _route_of(scope: Scope) -> str:
