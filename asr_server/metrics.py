@@ -126,21 +126,19 @@ words_guessed: Final = _counter(
     "asr_words_guessed", "Words with times by their letters, because the replica that read them was lost."
 )
 chunks_failed: Final = _counter("asr_chunks_failed", "Chunks without a result.", ("reason",))
-for _reason in ("engine_error", "replicas_ended", "no_engine", "shutting_down"):
-    chunks_failed.labels(_reason)  # 0, not absent, before the first
-for _reason in get_args(ReadAgainReason):
-    chunks_read_again.labels(_reason)
-for _reason in get_args(DroppedReason):
-    segments_dropped.labels(_reason)
-for _number, _temperature in enumerate(TEMPERATURE_LADDER):
-    chunks_transcribed.labels(f"{_temperature:g}")
-    if _number:
-        fallbacks.labels(f"{_temperature:g}")
 replica_restarts: Final = _counter(
     "asr_replica_restarts", "Starts in the place of a replica that was lost.", ("reason",)
 )
-for _reason in get_args(RestartReason):
-    replica_restarts.labels(_reason)
+for _of_kind, _kinds in (
+    (chunks_transcribed, [f"{temperature:g}" for temperature in TEMPERATURE_LADDER]),
+    (fallbacks, [f"{temperature:g}" for temperature in TEMPERATURE_LADDER[1:]]),
+    (chunks_read_again, get_args(ReadAgainReason)),
+    (segments_dropped, get_args(DroppedReason)),
+    (chunks_failed, ("engine_error", "replicas_ended", "no_engine", "shutting_down")),
+    (replica_restarts, get_args(RestartReason)),
+):
+    for _kind in _kinds:
+        _of_kind.labels(_kind)  # 0, not absent, before the first
 
 
 MAX_STAGES: Final = 256  # of a timeline, from the first on: a recording of hours has thousands
