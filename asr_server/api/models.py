@@ -41,7 +41,7 @@ class ServedModel:
         tokenizer: Tokenizer,
         window: AudioWindow,
     ) -> None:
-        self.settings, self.pool, self.names = settings, pool, settings.model_names
+        self.settings, self.names = settings, settings.model_names
         self.limit = settings.model_limit
         self.repositories: tuple[str, ...] = ()  # published ones that have it: clients may ask for it by each
         self.dispatcher = dispatcher
