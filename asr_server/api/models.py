@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from itertools import chain
 from pathlib import Path
@@ -221,14 +221,8 @@ class ServedModel:
         await self.dispatcher.stop()
 
 
-class Models:
+class Models(tuple[ServedModel, ...]):
     """Models to choose from by name. The first is the default."""
-
-    def __init__(self, models: Iterable[ServedModel]) -> None:
-        self._models = tuple(models)
-
-    def __iter__(self) -> Iterator[ServedModel]:
-        return iter(self._models)
 
     def allowed(self, names: Collection[str]) -> Models:
         return Models(model for model in self if not set(names).isdisjoint(model.names))
