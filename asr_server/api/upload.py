@@ -372,7 +372,10 @@ class _Parser:
         start = 0
         while start < len(data):
             end = self._end_of_slice(data, start)
-            self._write(data[start:end])
+            try:
+                self._parser.write(data[start:end])
+            except FormParserError as error:
+                raise _malformed() from error
             start = end
             if time.perf_counter() - began_at > MAX_TURN_S:
                 await self._next_turn()
@@ -384,12 +387,6 @@ class _Parser:
             return end  # no content, or perhaps within a delimiter
         found = data.find(self._delimiter, start, plain_end)
         return max(end, found) if found >= 0 else plain_end
-
-    def _write(self, data: bytes) -> None:
-        try:
-            self._parser.write(data)
-        except FormParserError as error:
-            raise _malformed() from error
 
 
 def _malformed() -> InvalidValue:
