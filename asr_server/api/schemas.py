@@ -1,7 +1,7 @@
 """Request fields, response bodies and headers, as OpenAI's audio API names them. Types only."""
 
 import json
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -9,12 +9,6 @@ from asr_server.formats.render import Body, Logprob, ResponseFormat, TokensUsage
 
 # -- In. What is not a field of these models is refused by name. ---------------------------------------------
 
-ARRAY_FIELDS: Final = frozenset(
-    (
-        *("include", "keywords", "known_speaker_names", "known_speaker_references", "languages"),
-        "timestamp_granularities",
-    )
-)
 OBJECT_FIELDS: Final = frozenset(("metadata",))
 FREE_TEXT_FIELDS: Final = frozenset(("keywords", "known_speaker_names"))  # entries may contain commas
 STREAM_FIELDS: Final = ("stream_include_segments", "stream_continuous_usage_stats")
@@ -182,6 +176,11 @@ class TranscriptionFields(AudioFields):
     """A subtitle for each word, which is underlined in it."""
     chunking_strategy: str = ""
     """Taken in each of OpenAI's spellings, and changes nothing: long silences are left out anyway."""
+
+
+ARRAY_FIELDS: Final = frozenset(
+    name for name, field in TranscriptionFields.model_fields.items() if get_origin(field.annotation) is list
+)
 
 
 class TranslationFields(AudioFields):
