@@ -6,9 +6,8 @@ import math
 import random
 from collections.abc import Collection
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
-from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -29,15 +28,13 @@ logger = logging.getLogger(__name__)
 HANDLED: Final = (ReportedError, RequestValidationError, HTTPException, ClientDisconnect)  # others are bugs
 
 
-def install(app: FastAPI) -> None:
-    for error_type in HANDLED:
-        app.add_exception_handler(error_type, _handle)
-
-
 async def _handle(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
         error = HTTPException(error.status_code, unknown_path(request.url.path))
     return response_to(error)
+
+
+HANDLERS: Final[dict[int | type[Exception], Any]] = dict.fromkeys(HANDLED, _handle)  # for FastAPI
 
 
 def response_to(error: Exception) -> Response:

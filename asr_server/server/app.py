@@ -69,6 +69,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,  # the Host of a redirect may be a proxy's
         swagger_ui_parameters={"validatorUrl": None},
+        exception_handlers=errors.HANDLERS,
     )
     app.state.samples = deque[activity.Sample](maxlen=activity.MAX_SAMPLES)
     keys = app.state.keys = ApiKeys(settings, models.names)
@@ -85,7 +86,6 @@ def create_app(
         follow_speakers,
         started_at=int(time.time()),
     )
-    errors.install(app)
     routers = [transcribe.router, alignment.router, routes.probes, model_loading.router, routes.models]
     routers += [activity.router, *([] if settings.has_metrics_port else [metrics.router])]
     routers += [realtime.router, deepgram.router, compat.azure, compat.whisper]
@@ -114,9 +114,8 @@ def _add_jobs(app: FastAPI, settings: JobsSettings) -> None:
 
 
 def create_metrics_app(state: AppState, settings: Settings) -> FastAPI:
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(openapi_url=None, redirect_slashes=False, exception_handlers=errors.HANDLERS)
     app.state.server = state
-    errors.install(app)
     app.include_router(routes.probes)
     app.include_router(metrics.router)
     _wrap(app, settings, False, History())
