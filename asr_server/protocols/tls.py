@@ -93,8 +93,7 @@ class _TransportInHandshake(asyncio.Transport):
     def close(self) -> None:
         self._task.cancel()
 
-    def abort(self) -> None:
-        self.close()
+    abort = close
 
     def get_write_buffer_size(self) -> int:
         return 0
