@@ -42,10 +42,12 @@ class ServedModel:
         window: AudioWindow,
     ) -> None:
         self.settings, self.names = settings, settings.model_names
+        self.name = self.names[0]
         self.limit = settings.model_limit
         self.repositories: tuple[str, ...] = ()  # published ones that have it: clients may ask for it by each
         self.dispatcher = dispatcher
         self.transcriber = Transcriber(dispatcher, pool, tokenizer, settings.check_voice)
+        self.languages = sorted(self.transcriber.languages.codes)
         self.audio_limits = AudioLimits.from_settings(settings, window)
         self._is_loaded = False  # from the launch of its replicas at the start, or else when one is ready
         self._is_draining = False
@@ -66,14 +68,6 @@ class ServedModel:
         window, tokenizer = read_window(directory), Tokenizer.from_directory(directory)
         dispatcher = Dispatcher(settings, create_executor, window)
         return cls(settings, dispatcher, pool, tokenizer, window)
-
-    @property
-    def name(self) -> str:
-        return self.names[0]
-
-    @property
-    def languages(self) -> list[str]:
-        return sorted(self.transcriber.languages.codes)
 
     @asynccontextmanager
     async def reading_interim(self) -> AsyncIterator[None]:
