@@ -2,7 +2,7 @@
 
 from functools import cache, partial
 from http import HTTPStatus
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -27,11 +27,9 @@ from asr_server.api.schemas import (
 from asr_server.audio.decoder import RECORDING_FORMATS
 from asr_server.errors import ReportedError
 from asr_server.formats.render import (
-    FORMATS,
     DiarizedJson,
     DiarizedSegment,
     Json,
-    ResponseFormat,
     TextDone,
     VerboseJson,
 )
@@ -47,8 +45,7 @@ def reference(body: type) -> dict[str, str]:
     return {"$ref": REF.format(model=body.__name__)}
 
 
-_Kinds = tuple[type[ReportedError], ...]
-REQUEST_ERRORS: Final[_Kinds] = (
+REQUEST_ERRORS: Final[tuple[type[ReportedError], ...]] = (
     *(errors.InvalidValue, errors.TooSlow, errors.HeadersTooLarge, errors.TooManyHeaders),
     *(errors.HostNotAllowed, ReportedError),
 )
@@ -56,7 +53,7 @@ KEY_ERRORS: Final = (errors.InvalidApiKey,)
 ADMIN_ERRORS: Final = (errors.AdminRequired,)
 MODEL_ERRORS: Final = (errors.ModelNotFound,)
 ENGINE_ERRORS: Final = (errors.EngineUnavailable,)
-RECORDING_ERRORS: Final[_Kinds] = (
+RECORDING_ERRORS: Final = (
     *(*KEY_ERRORS, *MODEL_ERRORS, *ENGINE_ERRORS),
     *(errors.InvalidAudio, errors.AudioTooShort, errors.AudioTooLong, errors.SampleRateTooHigh),
     *(errors.TooManyChannels, errors.UploadTooLarge, errors.Overloaded, errors.RateLimited),
@@ -84,13 +81,9 @@ def described_headers(*names: str) -> dict[str, Any]:
     return {name: {"description": HEADERS[name], "schema": {"type": "string"}} for name in names}
 
 
-def _meaning(media_type: str) -> str:
-    names = [name for name in get_args(ResponseFormat) if FORMATS[name].media_type == media_type]
-    return f"`response_format` {' or '.join(names)}."
-
-
 _MEDIA_TYPES: Final = {
-    **{media_type: _meaning(media_type) for media_type in ("text/plain", "text/vtt")},
+    "text/plain": "`response_format` text or srt.",
+    "text/vtt": "`response_format` vtt.",
     "text/event-stream": "`stream` true: each `data:` is a TextDelta{segments}, then a TextDone, "
     "then `[DONE]`. An error after the first event is an ErrorBody.",
 }
