@@ -28,11 +28,7 @@ def http_protocol(settings: Settings) -> Callable[..., asyncio.Protocol]:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile or None)
     limit_s = settings.client_grace_s + SPARE_S
-
-    def after_handshake(**options: Any) -> TlsHandshake:
-        return TlsHandshake(bounded(**options), context, limit_s)
-
-    return after_handshake
+    return lambda **options: TlsHandshake(bounded(**options), context, limit_s)
 
 
 def server_config(app: ASGIApp, settings: Settings, **own: Any) -> uvicorn.Config:
