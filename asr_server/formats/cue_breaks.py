@@ -50,15 +50,15 @@ _SMALL: Final = """
 _SMALL_WORDS: Final = frozenset(_SMALL.split())
 
 
-class TimedLines(NamedTuple):
-    """The lines of a cue, and its times."""
-
+class Cue(NamedTuple):
     start_s: float
     end_s: float
     lines: Sequence[Sequence[Word]]
+    highlighted: Word | None = None
+    speaker: str | None = None
 
 
-def readable_cues(words: Sequence[Word], label_width: float = 0.0) -> Iterator[TimedLines]:
+def readable_cues(words: Sequence[Word], label_width: float = 0.0) -> Iterator[Cue]:
     """Yield cues of at most two lines and 1 to 7 s, cut at sentences, clauses or small words."""
     starts = [
         first + start for first, end in _runs(words) for start in _cue_starts(words[first:end], label_width)
@@ -72,11 +72,11 @@ def _runs(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
     return pairwise([0, *pauses, len(words)]) if words else iter(())
 
 
-def _cue(words: Sequence[Word], label_width: float, next_start_s: float) -> TimedLines:
+def _cue(words: Sequence[Word], label_width: float, next_start_s: float) -> Cue:
     start_s, end_s = words[0].start_s, words[-1].end_s
     wanted_s = max(MIN_DURATION_S, line_width(words) / MAX_LETTERS_PER_S)
     end_s = min(max(end_s, start_s + wanted_s), max(next_start_s, end_s), start_s + MAX_DURATION_S)
-    return TimedLines(start_s, end_s, _lines(words, MAX_LINE_WIDTH - label_width))
+    return Cue(start_s, end_s, _lines(words, MAX_LINE_WIDTH - label_width))
 
 
 def _cue_starts(words: Sequence[Word], label_width: float) -> list[int]:

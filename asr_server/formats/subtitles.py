@@ -5,15 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 from asr_server.core import Segment, Word
-from asr_server.formats.cue_breaks import TimedLines, readable_cues
+from asr_server.formats.cue_breaks import Cue, readable_cues
 
 # Between the starts of two words: a subtitle that is filled up whatever the segments ends there.
 LONG_PAUSE_S: Final = 3.0
-
-Line = Sequence[Word]
 
 
 @dataclass(frozen=True)
@@ -42,14 +40,6 @@ READABLE_LAYOUT: Final = SubtitleLayout()
 RAW_LAYOUT: Final = SubtitleLayout(raw=True)
 
 
-class Cue(NamedTuple):
-    start_s: float
-    end_s: float
-    lines: Sequence[Line]
-    highlighted: Word | None = None
-    speaker: str | None = None
-
-
 def cues(
     segments: Sequence[Segment], layout: SubtitleLayout, is_labelled: bool = False, end_s: float = inf
 ) -> list[Cue]:
@@ -70,22 +60,17 @@ def _cues(segments: Sequence[Segment], layout: SubtitleLayout, label_width: floa
                 whole = Word(segment.text, segment.start_s, segment.end_s)
                 yield Cue(segment.start_s, segment.end_s, [[whole]])
             continue
-        for start_s, end_s, lines in _timed_lines(list(group), layout, label_width):
-            if layout.highlight_words:
-                yield from _highlighted(lines)
-            else:
-                yield Cue(start_s, end_s, lines)
+        for cue in _of_words(list(group), layout, label_width):
+            yield from _highlighted(cue.lines) if layout.highlight_words else [cue]
 
 
-def _timed_lines(
-    segments: Sequence[Segment], layout: SubtitleLayout, label_width: float
-) -> Iterator[TimedLines]:
+def _of_words(segments: Sequence[Segment], layout: SubtitleLayout, label_width: float) -> Iterator[Cue]:
     if not (layout.raw or layout.max_line_width or layout.max_line_count or layout.max_words_per_line):
         yield from readable_cues([word for segment in segments for word in segment.words], label_width)
         return
     for words in _runs(segments, layout):
         for lines in _subtitles(words, layout):
-            yield TimedLines(lines[0][0].start_s, lines[-1][-1].end_s, lines)
+            yield Cue(lines[0][0].start_s, lines[-1][-1].end_s, lines)
 
 
 def _runs(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[Sequence[Word]]:
@@ -117,7 +102,7 @@ def _subtitles(words: Sequence[Word], layout: SubtitleLayout) -> Iterator[list[l
         yield lines
 
 
-def _highlighted(lines: Sequence[Line]) -> Iterator[Cue]:
+def _highlighted(lines: Sequence[Sequence[Word]]) -> Iterator[Cue]:
     shown_until_s = lines[0][0].start_s
     for word in chain(*lines):
         if word.start_s > shown_until_s:
