@@ -50,7 +50,7 @@ class Stretch(NamedTuple):
 class _Reading(NamedTuple):
     stretch: Stretch
     words: Sequence[str]  # with the known ones around
-    num_before: int  # known ones before the stretch
+    own: slice  # those of the stretch among them
     start: int  # samples
     end: int
     tokens: tuple[int, ...]
@@ -61,8 +61,7 @@ class _Reading(NamedTuple):
         return is_short and self.has_room(self.stretch.end_s - self.stretch.start_s)
 
     def has_room(self, sound_s: float) -> bool:
-        own = self.words[self.num_before :][: self.stretch.end - self.stretch.first]
-        count = sum(len("".join(letters_in(word))) for word in own)
+        count = sum(len("".join(letters_in(word))) for word in self.words[self.own])
         return count <= MAX_LETTERS_PER_S * (sound_s + EDGES_OFF_S)
 
 
@@ -90,7 +89,7 @@ class StretchReader:
         own = self.words[stretch.first - len(before) : stretch.end + len(behind)]
         text = " " + " ".join(own) if self.is_spaced else "".join(own)
         tokens = tuple(self.transcriber.tokenizer.encode(text))
-        return _Reading(stretch, own, len(before), start, end, tokens)
+        return _Reading(stretch, own, slice(len(before), len(own) - len(behind)), start, end, tokens)
 
     async def read(self, stretches: Sequence[Stretch]) -> list[Said]:
         """Return the words of each stretch that fits into a window, with times in the file.
@@ -142,8 +141,7 @@ class StretchReader:
         part = decode_part(chunk, result, options, self.transcriber.tokenizer)
         heard = [word for span in part.spans for word in span.words]
         words = list(_regrouped(reading.words, heard, chunk.start_s))
-        own = reading.num_before, reading.num_before + reading.stretch.end - reading.stretch.first
-        return reading.stretch, [_within(word, reading.stretch) for word in words[slice(*own)]]
+        return reading.stretch, [_within(word, reading.stretch) for word in words[reading.own]]
 
 
 def _known(beside: Iterable[Word | None], stretch: Stretch) -> list[Word]:
