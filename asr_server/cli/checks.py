@@ -149,7 +149,4 @@ def _why_not_on(
 
 address: Final = partial(_why_not_on, host_setting="host", port_setting="port")
 FOR_A_MODEL: Final[tuple[Check, ...]] = (gpu, ray_package, tensor_parallel)
-FOR_A_SERVER: Final[tuple[Check, ...]] = (
-    *(*FOR_A_MODEL, tls_files, keys_file),
-    *(address, wyoming, metrics, jobs),
-)
+FOR_A_SERVER: Final[tuple[Check, ...]] = (*FOR_A_MODEL, tls_files, keys_file, address, wyoming, metrics, jobs)

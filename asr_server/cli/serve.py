@@ -22,10 +22,8 @@ from asr_server.server.settings import SECTIONS, ServerSettings
 
 # ServerSettings that a model in the file may have of its own; beside them stand its `name` and `aliases`.
 PER_MODEL: Final = (
-    *("model", "device", "dtype", "replicas", "tensor_parallel_size"),
-    *("cpu_threads", "max_slots", "short_audio", "kernels"),
-    *("beam_size", "check_voice"),
-    *("load", "idle_unload_s"),
+    *("model", "device", "dtype", "replicas", "tensor_parallel_size", "cpu_threads", "max_slots"),
+    *("short_audio", "kernels", "beam_size", "check_voice", "load", "idle_unload_s"),
 )
 _KEYS: Final = ("name", "aliases", *PER_MODEL)
 
