@@ -70,7 +70,6 @@ def parse_transcription_request(pairs: list[tuple[str, str]], models: Models) ->
         languages=fields.languages,
         token_logprobs=render_options.with_logprobs,
         word_timestamps=render_options.needs_words([fields.response_format]) or count is not None,
-        text_only=_is_text_only(fields),
     )
     return TranscriptionRequest(model, fields, options, ignored, render_options, count)
 
@@ -91,7 +90,6 @@ def parse_translation_request(pairs: list[tuple[str, str]], models: Models) -> T
         fields.hotwords.split(","),
         task="translate",
         word_timestamps=render_options.needs_words([fields.response_format]),
-        text_only=_is_text_only(fields),
     )
     return TranscriptionRequest(model, fields, options, ignored, render_options)
 
@@ -122,6 +120,7 @@ def _decoding_options(
         "keywords": keywords,
         "temperature": fields.temperature,
         "streams": _is_streamed(fields),
+        "text_only": not _shows_segments(fields) and fields.channels != "split",
         "top_k": max(0, fields.top_k),  # vLLM's -1 is off too
         "max_new_tokens": fields.max_completion_tokens,
     }
@@ -160,10 +159,6 @@ def _shows_segments(fields: AudioFields) -> bool:
 
 def _is_streamed(fields: AudioFields) -> bool:
     return fields.stream and fields.response_format != "verbose_json"
-
-
-def _is_text_only(fields: AudioFields) -> bool:
-    return not _shows_segments(fields) and fields.channels != "split"
 
 
 def read_fields(pairs: Iterable[tuple[str, str]], fields_type: type[M]) -> M:
