@@ -184,21 +184,19 @@ class Account:
 
     def require_room(self) -> None:
         """Raises RateLimited."""
-        limit = self.key.concurrent_requests
-        if 0 < limit <= self.num_open:
-            raise self._refusal(f"{limit} requests at once", "concurrent_requests", PLACE_WAIT_S)
+        if 0 < self.key.concurrent_requests <= self.num_open:
+            raise self._refusal("requests at once", "concurrent_requests", PLACE_WAIT_S)
         if wait_s := self._requests.wait_s():
-            limit = self.key.requests_per_minute
-            raise self._refusal(f"{limit} requests a minute", "requests_per_minute", wait_s)
+            raise self._refusal("requests a minute", "requests_per_minute", wait_s)
         self.require_audio()
 
     def require_audio(self) -> None:
         """Raises RateLimited."""
         if wait_s := self._audio.wait_s():
-            limit = self.key.audio_seconds_per_minute
-            raise self._refusal(f"{limit} seconds of audio a minute", "audio_seconds_per_minute", wait_s)
+            raise self._refusal("seconds of audio a minute", "audio_seconds_per_minute", wait_s)
 
-    def _refusal(self, limit: str, field: str, wait_s: float) -> RateLimited:
+    def _refusal(self, of: str, field: str, wait_s: float) -> RateLimited:
+        limit = f"{getattr(self.key, field)} {of}"
         return RateLimited(
             f"Rate limit reached for the key '{self.name}': {limit} ('{field}' in {naming('keys_file')}). "
             f"Please try again in {format_duration(wait_s)}.",
