@@ -156,13 +156,8 @@ async def transcribing(
 
 
 def recording_for(request: TranscriptionRequest, source: Source) -> Recording:
-    return Recording(
-        source,
-        request.model.audio_limits,
-        bool(request.speakers),
-        choice=request.track_choice,
-        clips=request.clips,
-    )
+    limits, is_split = request.model.audio_limits, bool(request.speakers)
+    return Recording(source, limits, is_split, choice=request.track_choice, clips=request.clips)
 
 
 async def transcription_of(
