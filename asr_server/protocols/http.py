@@ -193,22 +193,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._parser.ignores_upgrade:
             return
-        self._refusal = self._reason_to_refuse()
-        if self._refusal is not None:
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refusal = InvalidValue(f"More than {MAX_PIPELINED} requests were sent ahead of replies.")
+            raise self._refusal
+        if num_hosts > 1 or (not num_hosts and self._parser.get_http_version() != "1.0"):
+            self._refusal = InvalidValue(f"The request has {num_hosts} Host headers; it must have one.")
             raise self._refusal
         self._phase = _Phase.BODY
         self._num_header_bytes, self._waited_for_headers_s = 0, 0.0
         self._num_body_bytes = self._num_framing_bytes = 0
         self._sender.restart()
         super().on_headers_complete()
-
-    def _reason_to_refuse(self) -> RequestError | None:
-        if len(self.pipeline) >= MAX_PIPELINED:
-            return InvalidValue(f"More than {MAX_PIPELINED} requests were sent ahead of replies.")
-        num_hosts = sum(name == b"host" for name, _ in self.headers)
-        if num_hosts > 1 or (not num_hosts and self._parser.get_http_version() != "1.0"):
-            return InvalidValue(f"The request has {num_hosts} Host headers; it must have one.")
-        return None
 
     def on_message_complete(self) -> None:
         if self._parser.ignores_upgrade:
@@ -281,11 +277,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         else:
             self._refuse(self._last_reply)
 
-    def _forget_last_request(self) -> None:
-        self.pipeline.popleft()
-        self.cycle = self.pipeline[0][0] if self.pipeline else self._running  # type: ignore[assignment]
-        self._phase = _Phase.COMPLETE
-
     def _refuse(self, error: RequestError) -> None:
         if self.transport.is_closing():
             return
@@ -293,8 +284,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if is_shaking_hands or self._is_answered_early:
             self.transport.close()
             return
-        if self._phase is _Phase.BODY and self.pipeline:
-            self._forget_last_request()
+        if self._phase is _Phase.BODY and self.pipeline:  # forget the last request
+            self.pipeline.popleft()
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._running  # type: ignore[assignment]
+            self._phase = _Phase.COMPLETE
         if self._phase is not _Phase.BODY and self._is_replying:
             self._last_reply = self._last_reply or error
             self.flow.pause_reading()
