@@ -69,10 +69,9 @@ class AlignmentJson(Body):
 def alignment_body(alignment: Alignment, granularity: Granularity) -> AlignmentJson:
     spoken = [word for word in alignment.words if word.is_spoken]
     by_word = granularity == "word"
-    of_recording = verbose_body(alignment.transcript)
+    whole, same = verbose_body(alignment.transcript), ("language", "duration", "usage", "truncated", "tracks")
+    of_recording: dict[str, Any] = {name: getattr(whole, name) for name in same}
     return AlignmentJson(
-        language=of_recording.language,
-        duration=of_recording.duration,
         words=list(map(_word, spoken)) if by_word else None,
         characters=None if by_word else list(_characters(spoken)),
         loss=alignment.loss,
@@ -80,9 +79,7 @@ def alignment_body(alignment: Alignment, granularity: Granularity) -> AlignmentJ
         not_in_text=[
             NotInText(text=word.text, start=word.start_s, end=word.end_s) for word in alignment.not_in_text
         ],
-        usage=of_recording.usage,
-        truncated=of_recording.truncated,
-        tracks=of_recording.tracks,
+        **of_recording,
     )
 
 
