@@ -24,9 +24,10 @@ router = APIRouter(prefix="/v1/models", dependencies=[Depends(require_admin_key)
 @router.post("/{name:path}/load", responses=_ERRORS)
 async def load_model(name: Name, request: Request) -> Model:
     """Load a model and wait for it."""
-    state = get_state(request)
-    models_of(request).choose(name)
-    return describe_model(name, await state.models.load(name), state)
+    model = models_of(request).choose(name)
+    await model.load()
+    model.require_engine()
+    return describe_model(name, model, get_state(request))
 
 
 @router.post("/{name:path}/unload", responses=_ERRORS)

@@ -141,8 +141,7 @@ class ServedModel:
         try:
             async with asyncio.timeout(MAX_LOAD_WAIT_S):
                 while not self._is_loaded:  # an unload may come right behind the load
-                    if not await self.load():
-                        raise EngineUnavailable(LOAD_FAILED, retry_after_s=MAX_LOAD_WAIT_S)
+                    await self.load(retry_after_s=MAX_LOAD_WAIT_S)
         except TimeoutError:
             message = f"The model '{self.name}' is not loaded after {MAX_LOAD_WAIT_S:g} s."
             raise EngineUnavailable(message, retry_after_s=MAX_LOAD_WAIT_S) from None
@@ -152,9 +151,12 @@ class ServedModel:
             self._is_loaded = True
             await self.dispatcher.start()
 
-    async def load(self) -> bool:
-        """Launch the replicas if needed; return False if none started."""
-        return await asyncio.shield(self.begin_loading())
+    async def load(self, retry_after_s: float = RETRY_AFTER_S) -> None:
+        """Launch the replicas if needed, and wait for one. Raises EngineUnavailable."""
+        if self.dispatcher.draining:
+            raise ShuttingDown
+        if not await asyncio.shield(self.begin_loading()):
+            raise EngineUnavailable(LOAD_FAILED, retry_after_s)
 
     def begin_loading(self) -> asyncio.Task[bool]:
         if self._loading is None or self._loading.done():
@@ -273,16 +275,6 @@ class Models(tuple[ServedModel, ...]):
             except EngineUnavailable as error:
                 errors.append(error)
         raise errors[0]
-
-    async def load(self, name: str) -> ServedModel:
-        """Load a model and wait for it. Raises ModelNotFound, EngineUnavailable."""
-        model = self.choose(name)
-        if model.dispatcher.draining:
-            raise ShuttingDown
-        if not await model.load():
-            raise EngineUnavailable(LOAD_FAILED)
-        model.require_engine()
-        return model
 
     @property
     def failed_to_start(self) -> ServedModel | None:

@@ -109,26 +109,24 @@ async def test_a_model_that_has_lost_its_replicas_is_neither_ready_nor_loaded(
     monkeypatch.setattr(Dispatcher, "ready", False)
     with pytest.raises(EngineUnavailable, match="has ended and is started again"):
         registry.require_ready()
+    await registry.default.load()
     with pytest.raises(EngineUnavailable, match="has ended and is started again"):
-        await registry.load("one")
+        registry.default.require_engine()
     await registry.stop()
 
 
 # -- Load and replace ----------------------------------------------------------------------------------------
 
 
-async def test_a_model_is_loaded_by_name_unless_the_server_ends(make: Callable[..., ServedModel]) -> None:
+async def test_a_model_is_loaded_unless_the_server_ends(make: Callable[..., ServedModel]) -> None:
     lazy, broken = make("lazy", load="lazy"), make("broken", impossible, load="lazy")
-    registry = Models([lazy, broken])
-    assert await registry.load("lazy") is lazy
+    await lazy.load()
     assert lazy.state == "ready"
     with pytest.raises(EngineUnavailable):
-        await registry.load("broken")
-    with pytest.raises(ModelNotFound):
-        await registry.load("none")
+        await broken.load()
     lazy.dispatcher.drain()
     with pytest.raises(ShuttingDown):
-        await registry.load("lazy")
+        await lazy.load()
 
 
 @pytest.fixture
