@@ -1,6 +1,5 @@
 """Complete FastAPI's document at `/openapi.json`, by this server's settings and the errors themselves."""
 
-from functools import cache, partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -125,11 +124,7 @@ FILE_SCHEMA: Final = {
 }
 
 
-def install(app: FastAPI, models: Models, asks_for_key: bool) -> None:
-    app.openapi = cache(partial(_document, app, models, asks_for_key))  # type: ignore[method-assign]
-
-
-def _document(app: FastAPI, models: Models, asks_for_key: bool) -> dict[str, Any]:
+def document_of(app: FastAPI, models: Models, asks_for_key: bool) -> dict[str, Any]:
     document = get_openapi(
         title=app.title,
         version=app.version,
@@ -151,16 +146,12 @@ def _document(app: FastAPI, models: Models, asks_for_key: bool) -> dict[str, Any
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            _complete(operation, needs_key=asks_for_key and path.startswith("/v1/"))
+            operation["responses"].pop("422", None)
+            for response in operation["responses"].values():
+                response["headers"] = described_headers(REQUEST_ID) | response.get("headers", {})
+            if asks_for_key and path.startswith("/v1/"):
+                operation["security"] = [{"key": []}]
     return document
-
-
-def _complete(operation: dict[str, Any], needs_key: bool) -> None:
-    operation["responses"].pop("422", None)
-    for response in operation["responses"].values():
-        response["headers"] = described_headers(REQUEST_ID) | response.get("headers", {})
-    if needs_key:
-        operation["security"] = [{"key": []}]
 
 
 def _form(fields_type: type[AudioFields], models: Models) -> tuple[dict[str, Any], dict[str, Any]]:

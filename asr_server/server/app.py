@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 from anyio.to_thread import current_default_thread_limiter
@@ -94,7 +94,8 @@ def create_app(
     _add_jobs(app, settings)
     page.install(app)
     app.router.default = middleware.refusing_unknown_websockets(app.router.default)
-    openapi.install(app, models, keys.required)
+    make_document = partial(openapi.document_of, app, models, keys.required)
+    app.openapi = cache(make_document)  # type: ignore[method-assign]
     app.add_middleware(middleware.PlainRoutes, routes=transcribe.router.routes)
     _wrap(app, settings, keys.required, app.state.server.history)
     return app
