@@ -155,9 +155,8 @@ class RequestLogMiddleware:
         async def receive_and_note() -> Message:
             message = await receive()
             if message["type"] == "websocket.disconnect":
-                course.on_closed(
-                    message, "the server" if CLOSED_BY_SERVER in scope["state"] else "the client"
-                )
+                who = "the server" if CLOSED_BY_SERVER in scope["state"] else "the client"
+                course.on_closed(message, who)
             return message
 
         try:

@@ -71,8 +71,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         super().handle_parser_exception()
 
     def _refuse_handshake(self, reason: Exception) -> None:
-        causes = (reason, reason.__cause__)
-        is_too_large = any(isinstance(cause, SecurityError) for cause in causes)
+        is_too_large = isinstance(reason, SecurityError) or isinstance(reason.__cause__, SecurityError)
         text = f"No WebSocket handshake: {reason.__cause__ or reason}."
         error = HeadersTooLarge(text) if is_too_large else InvalidValue(text)
         response = response_to(error)
