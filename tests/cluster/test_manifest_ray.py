@@ -187,9 +187,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
 def run(tmp_path: Path, log_level: Any = "error") -> Reports:
     folder = tmp_path / "out"
     folder.mkdir()
-    with Reports(folder, 3, quiet=True) as reports:
-        settings = embedded(executor="ray", log_level=log_level)
-        manifest_ray.run_on_ray(settings, job_of(tmp_path, 1), reports, {}, "head:6379")
+    reports = Reports(folder, 3, quiet=True)
+    settings = embedded(executor="ray", log_level=log_level)
+    manifest_ray.run_on_ray(settings, job_of(tmp_path, 1), reports, {}, "head:6379")
     return reports
 
 

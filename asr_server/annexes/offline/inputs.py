@@ -122,14 +122,13 @@ def _file(path: Path, relative: PurePath) -> Input:
 
 
 def _recordings_in(folder: Path, recursive: bool, failures: list[Failure]) -> Iterator[Input]:
-    found = False
-    for path in _walk(folder, recursive, failures):
-        found = True
+    paths = list(_walk(folder, recursive, failures))
+    for path in paths:
         try:
             yield _file(path, path.relative_to(folder))
         except OSError as error:
             failures.append(Failure(str(path), reason_of(error)))
-    if not found:
+    if not paths:
         hint = "" if recursive else "; --recursive looks into the folders within it too"
         failures.append(Failure(str(folder), f"no recordings in this folder{hint}"))
 

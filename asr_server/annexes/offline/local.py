@@ -136,22 +136,19 @@ class LocalTranscriber:
         self, source: Source, on_progress: OnProgress, options: DecodingOptions | None = None
     ) -> Transcript:
         """Raises ChunkFailed if a model that nobody chose recognised nothing."""
+        recording, own = self.recording(source, self._clips), options or self.options
+        track = SpeakerTrack(self._voices) if self._voices else None
         try:
-            return await self._transcribe(source, on_progress, options or self.options)
+            async with self.transcriber.run(recording, own, self._speakers, track) as transcription:
+                async for delta in transcription:
+                    on_progress(delta.end_s, recording.expected_duration_s)
+                transcript = await transcription.transcript()
         except EngineUnavailable as error:
             supervisor = self._dispatcher.supervisor
             if not supervisor.failed_to_start:
                 raise
             reason = f"the engine could not be started: {supervisor.last_failure}"
             raise EngineUnavailable(reason) from error
-
-    async def _transcribe(self, source: Source, on_progress: OnProgress, own: DecodingOptions) -> Transcript:
-        recording = self.recording(source, self._clips)
-        track = SpeakerTrack(self._voices) if self._voices else None
-        async with self.transcriber.run(recording, own, self._speakers, track) as transcription:
-            async for delta in transcription:
-                on_progress(delta.end_s, recording.expected_duration_s)
-            transcript = await transcription.transcript()
         if self._stands_in and not transcript.text:
             raise ChunkFailed(
                 f"no speech recognised: {self.model}, in the place of {DEFAULT_MODEL}, {EMBEDDED_MODEL_LIMIT}"

@@ -6,7 +6,6 @@ Results lie at paths that follow from ids alone, so another run finds them. Erro
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import os
 import re
@@ -63,9 +62,18 @@ class LineReport(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 def read_entries(manifest: Path, start: int = 0, stop: int | None = None) -> Iterator[Entry | LineReport]:
     """Yield the lines that begin in bytes `start` to `stop`, without blank ones. Raises OSError."""
     decoder = msgspec.json.Decoder(_Line)
-    for offset, line in _lines(manifest, start, stop):
-        if line.strip():
-            yield _parsed(decoder, manifest.parent, offset, line)
+    for offset, text in _lines(manifest, start, stop):
+        if not text.strip():
+            continue
+        try:
+            line = decoder.decode(text)
+            if "\0" in line.audio:
+                raise ValueError("'audio' has a null character")
+        except (msgspec.DecodeError, ValueError) as error:
+            yield LineReport(offset, "failed", error=f"not a line of a manifest: {error}")
+        else:
+            audio = manifest.parent / line.audio
+            yield Entry(offset, line.id or line.audio, audio, line.language, line.prompt)
 
 
 def survey(manifest: Path) -> tuple[int, dict[int, int]]:
@@ -107,18 +115,6 @@ def _lines(manifest: Path, start: int, stop: int | None) -> Iterator[tuple[int, 
             yield offset, line
 
 
-def _parsed(
-    decoder: msgspec.json.Decoder[_Line], folder: Path, offset: int, text: bytes
-) -> Entry | LineReport:
-    try:
-        line = decoder.decode(text)
-        if "\0" in line.audio:
-            raise ValueError("'audio' has a null character")
-    except (msgspec.DecodeError, ValueError) as error:
-        return LineReport(offset, "failed", error=f"not a line of a manifest: {error}")
-    return Entry(offset, line.id or line.audio, folder / line.audio, line.language, line.prompt)
-
-
 _MAX_NAME_BYTES: Final = 200  # without the ending
 _SHARD_DIGITS: Final = 3  # 4096 folders: a listing of one stays short where there are millions of results
 _UNFIT: Final = re.compile(r"[%/\x00-\x1f\x7f]")
@@ -145,32 +141,21 @@ class Reports:
         self._audio_s = 0.0
         self._path = folder / ERROR_FILE
         self._num_lines = num_lines
-        self._bars = ProgressBars(num_lines, quiet, "lines")
-        self._shown = contextlib.ExitStack()
+        self.bars = ProgressBars(num_lines, quiet, "lines")
         self._printed_at = time.monotonic()
-        try:
-            self._errors = self._path.open("wb")
-        except OSError as error:
-            raise OutputError(f"cannot write {self._path}: {reason_of(error)}") from error
-
-    def __enter__(self) -> Reports:
-        self._shown.enter_context(self._bars.shown())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._shown.close()
-        with contextlib.suppress(OSError):  # what could not be written has raised already
-            self._errors.close()
+        self._write_errors("wb", b"")
 
     def add(self, report: LineReport) -> None:
         self.counts[report.outcome] += 1
         self._audio_s += report.duration_s
         if report.outcome == "failed":
-            self._write_error(report)
-        self._bars.count()
-        if not self._bars.are_shown and time.monotonic() - self._printed_at >= _LINE_EVERY_S:
+            names = ("offset", "id", "audio", "error")
+            fields = {name: getattr(report, name) for name in names}
+            self._write_errors("ab", msgspec.json.encode(fields) + b"\n")
+        self.bars.count()
+        if not self.bars.are_shown and time.monotonic() - self._printed_at >= _LINE_EVERY_S:
             self._printed_at = time.monotonic()
-            self._bars.say(self.numbers())
+            self.bars.say(self.numbers())
 
     def numbers(self) -> str:
         counted = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items() if count)
@@ -179,11 +164,10 @@ class Reports:
             f", {left} lines not begun or not finished" if left > 0 else ""
         )
 
-    def _write_error(self, report: LineReport) -> None:
-        fields = {"offset": report.offset, "id": report.id, "audio": report.audio, "error": report.error}
+    def _write_errors(self, mode: Literal["wb", "ab"], lines: bytes) -> None:
         try:
-            self._errors.write(msgspec.json.encode(fields) + b"\n")
-            self._errors.flush()
+            with self._path.open(mode) as file:
+                file.write(lines)
         except OSError as error:
             raise OutputError(f"cannot write {self._path}: {reason_of(error)}") from error
 

@@ -53,26 +53,20 @@ class Batch:
                 self.summary.elapsed_s = time.perf_counter() - started_at_s
 
     async def work(self, index: int) -> None:
-        item = self.inputs[index]
+        item, started_at_s = self.inputs[index], time.perf_counter()
+        bar = self.bars.begin(item.name)
         try:
-            await self._transcribe(index, item)
+            transcript = await self.transcriber.transcribe(item.source, partial(self.bars.move, bar))
+            written = await self.outputs.write(index, transcript)
         except (EngineUnavailable, InvalidValue, OutputError):
             raise
         except Exception as error:
             self.summary.failures.append(Failure(item.name, reason_for(item.name, error)))
             await self.outputs.leave_out(index)
-
-    async def _transcribe(self, index: int, item: Input) -> None:
-        bar = self.bars.begin(item.name)
-        started_at_s = time.perf_counter()
-        try:
-            transcript = await self.transcriber.transcribe(
-                item.source, lambda done_s, total_s: self.bars.move(bar, done_s, total_s)
-            )
-            written = await self.outputs.write(index, transcript)
+        else:
+            self._report(item, transcript, time.perf_counter() - started_at_s, written)
         finally:
             self.bars.finish(bar)
-        self._report(item, transcript, time.perf_counter() - started_at_s, written)
 
     def _report(self, item: Input, transcript: Transcript, elapsed_s: float, written: str) -> None:
         self.summary.num_transcribed += 1
@@ -175,7 +169,8 @@ def transcribe_manifest(settings: Settings, job: TranscribeJob) -> int:
     check_writable(job.output_dir)
     transcriber = LocalTranscriber(settings, job)  # checks the options, for actors elsewhere too
     num_lines, repeats = survey(job.manifest)
-    with Reports(job.output_dir, num_lines, job.quiet) as reports:
+    reports = Reports(job.output_dir, num_lines, job.quiet)
+    with reports.bars.shown():
         if settings.executor == "ray":
             stop_reason, status = run_to_the_end(lambda: _run_on_ray(settings, job, reports, repeats))
         else:

@@ -165,7 +165,8 @@ def _plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_line_is_counted_and_those_that_failed_are_written_down(tmp_path: Path) -> None:
-    with Reports(tmp_path, 7, quiet=True) as reports:
+    reports = Reports(tmp_path, 7, quiet=True)
+    with reports.bars.shown():
         assert reports.numbers() == "nothing done, 0.0 h of audio, 7 lines not begun or not finished"
         reports.add(DONE)
         reports.add(LineReport(60, "skipped", "c", "c.wav"))
@@ -186,7 +187,8 @@ def test_without_a_terminal_the_numbers_are_a_line_a_minute(
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     lines = []
-    with Reports(tmp_path, 9, quiet=False) as reports:
+    reports = Reports(tmp_path, 9, quiet=False)
+    with reports.bars.shown():
         for clock[0] in (159.9, 160.0, 219.9, 220.0):
             reports.add(DONE)
             lines.append(capsys.readouterr().err)
@@ -202,10 +204,8 @@ def test_a_file_of_failures_that_cannot_be_written_ends_the_job(tmp_path: Path) 
 
 def test_a_failure_that_cannot_be_written_down_ends_the_job(tmp_path: Path) -> None:
     (tmp_path / "errors.jsonl").symlink_to("/dev/full")
-    with (
-        pytest.raises(OutputError, match=r"cannot write .*errors\.jsonl: No space left on device"),
-        Reports(tmp_path, 1, quiet=True) as reports,
-    ):
+    reports = Reports(tmp_path, 1, quiet=True)
+    with pytest.raises(OutputError, match=r"cannot write .*errors\.jsonl: No space left on device"):
         reports.add(FAILED)
 
 
