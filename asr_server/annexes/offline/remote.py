@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -216,10 +216,11 @@ class RemoteTranscriber:
     async def _sent(
         self, source: Source, fields: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[httpx2.Response]:
-        with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
-            form: dict[str, Any] = {"data": {**fields, "model": self.model}}
-            form["files"] = {"file": ("recording", file)}
-            async with self._answered("POST", self._path, **form, headers=headers) as response:
+        data = {**fields, "model": self.model}
+        with open_source(source) as file:
+            files = {"file": ("recording", file)}
+            request = self._answered("POST", self._path, data=data, files=files, headers=headers)
+            async with request as response:
                 yield response
 
     @asynccontextmanager
@@ -262,7 +263,7 @@ class RemoteTranscriber:
 
     def _digest_of(self, source: Source) -> str:
         """Return the same for the same recording and options."""
-        with source.open("rb") if isinstance(source, Path) else open_source(source) as file:
+        with open_source(source) as file:
             digest = hashlib.file_digest(file, "sha256")
         digest.update(json.dumps([self._path, self.model, self._fields]).encode())
         return digest.hexdigest()
