@@ -76,13 +76,8 @@ async def list_files(
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
     store, owner = jobs_of(request).store, owner_of(request)
-    rows, has_more = await store.run(page, File, owner, limit, after, order == "desc")
-    return JSONResponse(_page_body([_file_body(file) for file in rows], has_more))
-
-
-def _page_body(data: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
-    first_id, last_id = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    return {"object": "list", "data": data, "first_id": first_id, "last_id": last_id, "has_more": has_more}
+    rows, about = await store.run(page, File, owner, limit, after, order == "desc")
+    return JSONResponse({"object": "list", "data": [_file_body(file) for file in rows], **about})
 
 
 @files.get("/{id}")
@@ -167,12 +162,16 @@ async def create_batch(request: Request) -> Response:
             errors=[],
             **fields.model_dump(include={"endpoint", "input_file_id", "completion_window"}),
         )
-        reader = _LineReader(batch, models_of(request), own_files)
+        models, names, new = models_of(request), set[str](), list[Job]()
         for number, line in lines:
-            if len(batch.errors) < MAX_ERRORS:
-                reader.read(number, line)
-                await asyncio.sleep(0)
-        await jobs.store.run(jobs.add, batch, *([] if batch.errors else reader.jobs))
+            try:
+                new.append(_job_of(line, batch, models, own_files, names))
+            except (RequestError, ValidationError) as error:
+                batch.errors.append(_line_error(number, error))
+                if len(batch.errors) == MAX_ERRORS:
+                    break
+            await asyncio.sleep(0)
+        await jobs.store.run(jobs.add, batch, *([] if batch.errors else new))
     jobs.runner.wake()
     return JSONResponse(await _batch_body(jobs.store, batch))
 
@@ -201,46 +200,40 @@ async def _lines_of(jobs: Jobs, source: File) -> list[tuple[int, str]]:
     return lines
 
 
-class _LineReader:
-    def __init__(self, batch: Batch, models: Models, files: set[str]) -> None:
-        self.jobs: list[Job] = []
-        self._batch, self._models, self._files = batch, models, files
-        self._task = "translate" if batch.endpoint.endswith("translations") else "transcribe"
-        self._names = set[str]()
+def _line_error(number: int, error: RequestError | ValidationError) -> dict[str, Any]:
+    if isinstance(error, RequestError):
+        return {"code": error.code, "line": number, "message": error.message, "param": error.param}
+    message = str(error.errors()[0]["msg"])
+    return {"code": "invalid_json_line", "line": number, "message": message, "param": None}
 
-    def read(self, number: int, line: str) -> None:
-        try:
-            self.jobs.append(self._job(line))
-        except (RequestError, ValidationError) as error:
-            shown = error.message if isinstance(error, RequestError) else str(error.errors()[0]["msg"])
-            code, param = getattr(error, "code", "invalid_json_line"), getattr(error, "param", None)
-            self._batch.errors.append({"code": code, "line": number, "message": shown, "param": param})
 
-    def _job(self, line: str) -> Job:
-        if len(line) > MAX_LINE_CHARS:
-            raise InvalidValue(f"A line has at most {MAX_LINE_CHARS} characters.")
-        fields = LineFields.model_validate_json(line)
-        if fields.url != self._batch.endpoint:
-            raise InvalidValue(f"'url' must be the batch's endpoint, {self._batch.endpoint}.", "url")
-        if fields.custom_id in self._names:
-            raise InvalidValue("'custom_id' was given before.", "custom_id")
-        self._names.add(fields.custom_id)
-        file_id = fields.body.pop("file_id", None)
-        if not isinstance(file_id, str) or file_id not in self._files:
-            raise InvalidValue("'file_id' must name a recording that was sent to /v1/files.", "file_id")
-        pairs = [("model", str(fields.body.pop("model", ""))), *_pairs(fields.body)]
-        request = parse_request(self._task, pairs, self._models)
-        return Job(
-            id=f"job_{uuid.uuid4().hex}",
-            owner=self._batch.owner,
-            file=file_id,
-            task=request.options.task,
-            model=request.fields.model,
-            response_format=request.fields.response_format,
-            fields=pairs,
-            batch=self._batch.id,
-            custom_id=fields.custom_id,
-        )
+def _job_of(line: str, batch: Batch, models: Models, files: set[str], names: set[str]) -> Job:
+    """Return a line's job, and add its name to `names`. Raises RequestError, ValidationError."""
+    if len(line) > MAX_LINE_CHARS:
+        raise InvalidValue(f"A line has at most {MAX_LINE_CHARS} characters.")
+    fields = LineFields.model_validate_json(line)
+    if fields.url != batch.endpoint:
+        raise InvalidValue(f"'url' must be the batch's endpoint, {batch.endpoint}.", "url")
+    if fields.custom_id in names:
+        raise InvalidValue("'custom_id' was given before.", "custom_id")
+    names.add(fields.custom_id)
+    file_id = fields.body.pop("file_id", None)
+    if not isinstance(file_id, str) or file_id not in files:
+        raise InvalidValue("'file_id' must name a recording that was sent to /v1/files.", "file_id")
+    pairs = [("model", str(fields.body.pop("model", ""))), *_pairs(fields.body)]
+    task = "translate" if batch.endpoint.endswith("translations") else "transcribe"
+    request = parse_request(task, pairs, models)
+    return Job(
+        id=f"job_{uuid.uuid4().hex}",
+        owner=batch.owner,
+        file=file_id,
+        task=request.options.task,
+        model=request.fields.model,
+        response_format=request.fields.response_format,
+        fields=pairs,
+        batch=batch.id,
+        custom_id=fields.custom_id,
+    )
 
 
 def _pairs(body: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -257,8 +250,9 @@ async def list_batches(
     request: Request, limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20, after: str = ""
 ) -> Response:
     store = jobs_of(request).store
-    rows, has_more = await store.run(page, Batch, owner_of(request), limit, after, is_descending=True)
-    return JSONResponse(_page_body([await _batch_body(store, batch) for batch in rows], has_more))
+    rows, about = await store.run(page, Batch, owner_of(request), limit, after, is_descending=True)
+    data = [await _batch_body(store, batch) for batch in rows]
+    return JSONResponse({"object": "list", "data": data, **about})
 
 
 @batches.get("/{id}")

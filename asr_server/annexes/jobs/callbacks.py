@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 import httpx2
@@ -103,7 +103,11 @@ class Callbacks:
             async with self._places:
                 outcome = await self._try(job)
             tries.append({"at": int(time.time())} | outcome)
-            state = _state_after(outcome.get("status"), len(tries))
+            hundreds = outcome.get("status", 0) // 100
+            if hundreds == 2:
+                state = "delivered"
+            elif hundreds == 4 or len(tries) >= MOST_TRIES:
+                state = "failed"
             try:
                 if not await self._store.run(_note, job, tries, state):
                     return  # deleted
@@ -113,7 +117,7 @@ class Callbacks:
             "job %s: its end was reported to %s: %s", job.id, urlsplit(job.callback_url).hostname, state
         )
 
-    async def _try(self, job: Job) -> dict[str, object]:
+    async def _try(self, job: Job) -> dict[str, Any]:
         id, now = f"evt_{job.id.removeprefix('job_')}", datetime.now(UTC)
         body = json.dumps(
             {
@@ -147,13 +151,6 @@ def _note(session: Session, job: Job, tries: list[dict[str, object]], state: str
     values = {"callback_tries": tries, "callback_state": state}
     note = update(Job).where(Job.number == job.number).values(values).returning(Job.id)
     return session.scalar(note) is not None
-
-
-def _state_after(status: object, num_tries: int) -> str:
-    if isinstance(status, int) and 200 <= status < 300:
-        return "delivered"
-    is_refused = isinstance(status, int) and 400 <= status < 500
-    return "failed" if is_refused or num_tries >= MOST_TRIES else "pending"
 
 
 def _is_public(text: str) -> bool:

@@ -38,10 +38,8 @@ async def list_jobs(
 ) -> JobList:
     """Return the key's jobs, a page at a time."""
     jobs, owner = jobs_of(request), owner_of(request)
-    rows, has_more = await jobs.store.run(page, Job, owner, limit, after, order == "desc")
-    data = [make_body(job, jobs.runner.live.get(job.id)) for job in rows]
-    first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
-    return JobList(data=data, first_id=first_id, last_id=last_id, has_more=has_more)
+    rows, about = await jobs.store.run(page, Job, owner, limit, after, order == "desc")
+    return JobList(data=[make_body(job, jobs.runner.live.get(job.id)) for job in rows], **about)
 
 
 @router.get("/{id}")

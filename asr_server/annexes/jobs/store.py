@@ -12,13 +12,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from filelock import FileLock, Timeout
 from prometheus_client import Gauge
-from sqlalchemy import Connection, Engine, create_engine, delete, event, func, or_, select, update
+from sqlalchemy import Connection, create_engine, delete, event, func, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -46,7 +45,8 @@ class Store:
         self.folder, self.files = folder, folder / "files"
         self._database = folder / "jobs.sqlite"
         self._inode = 0
-        self._engine: Engine | None = None
+        self._engine = create_engine(f"sqlite:///{self._database}")
+        event.listen(self._engine, "connect", _set_pragmas)
         self._lock = FileLock(folder / "lock", mode=0o600, thread_local=False)
         self._clock_began_at = time.monotonic()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="asr-jobs")
@@ -64,23 +64,16 @@ class Store:
             raise StorageUnavailable(f"{self.folder} keeps no jobs: {_reason(error)}") from error
 
     def _open_database(self) -> None:
-        self._close_database()
-        self._engine = create_engine(f"sqlite:///{self._database}")
-        event.listen(self._engine, "connect", _set_pragmas)
+        self._engine.dispose()
         with self._engine.begin() as connection:
             _bring_up_to_date(connection)
             clock_s = connection.scalar(select(Clock.clock_s)) or 0.0
         self._clock_began_at = time.monotonic() - clock_s
         self._inode = self._database.stat().st_ino
 
-    def _close_database(self) -> None:
-        if self._engine is not None:
-            self._engine.dispose()
-            self._engine = None
-
     def close(self) -> None:
         self._thread.shutdown()
-        self._close_database()
+        self._engine.dispose()
         self._lock.release()
 
     @property
@@ -92,8 +85,8 @@ class Store:
 
     async def run(self, work: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do the work in one transaction. Raises StorageUnavailable, and what it raises itself."""
-        job = partial(self._transaction, lambda session: work(session, *args, **kwargs))
-        return await asyncio.get_running_loop().run_in_executor(self._thread, job)
+        loop, bound = asyncio.get_running_loop(), lambda session: work(session, *args, **kwargs)
+        return await loop.run_in_executor(self._thread, self._transaction, bound)
 
     def _transaction(self, work: Callable[[Session], T]) -> T:
         try:
@@ -162,15 +155,17 @@ def find(session: Session, kind: type[K], owner: str, id: str) -> K:
 
 def page(
     session: Session, kind: type[K], owner: str, limit: int, after: str, is_descending: bool
-) -> tuple[list[K], bool]:
-    """Return the rows behind the one that `after` names, and whether more follow. Raises NotFound."""
+) -> tuple[list[K], dict[str, Any]]:
+    """Return the rows behind the one that `after` names, and what a list says of them. Raises NotFound."""
     query = select(kind).where(kind.owner == owner, kind.is_listed).limit(limit + 1)
     query = query.order_by(kind.number.desc() if is_descending else kind.number)
     if after:
         number = find(session, kind, owner, after).number
         query = query.where(kind.number < number if is_descending else kind.number > number)
-    rows = list(session.scalars(query))
-    return rows[:limit], len(rows) > limit
+    found = list(session.scalars(query))
+    rows, has_more = found[:limit], len(found) > limit
+    first_id, last_id = (rows[0].id, rows[-1].id) if rows else (None, None)
+    return rows, {"first_id": first_id, "last_id": last_id, "has_more": has_more}
 
 
 def read_content(session: Session, job: Job, clock_s: float) -> Content:
