@@ -257,13 +257,10 @@ class WyomingConnection:
         if not isinstance(error, Exception):
             raise error
         self._report(response_to(error).status_code)
-        is_expected = isinstance(error, RequestError | ServiceUnavailable)
-        logger.log(
-            logging.INFO if is_expected else logging.ERROR,
-            "wyoming: refused: %s",
-            error,
-            exc_info=None if is_expected else error,
-        )
+        if isinstance(error, RequestError | ServiceUnavailable):
+            logger.info("wyoming: refused: %s", error)
+        else:
+            logger.error("wyoming: refused: %s", error, exc_info=error)
         detail = body_of(error).error
         try:
             await self._write(Error(detail.message, detail.code or detail.type), limit_s)
