@@ -12,14 +12,7 @@ from fastapi import APIRouter, Depends, Request
 from prometheus_client import Counter
 
 from asr_server import __version__, metrics
-from asr_server.annexes.monitoring.metrics import (
-    DECODING,
-    Labels,
-    Usage,
-    child_pids,
-    resident_bytes,
-    usage_of_each,
-)
+from asr_server.annexes.monitoring.metrics import DECODING, Labels, Usage, resident_bytes, usages_of
 from asr_server.api.middleware import Ended
 from asr_server.api.models import ServedModel
 from asr_server.api.state import AppState, caller_of, get_state, require_key
@@ -44,11 +37,9 @@ class Sample(NamedTuple):
 
 def speeds(samples: Sequence[Sample]) -> list[float]:
     """Return the seconds of audio transcribed a second before each sample."""
-    num_back, speeds = round(SPEED_OVER_S / SAMPLE_EVERY_S), []
-    for index, last in enumerate(samples):
-        first = samples[max(0, index - num_back)]
-        speeds.append((last.audio_s - first.audio_s) / (last.at - first.at) if last.at > first.at else 0.0)
-    return speeds
+    num_back = round(SPEED_OVER_S / SAMPLE_EVERY_S)
+    pairs = ((samples[max(0, index - num_back)], last) for index, last in enumerate(samples))
+    return [(b.audio_s - a.audio_s) / (b.at - a.at) if b.at > a.at else 0.0 for a, b in pairs]
 
 
 MAX_LISTED: Final = 20
@@ -61,7 +52,7 @@ router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)], include_in
 async def activity(request: Request) -> dict[str, Any]:
     """Return what the server did in the last 15 minutes, or in its last 4096 requests."""
     state = get_state(request)
-    usages = await asyncio.to_thread(usage_of_each, child_pids(state))
+    usages = await usages_of(state)
     now = time.monotonic()
     ended = [each for each in state.history.recent if now - each.at < WINDOW_S]
     answers, account = [each.figures for each in ended], caller_of(request).account

@@ -31,7 +31,7 @@ from asr_server import metrics as counted
 from asr_server.annexes.monitoring import MonitoringSettings
 from asr_server.api.models import ServedModel
 from asr_server.api.openapi import metrics_responses
-from asr_server.api.state import AppState, get_state
+from asr_server.api.state import AppState, Keys, get_state
 from asr_server.audio.ffmpeg_client import decode_processes
 from asr_server.checkpoint.files import revision_of
 from asr_server.config import Settings
@@ -48,7 +48,7 @@ router = APIRouter(tags=["operations"])
 async def metrics(request: Request) -> Response:
     """Return metrics for Prometheus."""
     state = get_state(request)
-    usages = await asyncio.to_thread(usage_of_each, child_pids(state))
+    usages = await usages_of(state)
     text = generate_latest(counted.REGISTRY) + generate_latest(_StateCollector(state, usages))
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
@@ -64,57 +64,47 @@ class _StateCollector(Collector):
         self._usages = usages
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._requests()
-        yield from self._keys()
-        yield from self._realtime()
-        yield from self._preprocessing()
+        yield from _of_server(self._state)
+        yield from _of_keys(self._state.api_keys)
         yield from _of_models(list(self._state.models))
         yield from _of_processes(self._usages)
 
-    def _requests(self) -> Iterator[Metric]:
-        limiter = self._state.admission
-        yield _gauge("asr_request_places", "Requests that can be in flight at once.", limiter.num_places)
-        yield _gauge("asr_requests_in_flight", "Requests that hold a place.", limiter.num_in_flight)
-        yield _gauge("asr_requests_waiting", "Uploaded requests in line for a place.", limiter.num_waiting)
-        yield _counter(
-            "asr_requests_rejected", "Requests refused with 429 for want of a place.", limiter.num_rejected
-        )
 
-    def _keys(self) -> Iterator[Metric]:
-        keys = self._state.api_keys
-        requests = CounterMetricFamily(
-            "asr_key_requests", "Requests and sessions of each key with a name.", labels=("key", "status")
-        )
-        audio = CounterMetricFamily(
-            "asr_key_audio_seconds", "Audio with final text of each key with a name.", labels=("key",)
-        )
-        for account in keys.accounts:
-            audio.add_metric([account.name], account.audio_s)
-            for status, count in account.answers.items():
-                requests.add_metric([account.name, str(status)], count)
-        meaning = "1 while the file of keys is broken or gone, and its last keys are taken."
-        yield from (requests, audio, _gauge("asr_keys_file_stale", meaning, keys.is_stale))
+def _of_server(state: AppState) -> Iterator[Metric]:
+    limiter = state.admission
+    yield _gauge("asr_request_places", "Requests that can be in flight at once.", limiter.num_places)
+    yield _gauge("asr_requests_in_flight", "Requests that hold a place.", limiter.num_in_flight)
+    yield _gauge("asr_requests_waiting", "Uploaded requests in line for a place.", limiter.num_waiting)
+    meaning = "Requests refused with 429 for want of a place."
+    yield _counter("asr_requests_rejected", meaning, limiter.num_rejected)
+    sessions = state.realtime
+    yield _gauge("asr_realtime_sessions", "Realtime sessions open.", sessions.num_active)
+    yield _counter("asr_realtime_sessions_started", "Realtime sessions begun.", sessions.num_started)
+    meaning = "Realtime sessions refused with 503."
+    yield _counter("asr_realtime_sessions_rejected", meaning, sessions.num_rejected)
+    yield _counter("asr_realtime_turns", "Realtime turns completed or failed.", sessions.num_turns)
+    pool, stats = state.pool, state.pool.stats
+    yield _gauge("asr_preprocess_workers", "Threads that decode and split audio.", pool.num_workers)
+    yield _gauge("asr_preprocess_queue_depth", "Slices waiting for a thread.", stats.queued)
+    yield _gauge("asr_preprocess_busy", "Threads at work.", stats.busy)
+    yield _gauge("asr_preprocess_held_bytes", "Samples decoded, not yet in a chunk.", pool.held_bytes)
+    yield _counter("asr_preprocess_slices", "Slices decoded.", stats.slices)
+    meaning = "Slices dropped because their client had left."
+    yield _counter("asr_preprocess_cancelled", meaning, stats.cancelled)
+    yield _counter("asr_chunk_bytes", "Samples handed on in chunks.", stats.chunk_bytes)
 
-    def _realtime(self) -> Iterator[Metric]:
-        sessions = self._state.realtime
-        yield _gauge("asr_realtime_sessions", "Realtime sessions open.", sessions.num_active)
-        yield _counter("asr_realtime_sessions_started", "Realtime sessions begun.", sessions.num_started)
-        yield _counter(
-            "asr_realtime_sessions_rejected", "Realtime sessions refused with 503.", sessions.num_rejected
-        )
-        yield _counter("asr_realtime_turns", "Realtime turns completed or failed.", sessions.num_turns)
 
-    def _preprocessing(self) -> Iterator[Metric]:
-        pool, stats = self._state.pool, self._state.pool.stats
-        yield _gauge("asr_preprocess_workers", "Threads that decode and split audio.", pool.num_workers)
-        yield _gauge("asr_preprocess_queue_depth", "Slices waiting for a thread.", stats.queued)
-        yield _gauge("asr_preprocess_busy", "Threads at work.", stats.busy)
-        yield _gauge("asr_preprocess_held_bytes", "Samples decoded, not yet in a chunk.", pool.held_bytes)
-        yield _counter("asr_preprocess_slices", "Slices decoded.", stats.slices)
-        yield _counter(
-            "asr_preprocess_cancelled", "Slices dropped because their client had left.", stats.cancelled
-        )
-        yield _counter("asr_chunk_bytes", "Samples handed on in chunks.", stats.chunk_bytes)
+def _of_keys(keys: Keys) -> Iterator[Metric]:
+    meaning = "Requests and sessions of each key with a name."
+    requests = _counter("asr_key_requests", meaning, labels=("key", "status"))
+    meaning = "Audio with final text of each key with a name."
+    audio = _counter("asr_key_audio_seconds", meaning, labels=("key",))
+    for account in keys.accounts:
+        audio.add_metric([account.name], account.audio_s)
+        for status, count in account.answers.items():
+            requests.add_metric([account.name, str(status)], count)
+    meaning = "1 while the file of keys is broken or gone, and its last keys are taken."
+    yield from (requests, audio, _gauge("asr_keys_file_stale", meaning, keys.is_stale))
 
 
 def _of_models(models: list[ServedModel]) -> Iterator[Metric]:
@@ -229,20 +219,16 @@ def usage_of(pid: int) -> Usage | None:
     return Usage(len(processes), pages * _PAGE_BYTES, ticks / _TICKS_PER_S)
 
 
-def usage_of_each(pids: Mapping[Labels, int]) -> dict[Labels, Usage]:
-    """Blocks."""
-    usages = {labels: usage_of(pid) for labels, pid in pids.items()}
-    return {labels: usage for labels, usage in usages.items() if usage}
-
-
-def child_pids(state: AppState) -> dict[Labels, int]:
+async def usages_of(state: AppState) -> dict[Labels, Usage]:
     pids = {
         (model.name, replica_state.replica.name): replica_state.replica.pid
         for model in state.models
         for replica_state in model.dispatcher.supervisor.replica_states
     }
     pids[DECODING] = decode_processes.forkserver_pid
-    return {labels: pid for labels, pid in pids.items() if pid is not None}
+    known = {labels: pid for labels, pid in pids.items() if pid is not None}
+    usages = await asyncio.to_thread(lambda: {labels: usage_of(pid) for labels, pid in known.items()})
+    return {labels: usage for labels, usage in usages.items() if usage}
 
 
 def resident_bytes() -> int:
