@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -32,6 +32,7 @@ from asr_server.formats.render import TextDone, VerboseSegment, VerboseWord
 from asr_server.machine import is_loopback
 
 T = TypeVar("T")
+Answer = AbstractAsyncContextManager[httpx2.Response]
 
 _TIMES: Final = {"start": "start_s", "end": "end_s", "duration": "duration_s", "truncated": "is_cut_short"}
 
@@ -203,13 +204,13 @@ class RemoteTranscriber:
         if self._background:
             return await self._as_job(source, num_bytes, on_progress)
         async with self._turns.turn(num_bytes):
-            return await self._retried(self._transcribe_once, source, on_progress)
+            return await self._retried(self._read, partial(self._sent, source, self._fields), on_progress)
 
     async def _retried(self, attempt: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         return await refusals.with_retries(partial(attempt, *arguments), self._report_wait)
 
-    async def _transcribe_once(self, source: Source, on_progress: OnProgress) -> Transcript:
-        async with self._sent(source, self._fields) as response:
+    async def _read(self, ask: Callable[[], Answer], on_progress: OnProgress) -> Transcript:
+        async with ask() as response:
             return transcript_from(await _last_event(response, on_progress), self._task)
 
     @asynccontextmanager
@@ -280,11 +281,8 @@ class RemoteTranscriber:
         while job["completed_at"] is None:
             job = await self._retried(self._json, f"{path}?wait={LOOK_S}")
             on_progress(job["seconds_done"], job["seconds_total"])
-        return await self._retried(self._transcript_of, path)
-
-    async def _transcript_of(self, path: str) -> Transcript:
-        async with self._answered("GET", f"{path}/events") as response:
-            return transcript_from(await _last_event(response, lambda *_: None), self._task)
+        ask = partial(self._answered, "GET", f"{path}/events")
+        return await self._retried(self._read, ask, lambda *_: None)
 
     async def _json(self, path: str) -> dict[str, Any]:
         async with self._answered("GET", path) as response:
