@@ -66,21 +66,26 @@ def run_on_ray(
 
 def _dataset(settings: Settings, job: TranscribeJob, repeats: Mapping[int, int]) -> ray.data.Dataset:
     assert job.manifest is not None
-    on_gpu = settings.device == "cuda" or (settings.device == "auto" and _cluster_gpus() > 0)
-    num_ranks = settings.tensor_parallel_size
+    assert job.output_dir is not None
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    num_gpus, num_ranks = int(resources.get("GPU", 0)), settings.tensor_parallel_size
+    on_gpu = settings.device == "cuda" or (settings.device == "auto" and num_gpus > 0)
     num_nodes = sum(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
-    num_actors = settings.replicas or (_cluster_gpus() // num_ranks if on_gpu else num_nodes)
+    num_actors = settings.replicas or (num_gpus // num_ranks if on_gpu else num_nodes)
     num_bytes = job.manifest.stat().st_size
-    part_bytes = _part_bytes(num_bytes, num_actors)
+    share = num_bytes // (PARTS_FOR_EACH_ACTOR * max(1, num_actors))
+    part_bytes = max(MIN_PART_BYTES, min(MAX_PART_BYTES, share))
     num_parts = math.ceil(num_bytes / part_bytes)
     model = name_elsewhere(Path(settings.model))
+    # Actors have their own working directories.
+    job = replace(job, manifest=job.manifest.absolute(), output_dir=job.output_dir.absolute())
     if num_parts == 0:
         return ray.data.from_items([])
     return ray.data.range(num_parts, override_num_blocks=num_parts).map_batches(
         PartTranscriber,
         fn_constructor_kwargs={
             "settings": replace(settings.core, executor="multiprocess", replicas=1, model=model),
-            "job": _absolute(job),
+            "job": job,
             "part_bytes": part_bytes,
             "repeats": repeats,
         },
@@ -91,23 +96,6 @@ def _dataset(settings: Settings, job: TranscribeJob, repeats: Mapping[int, int])
         max_concurrency=PARTS_AT_ONCE,
         scheduling_strategy="SPREAD",
     )
-
-
-def _cluster_gpus() -> int:
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return int(resources.get("GPU", 0))
-
-
-def _part_bytes(num_bytes: int, num_actors: int) -> int:
-    share = num_bytes // (PARTS_FOR_EACH_ACTOR * max(1, num_actors))
-    return max(MIN_PART_BYTES, min(MAX_PART_BYTES, share))
-
-
-def _absolute(job: TranscribeJob) -> TranscribeJob:
-    """Make paths absolute: actors have their own working directories."""
-    assert job.manifest is not None
-    assert job.output_dir is not None
-    return replace(job, manifest=job.manifest.absolute(), output_dir=job.output_dir.absolute())
 
 
 class PartTranscriber:
