@@ -38,7 +38,3 @@ class JobsSettings(Settings):
         pattern=r"^(whsec_[A-Za-z0-9+/]{24,}={0,2})?$",
         allowed="whsec_ and at least 24 characters of base64",
     )
-
-    @property
-    def allowed_callback_hosts(self) -> frozenset[str]:
-        return frozenset(host.strip().lower() for host in self.callback_hosts.split(",") if host.strip())

@@ -35,8 +35,9 @@ logger = logging.getLogger(__name__)
 
 class Callbacks:
     def __init__(self, settings: JobsSettings, store: Store) -> None:
-        self._hosts, self._secret = settings.allowed_callback_hosts, settings.callback_secret
-        self._store = store
+        hosts = map(str.strip, settings.callback_hosts.lower().split(","))
+        self._hosts = frozenset(filter(None, hosts))
+        self._secret, self._store = settings.callback_secret, store
         self._client = httpx2.AsyncClient(timeout=LIMIT_S, trust_env=False)
         self._reporting = set[asyncio.Task[None]]()
         self._places = asyncio.Semaphore(AT_ONCE)
