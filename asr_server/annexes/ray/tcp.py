@@ -89,8 +89,10 @@ class TcpEngineClient(ZmqEngineClient):
         self.address = Address(_endpoint(self._coming), _endpoint(self._commands), keys=theirs)
 
     def _watch(self, socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
+        address = f"inproc://monitor-{socket.fileno()}"
+        socket.monitor(address, _REFUSED)
         monitor = zmq.asyncio.Socket(self._context, zmq.PAIR)
-        monitor.connect(_start_monitor(socket, _REFUSED))
+        monitor.connect(address)
         self._monitors.append(monitor)
         self._watches.append(asyncio.create_task(self._log_first_refusal(monitor)))
 
@@ -134,9 +136,7 @@ class TcpEngineServer(ZmqEngineServer):
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_COMMAND_BYTES)
         socket.setsockopt(zmq.IPV6, int("[" in self._address.events))
         connect_with(self._address.keys, socket)
-        monitor = self._context.socket(zmq.PAIR)
-        monitor.connect(_start_monitor(socket, _LOST))
-        self._monitors.append(monitor)
+        self._monitors.append(socket.get_monitor_socket(_LOST))
 
     def _call_when_lost(self, on_lost: Callable[[], None]) -> None:
         poller = zmq.Poller()
@@ -165,12 +165,6 @@ class LogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._server.send(LogLine(self.format(record)[:MAX_LOG_LINE_CHARS]))
-
-
-def _start_monitor(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, events: int) -> str:
-    address = f"inproc://monitor-{socket.fileno()}"
-    socket.monitor(address, events)
-    return address
 
 
 def _endpoint(socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> str:
