@@ -63,7 +63,10 @@ def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
                 check_layout(shapes, files.read_json(made / "config.json"), source)
             write_stored(made, model.weights_file(), source=str(source), revision=revision)
             os.chmod(made, 0o755)  # nosec B103 # others may read a model, as in a folder made by mkdir
-            _put_in_place(made, target)
+            made.rename(target)
+        except OSError:
+            if not (target / files.STORED).exists():  # another process was sooner
+                raise
         finally:
             shutil.rmtree(made, ignore_errors=True)
     read_stored(target)
@@ -75,14 +78,6 @@ def read_foreign(source: Path) -> ForeignModel:
     if source.is_dir():
         return read_ctranslate2(source / files.CTRANSLATE2)
     return read_ggml(source) if files.begins_with(source, GGML) else read_openai(source)
-
-
-def _put_in_place(made: Path, target: Path) -> None:
-    try:
-        made.rename(target)
-    except OSError:
-        if not (target / files.STORED).exists():  # another process was sooner
-            raise
 
 
 def write_layout(target: Path, source: Path, model: ForeignModel, texts: Path) -> None:
@@ -98,15 +93,15 @@ def write_layout(target: Path, source: Path, model: ForeignModel, texts: Path) -
         _write_json(target / "tokenizer.json", tokenizer)
     else:  # megabytes, as they are
         shutil.copyfile(texts / "tokenizer.json", target / "tokenizer.json")
+    named = _ids(tokenizer)
     try:
-        ids = _special_ids(_ids(tokenizer))
+        ids = _special_ids(named)
     except KeyError as error:
         raise CheckpointError(
             f"{texts / 'tokenizer.json'} is no Whisper tokenizer: {error} is missing"
         ) from error
     rules |= ids | {"is_multilingual": config["vocab_size"] > files.ENGLISH_VOCABULARY}
     if rules["is_multilingual"]:
-        named = _ids(tokenizer)
         is_language = files.LANGUAGE_TOKEN.fullmatch
         rules["lang_to_id"] = {name: token for name, token in named.items() if is_language(name)}
         rules["task_to_id"] = {task: named[f"<|{task}|>"] for task in ("transcribe", "translate")}

@@ -16,8 +16,8 @@ import shutil
 import subprocess  # nosec B404 # arguments are lists, and no shell is started
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -114,19 +114,16 @@ def _file_name(model: Published) -> str:
     return model.repository.replace("/", "--")
 
 
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _alone(path: Path) -> AbstractContextManager[object]:
     """Wait while another process fetches the same model. No other user can hold the lock."""
     if path.is_file() and not path.is_symlink():
         path.chmod(0o600)  # one of an older version
     lock = FileLock(path, mode=0o600)
     try:
-        held = lock.acquire(blocking=False)
+        return lock.acquire(blocking=False)
     except Timeout:
         logger.info("another process is fetching into %s: waiting for it", path.parent)
-        held = lock.acquire(timeout=_OTHER_LIMIT_S)
-    with held:
-        yield
+        return lock.acquire(timeout=_OTHER_LIMIT_S)
 
 
 # -- From the hub -------------------------------------------------------------------------------------------

