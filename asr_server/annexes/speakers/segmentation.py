@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from asr_server.annexes.speakers.clustering import Floats
 from asr_server.audio.voice import load_onnx
 from asr_server.core import SAMPLE_RATE, Samples
 
@@ -28,8 +28,6 @@ EMBEDDING: Final = "embedding.onnx"
 def load(name: str) -> InferenceSession:
     return load_onnx(FOLDER / name)
 
-
-Floats = npt.NDArray[np.float32]
 
 WINDOW: Final = 10 * SAMPLE_RATE
 FRAME: Final = 270  # samples between two frames

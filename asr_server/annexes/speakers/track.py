@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from asr_server.annexes.speakers.clustering import Flags, cluster, directions
+from asr_server.annexes.speakers.clustering import Flags, Floats, cluster, directions
 from asr_server.annexes.speakers.labels import Turn, label_segments
 from asr_server.annexes.speakers.segmentation import (
     FIRST_FRAME,
@@ -30,7 +30,6 @@ from asr_server.annexes.speakers.segmentation import (
     STEP,
     STEP_FRAMES,
     WINDOW,
-    Floats,
     segment,
 )
 from asr_server.annexes.speakers.voices import Activity, Heard, Voice, hear, hear_reference, nearest

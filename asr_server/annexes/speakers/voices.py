@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from asr_server.annexes.speakers.clustering import Flags, Ints, directions, mean, merge
+from asr_server.annexes.speakers.clustering import Flags, Floats, Ints, directions, mean, merge
 from asr_server.annexes.speakers.segmentation import (
     CLASSES,
     EMBEDDING,
@@ -22,7 +22,6 @@ from asr_server.annexes.speakers.segmentation import (
     FRAME,
     NUM_FRAMES,
     WINDOW,
-    Floats,
     load,
     segment,
 )
@@ -110,7 +109,8 @@ def hear(
             continue
         heard.stretches.extend(stretch for passage in passages for stretch in passage)
         passages = [part for passage in passages for part in _by_person(passage)]
-        embeddings = np.stack([_mean(passage) for passage in passages])
+        means = [directions([np.arange(len(passage))], *_embeddings(passage)) for passage in passages]
+        embeddings = np.concatenate(means)
         num_features = [sum(stretch.num_features for stretch in passage) for passage in passages]
         weights = np.minimum(np.array(num_features, np.float64), _MAX_FEATURES)
         is_called = _is_narrow([stretch for passage in passages for stretch in passage])
@@ -202,11 +202,6 @@ def _by_person(passage: list[Stretch]) -> list[list[Stretch]]:
 
 def _is_narrow(stretches: Sequence[Stretch]) -> bool:
     return sum(stretch.is_narrow for stretch in stretches) > len(stretches) / 2
-
-
-def _mean(passage: list[Stretch]) -> Floats:
-    (mean,) = directions([np.arange(len(passage))], *_embeddings(passage))
-    return np.asarray(mean, np.float32)
 
 
 def _embeddings(stretches: list[Stretch]) -> tuple[Floats, npt.NDArray[np.float64]]:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from asr_server.annexes.speakers.segmentation import STEP, WINDOW, Floats, segment
+from asr_server.annexes.speakers.clustering import Floats
+from asr_server.annexes.speakers.segmentation import STEP, WINDOW, segment
 from asr_server.core import Samples
 from tests.unit.speakers.people import TALK, join
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from asr_server.annexes.speakers.segmentation import FRAME, NUM_FRAMES, WINDOW, Floats, segment
+from asr_server.annexes.speakers.clustering import Floats
+from asr_server.annexes.speakers.segmentation import FRAME, NUM_FRAMES, WINDOW, segment
 from asr_server.annexes.speakers.voices import fbank, hear, hear_reference
 from asr_server.core import SAMPLE_RATE, Samples
 from harness.speech.noises import by_telephone
