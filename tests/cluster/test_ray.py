@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from asr_server.annexes.ray.cluster import LocalCluster
+from asr_server.annexes.ray.cluster import local_cluster
 from asr_server.annexes.ray.executor import RayExecutor
 from asr_server.checkpoint.files import name_elsewhere
 from asr_server.config import EMBEDDED_MODEL
@@ -63,8 +63,7 @@ def test_a_cluster_of_its_own_is_ended_by_the_server_alone_and_imports_nothing_f
 ) -> None:
     pytest.importorskip("ray")
     monkeypatch.setenv("VLLM_API_KEY", "s3cret")
-    cluster = LocalCluster()
-    try:
+    with local_cluster():
         (owner,) = (
             each
             for each in psutil.Process().children()
@@ -76,6 +75,4 @@ def test_a_cluster_of_its_own_is_ended_by_the_server_alone_and_imports_nothing_f
             owner.send_signal(number)
         with pytest.raises(psutil.TimeoutExpired):
             owner.wait(0.5)
-    finally:
-        cluster.stop()
     assert not psutil.wait_procs(processes, 20)[1]

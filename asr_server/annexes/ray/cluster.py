@@ -1,6 +1,6 @@
 """Start a Ray cluster of this machine alone for as long as the server runs.
 
-`LocalCluster` starts a process that owns the cluster and ends it when its standard input closes; after a
+`local_cluster` starts a process that owns the cluster and ends it when its standard input closes; after a
 SIGKILL, Ray would leave processes. Calls block.
 """
 
@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -83,48 +83,43 @@ def cluster_address(address: str) -> Iterator[str]:
         yield joined
         return
     os.environ |= ENVIRONMENT  # read when Ray is imported
-    cluster = LocalCluster()
+    with local_cluster() as own:
+        yield own
+
+
+@contextmanager
+def local_cluster() -> Iterator[str]:
+    """Start a cluster for the block, and give its address: takes seconds. Raises OSError."""
+    process = subprocess.Popen(  # nosec B603 # our own module, without a shell
+        [sys.executable, "-m", "asr_server.annexes.ray.cluster"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=child_environment() | ENVIRONMENT,
+        start_new_session=True,  # Ctrl-C is the server's business
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
-        yield cluster.address
+        yield _address_from(process.stdout)
     finally:
-        cluster.stop()
-
-
-class LocalCluster:
-    """Takes seconds to start: call it from a thread."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(  # nosec B603 # our own module, without a shell
-            [sys.executable, "-m", "asr_server.annexes.ray.cluster"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=child_environment() | ENVIRONMENT,
-            start_new_session=True,  # Ctrl-C is the server's business
-        )
-        self.address = self._read_address()
-
-    def _read_address(self) -> str:
-        assert self._process.stdout is not None
-        reason = "its process ended"
-        for line in self._process.stdout:
-            if line.startswith(_SIGN):
-                return line.removeprefix(_SIGN).strip()
-            if line.startswith(_FAILURE):
-                reason = line.removeprefix(_FAILURE).strip()
-        self.stop()
-        raise OSError(f"no Ray cluster could be started on this machine: {reason}")
-
-    def stop(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
+        process.stdin.close()
         try:
-            self._process.wait(STOP_LIMIT_S)
+            process.wait(STOP_LIMIT_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def _address_from(output: Iterable[str]) -> str:
+    reason = "its process ended"
+    for line in output:
+        if line.startswith(_SIGN):
+            return line.removeprefix(_SIGN).strip()
+        if line.startswith(_FAILURE):
+            reason = line.removeprefix(_FAILURE).strip()
+    raise OSError(f"no Ray cluster could be started on this machine: {reason}")
 
 
 def main() -> None:

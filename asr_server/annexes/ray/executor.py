@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -36,9 +36,6 @@ from asr_server.replica import CannotStart, create_engine, run
 from asr_server.telemetry import configure_logging
 from asr_server.transport.messages import Event, LogLine
 from asr_server.transport.zeromq import ReplicaSpec
-
-if TYPE_CHECKING:
-    from asr_server.engine import Engine
 
 JOIN_LIMIT_S: Final = 300.0
 CALL_LIMIT_S: Final = 10.0
@@ -214,12 +211,12 @@ class ReplicaActor:
         settings, name = spec.settings, f"replica {spec.index}"
         configure_logging(settings.log_level, settings.log_format, name, server.log_handler)
         logger.info("starts on %s as process %d", _HOST, os.getpid())
-        run(server, lambda: _create_engine_from_here(spec))
+        run(server, lambda: create_engine(_with_model_of_here(spec)))
 
 
-def _create_engine_from_here(spec: ReplicaSpec) -> Engine:
+def _with_model_of_here(spec: ReplicaSpec) -> ReplicaSpec:
     try:
         model = resolve_checkpoint(spec.settings.model)
     except CheckpointError as error:
         raise CannotStart(f"on {_HOST}: {error}") from error
-    return create_engine(msgspec.structs.replace(spec, settings=replace(spec.settings, model=str(model))))
+    return msgspec.structs.replace(spec, settings=replace(spec.settings, model=str(model)))

@@ -54,12 +54,6 @@ def make_curve_keys() -> tuple[CurveKeys, CurveKeys]:
     return ours, CurveKeys(other_public.decode(), other_secret.decode(), public.decode())
 
 
-def connect_with(keys: CurveKeys, socket: zmq.Socket[bytes]) -> None:
-    socket.curve_publickey = keys.public.encode()
-    socket.curve_secretkey = keys.secret.encode()
-    socket.curve_serverkey = keys.peer.encode()
-
-
 class TcpEngineClient(ZmqEngineClient):
     def __init__(self, host: str) -> None:
         self._host = in_url(host)
@@ -128,14 +122,16 @@ class TcpEngineServer(ZmqEngineServer):
         self._watch.start()
 
     def _configure(self, socket: zmq.Socket[bytes]) -> None:
-        assert self._address.keys is not None
+        keys = self._address.keys
+        assert keys is not None
         _keep_alive(socket)
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, DIAL_LIMIT_MS)
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_COMMAND_BYTES)
         socket.setsockopt(zmq.IPV6, int("[" in self._address.events))
-        connect_with(self._address.keys, socket)
+        socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
+        socket.curve_serverkey = keys.peer.encode()
         self._monitors.append(socket.get_monitor_socket(_LOST))
 
     def _call_when_lost(self, on_lost: Callable[[], None]) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from asr_server.annexes.ray import cluster as module
 from asr_server.annexes.ray import executor as executor_module
-from asr_server.annexes.ray.cluster import LocalCluster, address_to_join, check_answers, cluster_address
+from asr_server.annexes.ray.cluster import address_to_join, check_answers, cluster_address, local_cluster
 from asr_server.annexes.ray.executor import RayExecutor
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import StartImpossible
@@ -78,8 +78,9 @@ def test_a_cluster_of_its_own_that_does_not_start_is_told_in_a_line(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", "/dev/null/nowhere")
-    with pytest.raises(OSError, match=r"^no Ray cluster could be started on this machine: .*Not a directory"):
-        LocalCluster()
+    reason = r"^no Ray cluster could be started on this machine: .*Not a directory"
+    with pytest.raises(OSError, match=reason), local_cluster():
+        pass
     assert "Traceback" not in capfd.readouterr().err
 
 

@@ -20,7 +20,6 @@ from asr_server.annexes.ray.tcp import (
     MAX_LOG_LINE_CHARS,
     TcpEngineClient,
     TcpEngineServer,
-    connect_with,
     make_curve_keys,
 )
 from asr_server.core import ChunkId, DecodingOptions
@@ -89,7 +88,8 @@ def stranger(client: TcpEngineClient, which: str) -> Iterator[tuple[zmq.Socket[b
     events, commands = context.socket(zmq.PUSH), context.socket(zmq.PULL)
     for end, endpoint in ((events, client.address.events), (commands, client.address.commands)):
         if keys := keys_of(client, which):
-            connect_with(keys, end)
+            end.curve_publickey, end.curve_secretkey = keys.public.encode(), keys.secret.encode()
+            end.curve_serverkey = keys.peer.encode()
         end.reconnect_ivl = 10
         end.connect(endpoint)
     try:
