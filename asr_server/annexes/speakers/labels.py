@@ -67,16 +67,13 @@ def label_segments(
 
 
 def _split(segment: Segment, speakers: SpeakerOfTime, bytes_of: Callable[[int], bytes]) -> Iterator[Segment]:
-    if not segment.words:
-        speaker = speakers.of(segment.start_s, segment.end_s)
-        yield msgspec.structs.replace(segment, speaker=speaker)
-        return
     spoken = [(word, speakers.of(word.start_s, word.end_s)) for word in segment.words]
     parts = [
         (speaker, [word for word, _ in group]) for speaker, group in groupby(spoken, lambda each: each[1])
     ]
-    if len(parts) == 1:
-        yield msgspec.structs.replace(segment, speaker=parts[0][0])
+    if len(parts) < 2:
+        speaker = parts[0][0] if parts else speakers.of(segment.start_s, segment.end_s)
+        yield msgspec.structs.replace(segment, speaker=speaker)
         return
     texts = ["".join(word.text for word in words) for _, words in parts]
     tokens_of_parts = _shared_out(segment.tokens, texts, bytes_of)
