@@ -52,7 +52,13 @@ class KnownResults:
         if (data := self._reports.pop(key, None)) is not None:
             report = _decoder.decode(data)
             if report.digest == digest and report.result is not None:
-                return await _answer(chunk, report, report.result)
+                chunk.request.num_moves += 1
+                for probabilities in report.probabilities:
+                    chunk.choose_language(probabilities)
+                for early_result in report.early_results:
+                    chunk.report_early(early_result)
+                chunk.resolve(report.result, None)
+                return await chunk.future
         report = Report(digest, [], [])
         chunk.on_language = _kept(chunk.on_language, report.probabilities)
         chunk.on_early_result = _kept(chunk.on_early_result, report.early_results)
@@ -71,16 +77,6 @@ class KnownResults:
 
     def cancel(self, request: RequestHandle) -> None:
         self._dispatcher.cancel(request)
-
-
-async def _answer(chunk: PendingChunk, report: Report, result: ChunkResult) -> ChunkResult:
-    chunk.request.num_moves += 1
-    for probabilities in report.probabilities:
-        chunk.choose_language(probabilities)
-    for early_result in report.early_results:
-        chunk.report_early(early_result)
-    chunk.resolve(result, None)
-    return await chunk.future
 
 
 def _kept(callback: Callable[[T], R] | None, values: list[T]) -> Callable[[T], R] | None:
