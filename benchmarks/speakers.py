@@ -118,8 +118,7 @@ def ours(
     """Return the turns that the server finds; `known` are references by name."""
 
     async def find() -> list[Turn]:
-        references = await reference_embeddings([*known.values()]) if known else []
-        track = SpeakerTrack(count, [*known] if known else [], references)
+        track = SpeakerTrack(count, await reference_embeddings(known or {}))
         for first in range(0, len(samples), SAMPLE_RATE):
             track.push(samples[first : first + SAMPLE_RATE])
             await track.wait_for_room()

@@ -4,11 +4,9 @@ Runs segmentation-3.0 in three graphs: filters once for overlapping windows, con
 the LSTM over several windows, which halves its time. Blocks; keeps no samples.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,16 +14,14 @@ from asr_server.annexes.speakers.clustering import Floats
 from asr_server.audio.voice import load_onnx
 from asr_server.core import SAMPLE_RATE, Samples
 
-if TYPE_CHECKING:
-    from onnxruntime import InferenceSession  # type: ignore[import-untyped]
-
 FOLDER: Final = Path(__file__).parents[2] / "models" / "speakers"
 FILTERS, CONVOLUTIONS, LSTM = "filters.onnx", "convolutions.onnx", "lstm.onnx"  # of the segmentation
 EMBEDDING: Final = "embedding.onnx"
 
 
 @cache
-def load(name: str) -> InferenceSession:
+def load(name: str) -> Any:
+    """Return a session of onnxruntime."""
     return load_onnx(FOLDER / name)
 
 

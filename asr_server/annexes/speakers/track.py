@@ -77,15 +77,9 @@ class SpeakerTrack:
     """The speakers of one recording: known people by the names of their references, others A, B, C ..."""
 
     def __init__(
-        self,
-        count: SpeakerCount | None = None,
-        names: Sequence[str] = (),
-        references: Sequence[Floats] = (),
-        executor: ThreadPoolExecutor = _executor,
+        self, count: SpeakerCount | None = None, references: Mapping[str, Floats] | None = None
     ) -> None:
-        self._count = count or SpeakerCount()
-        self._names, self._references = names, references
-        self._executor = executor
+        self._count, self._references = count or SpeakerCount(), references or {}
         self._buffer: list[Samples] = []
         self._num_buffered = 0
         self._heard: list[Future[list[Heard]]] = []
@@ -103,7 +97,7 @@ class SpeakerTrack:
     def _hear(self, samples: Samples) -> None:
         before = self._heard[-1] if self._heard else None
         start = len(self._heard) * _NUM_TOGETHER * STEP
-        self._heard.append(self._executor.submit(self._unless_closed, samples, start, before))
+        self._heard.append(_executor.submit(self._unless_closed, samples, start, before))
 
     def _unless_closed(self, samples: Samples, start: int, before: Future[list[Heard]] | None) -> list[Heard]:
         if self._is_closed.is_set():
@@ -132,16 +126,15 @@ class SpeakerTrack:
             self._hear(np.concatenate(self._buffer))
         self._buffer = []
         windows = [window for heard in self._heard for window in await asyncio.wrap_future(heard)]
-        people = dict(zip(self._names, self._references, strict=False))
-        people |= {name: person.embedding for name, person in (known or {}).items()}
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._stitch, windows, people)
+        before = {name: person.embedding for name, person in (known or {}).items()}
+        loop, people = asyncio.get_running_loop(), {**self._references, **before}
+        return await loop.run_in_executor(_executor, self._stitch, windows, people)
 
     async def label(self, transcript: Transcript, tokenizer: Tokenizer) -> Transcript:
         """Return the transcript with a speaker for each word."""
         turns, loop = await self.turns(), asyncio.get_running_loop()
         arguments = transcript.segments, turns, tokenizer.decode_bytes
-        segments = await loop.run_in_executor(self._executor, label_segments, *arguments)
+        segments = await loop.run_in_executor(_executor, label_segments, *arguments)
         return msgspec.structs.replace(transcript, segments=tuple(segments))
 
     def close(self) -> None:
@@ -252,16 +245,18 @@ async def follow_speakers(
     count: SpeakerCount, names: Sequence[str], references: Sequence[str], pool: PreprocessPool
 ) -> SpeakerTrack:
     """Raises InvalidValue for a reference without speech."""
-    samples = [await decode_reference(reference, pool) for reference in references]
-    embeddings = await reference_embeddings(samples)
-    if not all(embedding.any() for embedding in embeddings):
+    urls = zip(names, references, strict=True)
+    embeddings = await reference_embeddings({name: await decode_reference(url, pool) for name, url in urls})
+    if not all(embedding.any() for embedding in embeddings.values()):
         raise InvalidValue(f"In one of '{_PARAM}' nobody speaks.", _PARAM)
-    return SpeakerTrack(count, names, embeddings)
+    return SpeakerTrack(count, embeddings)
 
 
-async def reference_embeddings(references: Sequence[Samples]) -> list[Floats]:
-    loop = asyncio.get_running_loop()
-    return [await loop.run_in_executor(_executor, hear_reference, samples) for samples in references]
+async def reference_embeddings(references: Mapping[str, Samples]) -> dict[str, Floats]:
+    loop, heard = asyncio.get_running_loop(), dict[str, Floats]()
+    for name, samples in references.items():
+        heard[name] = await loop.run_in_executor(_executor, hear_reference, samples)
+    return heard
 
 
 async def decode_reference(url: str, pool: PreprocessPool) -> Samples:

@@ -98,7 +98,7 @@ async def test_two_people_in_twelve_seconds_are_two() -> None:
 async def test_a_reference_names_who_says_a_word_among_another_s_sentences() -> None:
     samples, places = join([say("3141592653"), say("27", "rms"), say("5897932384"), say("18", "rms")])
     names = {name: say("4567890", voice).samples for name, voice in (("ann", "f3"), ("bob", "rms"))}
-    track = SpeakerTrack(None, [*names], await reference_embeddings([*names.values()]))
+    track = SpeakerTrack(None, await reference_embeddings(names))
     speakers = SpeakerOfTime(await turns_of(samples, track))
     assert [speakers.of(*place) for place in places] == ["ann", "bob", "ann", "bob"]
 
@@ -196,7 +196,7 @@ async def test_a_count_that_is_given_is_kept() -> None:
 async def test_a_known_voice_gets_its_name_and_a_stranger_s_is_given_to_nobody() -> None:
     samples, places = join([said for _, said in TALK])
     ann, stranger = say("4567890", "f3").samples, say("90909090", "linda").samples
-    track = SpeakerTrack(None, ["ann", "zoe"], await reference_embeddings([ann, stranger]))
+    track = SpeakerTrack(None, await reference_embeddings({"ann": ann, "zoe": stranger}))
     speakers = SpeakerOfTime(await turns_of(samples, track))
     assert [speakers.of(*place) for place in places] == ["ann", "A", "ann", "A"]
 
@@ -217,9 +217,11 @@ class Pending(ThreadPoolExecutor):
 
 
 @pytest.mark.parametrize("num_batches", [2, 3, 4])
-async def test_a_decoder_waits_until_two_batches_at_most_are_not_heard(num_batches: int) -> None:
-    executor = Pending()
-    track = SpeakerTrack(executor=executor)
+async def test_a_decoder_waits_until_two_batches_at_most_are_not_heard(
+    num_batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor, track = Pending(), SpeakerTrack()
+    monkeypatch.setattr(track_module, "_executor", executor)
     track.push(np.zeros(WINDOW + (4 * num_batches - 1) * STEP, np.float32))
     assert len(executor.futures) == num_batches
     waiting = asyncio.create_task(track.wait_for_room())
@@ -234,8 +236,9 @@ async def test_a_decoder_waits_until_two_batches_at_most_are_not_heard(num_batch
 
 async def test_each_reference_is_heard_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(track_module, "hear_reference", lambda samples: samples * 2)
-    given = [np.full(3, number, np.float32) for number in range(3)]
-    assert [found.tolist() for found in await reference_embeddings(given)] == [[0] * 3, [2] * 3, [4] * 3]
+    given = {str(number): np.full(3, number, np.float32) for number in range(3)}
+    found = await reference_embeddings(given)
+    assert {name: each.tolist() for name, each in found.items()} == {"0": [0] * 3, "1": [2] * 3, "2": [4] * 3}
 
 
 @pytest.fixture
