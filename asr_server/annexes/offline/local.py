@@ -81,11 +81,6 @@ class TranscribeJob:
     def render_options(self) -> RenderOptions:
         return RenderOptions(with_words=self.word_timestamps, layout=self.layout)
 
-    @property
-    def has_several_inputs(self) -> bool:
-        """Judge by arguments, not files, so that a script's output keeps its shape."""
-        return len(self.arguments) > 1 or Path(self.arguments[0]).is_dir()
-
 
 OnProgress = Callable[[float, float | None], None]  # seconds transcribed, and in all where that is known
 
@@ -114,12 +109,22 @@ class LocalTranscriber:
         self._dispatcher = Dispatcher(settings, window=window)
         self._pool = PreprocessPool(settings.preprocess_workers)
         self.transcriber = Transcriber(self._dispatcher, self._pool, tokenizer, settings.check_voice)
-        self._speakers, self._voices = job.speakers, job.voices
-        self._choice = parse_choice(job.track, bool(job.speakers))
-        self._clips = job.clips
+        self._job, self._choice = job, parse_choice(job.track, bool(job.speakers))
         self._stands_in = bool(settings.why_embedded)
         self.model = settings.model_names[0]
-        self.options = _decoding_options(job, self.transcriber, settings)
+        if job.task == "translate" and not self.transcriber.can_translate:
+            raise InvalidValue(f"The model {settings.served_model_name} cannot translate.", "task")
+        self.options = self.transcriber.options(
+            task=job.task,
+            language=job.language,
+            prompt=job.prompt,
+            keywords=job.hotwords,
+            temperature=job.temperature,
+            word_timestamps=job.needs_words,
+            text_only=job.is_text_only,
+            condition_on_previous_text=job.condition_on_previous_text,
+            multilingual=job.multilingual,
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
@@ -136,10 +141,10 @@ class LocalTranscriber:
         self, source: Source, on_progress: OnProgress, options: DecodingOptions | None = None
     ) -> Transcript:
         """Raises ChunkFailed if a model that nobody chose recognised nothing."""
-        recording, own = self.recording(source, self._clips), options or self.options
-        track = SpeakerTrack(self._voices) if self._voices else None
+        recording, own = self.recording(source, self._job.clips), options or self.options
+        track = SpeakerTrack(self._job.voices) if self._job.voices else None
         try:
-            async with self.transcriber.run(recording, own, self._speakers, track) as transcription:
+            async with self.transcriber.run(recording, own, self._job.speakers, track) as transcription:
                 async for delta in transcription:
                     on_progress(delta.end_s, recording.expected_duration_s)
                 transcript = await transcription.transcript()
@@ -156,7 +161,7 @@ class LocalTranscriber:
         return transcript
 
     def recording(self, source: Source, clips: Sequence[Clip]) -> Recording:
-        return Recording(source, self._limits, bool(self._speakers), choice=self._choice, clips=clips)
+        return Recording(source, self._limits, bool(self._job.speakers), choice=self._choice, clips=clips)
 
     def options_for(self, language: str | None, prompt: str | None) -> DecodingOptions:
         """Raises InvalidValue."""
@@ -167,19 +172,3 @@ class LocalTranscriber:
             tokens = prompt_tokens(self.transcriber.tokenizer, prompt)
             own = msgspec.structs.replace(own, prompt_tokens=tokens)
         return own
-
-
-def _decoding_options(job: TranscribeJob, transcriber: Transcriber, settings: Settings) -> DecodingOptions:
-    if job.task == "translate" and not transcriber.can_translate:
-        raise InvalidValue(f"The model {settings.served_model_name} cannot translate.", "task")
-    return transcriber.options(
-        task=job.task,
-        language=job.language,
-        prompt=job.prompt,
-        keywords=job.hotwords,
-        temperature=job.temperature,
-        word_timestamps=job.needs_words,
-        text_only=job.is_text_only,
-        condition_on_previous_text=job.condition_on_previous_text,
-        multilingual=job.multilingual,
-    )

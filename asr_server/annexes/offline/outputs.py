@@ -176,7 +176,8 @@ class StandardOutput(Outputs):
         self._render_options = job.render_options
         self._inputs = inputs
         self._format = job.formats[0]
-        self._labelled = job.has_several_inputs
+        # By arguments, not files, so that a script's output keeps its shape.
+        self._labelled = len(job.arguments) > 1 or Path(job.arguments[0]).is_dir()
         self._positions: dict[int, int] = {}  # by the input's index
         self._held: dict[int, bytes] = {}  # by position
         self._next = 0
