@@ -137,21 +137,18 @@ _BY_NAME: Final = {model.name: model for model in _ALL}
 SHORT_NAMES: Final[Mapping[str, Published]] = _BY_NAME | {
     short: _BY_NAME[name] for short, name in _OTHER_NAMES.items()
 }
-_BY_REPOSITORY: Final = {
-    repository: model
-    for model in _ALL
-    for repository in (model.repository, *model.cached)
-    if repository == model.repository or repository.startswith("openai/")
-}
 _ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _FILE_ENDINGS: Final = (".pt", ".pth", ".bin", ".gguf", ".safetensors")
 
 
 def published(name: str) -> Published:
     """Return the model of that name; `large-v3` and `openai/whisper-large-v3` are one."""
-    short = SHORT_NAMES.get(name.removeprefix("whisper-"))
-    # Any other name is taken for a repository of somebody else.
-    return short or _BY_REPOSITORY.get(name) or Published(name, name, 0, num_languages=0)
+    if short := SHORT_NAMES.get(name.removeprefix("whisper-")):
+        return short
+    for model in _ALL:
+        if name == model.repository or (name in model.cached and name.startswith("openai/")):
+            return model
+    return Published(name, name, 0, num_languages=0)  # a repository of somebody else
 
 
 def repositories(name: str) -> tuple[str, ...]:
