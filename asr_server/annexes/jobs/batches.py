@@ -97,7 +97,7 @@ async def get_content(request: Request, id: str) -> Response:
         batch = await store.run(find, Batch, owner, results_of[1])
         lines = _results(store, batch, _STATUSES[results_of[2]])
         return StreamingResponse(lines, media_type="application/jsonl")
-    path = store.path_of((await store.run(find, File, owner, id)).id)
+    path = store.files / (await store.run(find, File, owner, id)).id
     with storing():
         try:
             about = await asyncio.to_thread(path.stat)
@@ -189,7 +189,7 @@ async def _lines_of(jobs: Jobs, source: File) -> list[tuple[int, str]]:
     if source.num_bytes > MAX_INPUT_BYTES:
         raise InvalidValue(f"A batch's lines have at most {MAX_INPUT_BYTES} bytes.", "input_file_id")
     with storing():
-        content = await asyncio.to_thread(jobs.store.path_of(source.id).read_bytes)
+        content = await asyncio.to_thread((jobs.store.files / source.id).read_bytes)
     try:
         text = content.decode()
     except UnicodeDecodeError:

@@ -171,13 +171,9 @@ class Runner:
         writer, model = EventWriter(request.fields, request.render_options), request.model
         reports, keep = await self.store.run(_results_of, job), partial(self._keep_result, job, live)
         known = KnownResults(model.dispatcher, _engine_of(model), reports, keep)
+        asked = self._state, request, recording, known.open
         with metrics.current_request_stats().stage("transcription"):
-            async with (
-                model.using(),
-                await transcribe.transcription_of(
-                    self._state, request, recording, known.open
-                ) as transcription,
-            ):
+            async with model.using(), await transcribe.transcription_of(*asked) as transcription:
                 await self._count_start(job, live)
                 async for delta in transcription:
                     live.add(delta.text, writer.delta(delta))
@@ -215,7 +211,7 @@ class Runner:
             is_there = job.file in os.listdir(self.store.files)
         if not is_there:
             raise errors.RecordingLost("The recording of this job is gone from the server's folder of jobs.")
-        return self.store.path_of(job.file)
+        return self.store.files / job.file
 
 
 def _engine_of(model: ServedModel) -> str:

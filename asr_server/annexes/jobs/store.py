@@ -100,9 +100,6 @@ class Store:
 
     # -- Files --
 
-    def path_of(self, id: str) -> Path:
-        return self.files / id
-
     @asynccontextmanager
     async def keeping(self, id: str, source: Source, num_bytes: int) -> AsyncIterator[str]:
         """Copy a file for good, unless the block fails; yield its digest. Raises StorageUnavailable.
@@ -113,7 +110,7 @@ class Store:
             with storing():
                 if num_bytes > free_bytes(self.files):
                     raise StorageUnavailable("The disk of the server's jobs is full. Try again later.")
-                digest = await asyncio.to_thread(_copy, self.path_of(id), source)
+                digest = await asyncio.to_thread(_copy, self.files / id, source)
             yield digest
         except Exception:
             await self.remove([id])
@@ -126,7 +123,7 @@ class Store:
     async def remove(self, ids: list[str]) -> None:
         for id in ids:
             with contextlib.suppress(OSError):  # the next start removes what has no row
-                await asyncio.to_thread(self.path_of(id).unlink)
+                await asyncio.to_thread((self.files / id).unlink)
 
     async def remove_orphans(self) -> None:
         """Remove files without a row."""

@@ -412,9 +412,9 @@ async def test_a_recording_stays_where_a_stop_hides_whether_its_job_was_stored(t
         file.write(SECOND)
         with pytest.raises(asyncio.CancelledError):
             await stop_at_the_commit(file)
-    assert store.path_of("file-1").read_bytes() == SECOND
+    assert (store.files / "file-1").read_bytes() == SECOND
     await store.remove_orphans()  # the next start knows
-    assert not store.path_of("file-1").exists()
+    assert not (store.files / "file-1").exists()
     store.close()
 
 
