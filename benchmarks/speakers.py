@@ -122,7 +122,7 @@ def ours(
         for first in range(0, len(samples), SAMPLE_RATE):
             track.push(samples[first : first + SAMPLE_RATE])
             await track.wait_for_room()
-        return await track.turns()
+        return (await track.spoken()).turns
 
     return asyncio.run(find())
 

@@ -116,10 +116,6 @@ class SpeakerTrack:
         if len(self._heard) > MAX_WAITING:
             await asyncio.wrap_future(self._heard[-MAX_WAITING - 1])
 
-    async def turns(self) -> list[Turn]:
-        """Return the turns by start, after the last samples."""
-        return (await self.spoken()).turns
-
     async def spoken(self, known: Mapping[str, Person] | None = None) -> Spoken:
         """Return who spoke, after the last samples; `known` people keep their names, as `references` do."""
         if self._num_buffered > SAMPLE_RATE // 4 and (not self._heard or self._num_buffered > WINDOW - STEP):
@@ -132,8 +128,8 @@ class SpeakerTrack:
 
     async def label(self, transcript: Transcript, tokenizer: Tokenizer) -> Transcript:
         """Return the transcript with a speaker for each word."""
-        turns, loop = await self.turns(), asyncio.get_running_loop()
-        arguments = transcript.segments, turns, tokenizer.decode_bytes
+        spoken, loop = await self.spoken(), asyncio.get_running_loop()
+        arguments = transcript.segments, spoken.turns, tokenizer.decode_bytes
         segments = await loop.run_in_executor(_executor, label_segments, *arguments)
         return msgspec.structs.replace(transcript, segments=tuple(segments))
 

@@ -48,7 +48,7 @@ async def turns_of(samples: Samples, track: SpeakerTrack | None = None) -> list[
     for first in range(0, len(samples), SAMPLE_RATE):
         track.push(samples[first : first + SAMPLE_RATE])
         await track.wait_for_room()
-    return await track.turns()
+    return (await track.spoken()).turns
 
 
 def heard_s(samples: Samples, start_s: float, end_s: float) -> tuple[float, float]:
@@ -145,7 +145,7 @@ async def test_turns_do_not_depend_on_the_sizes_of_the_blocks() -> None:
     samples, _ = join([said for _, said in TALK[:2]])
     whole = SpeakerTrack()
     whole.push(samples)
-    assert await whole.turns() == await turns_of(samples) != []
+    assert (await whole.spoken()).turns == await turns_of(samples) != []
 
 
 async def test_one_person_is_one_speaker_whatever_the_level() -> None:
