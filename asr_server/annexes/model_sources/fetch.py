@@ -52,7 +52,11 @@ def fetch(model: Published, with_weights: bool = True) -> Path:
         with _alone(folder / f"{_file_name(model)}.lock"):
             return fetched(model, with_weights, folder) or _fetch(model, folder, with_weights)
     except NotFetched as error:
-        raise CheckpointError(f"{error}. {_how_to_bring(model, with_weights)}") from error
+        use = "--model FOLDER" if with_weights else "`asr-server convert MODEL DIRECTORY --tokenizer FOLDER`"
+        raise CheckpointError(
+            f"{error}. Where there is a network, run `asr-server models fetch {model.name}` and copy the "
+            f"folder that it prints to this machine: {use}"
+        ) from error
     except Timeout as error:
         raise CheckpointError(
             f"another process has been fetching {model.name} for {_OTHER_LIMIT_S / 60:g} minutes: end it, or "
@@ -100,14 +104,6 @@ def _download_into(folder: Path, model: Published, with_weights: bool) -> str:
     except NotFetched as error:
         raise NotFetched(f"{why_not_hub}; {error}") from error
     return model.revision
-
-
-def _how_to_bring(model: Published, with_weights: bool) -> str:
-    use = "--model FOLDER" if with_weights else "`asr-server convert MODEL DIRECTORY --tokenizer FOLDER`"
-    return (
-        f"Where there is a network, run `asr-server models fetch {model.name}` and copy the folder that it "
-        f"prints to this machine: {use}"
-    )
 
 
 def _file_name(model: Published) -> str:
