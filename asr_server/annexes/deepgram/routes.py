@@ -110,11 +110,10 @@ class _Listen(TranscriptionResponse):
 
     def _reply(self, transcript: Transcript, request: TranscriptionRequest) -> Response:
         request_id, speakers = current_request_id.get(), DEFAULT_SPEAKERS
-        groups: list[list[Segment]] = [[*transcript.segments]]
+        groups, numbers = [[*transcript.segments]], dict[str | None, int]()
         if self._query.multichannel:
             groups = [[each for each in transcript.segments if each.speaker == name] for name in speakers]
-        numbers: dict[str | None, int] = {}
-        if self._query.is_diarized and not self._query.multichannel:
+        elif self._query.is_diarized:
             numbers = {name: n for n, name in enumerate(dict.fromkeys(s.speaker for s in groups[0]))}
         channels = [self._channel(own, numbers, transcript) for own in groups]
         results: Json = {"channels": channels}
@@ -122,9 +121,8 @@ class _Listen(TranscriptionResponse):
             results["utterances"] = [
                 _utterance(segment, channel, numbers) for channel, own in enumerate(groups) for segment in own
             ]
-        facts = shapes.metadata(
-            request.model, request_id, self._sha256.hexdigest(), transcript.duration_s, len(groups)
-        )
+        sha256, duration_s = self._sha256.hexdigest(), transcript.duration_s
+        facts = shapes.metadata(request.model, request_id, sha256, duration_s, len(groups))
         return JSONResponse({"metadata": facts, "results": results}, headers={REQUEST_ID: request_id})
 
     def _channel(
