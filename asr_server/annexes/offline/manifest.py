@@ -3,8 +3,6 @@
 Results lie at paths that follow from ids alone, so another run finds them. Errors go to a file.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os
@@ -35,18 +33,6 @@ class _Line(msgspec.Struct):
     prompt: str | None = None
 
 
-@dataclass(frozen=True)
-class Entry:
-    offset: int  # of its line in the manifest, in bytes
-    id: str  # names its results
-    audio: Path
-    language: str | None = None  # None: as for the whole job
-    prompt: str | None = None
-
-    def report(self, outcome: Outcome, error: str = "", duration_s: float = 0.0) -> LineReport:
-        return LineReport(self.offset, outcome, self.id, str(self.audio), error, duration_s)
-
-
 Outcome = Literal["transcribed", "skipped", "failed"]
 
 
@@ -57,6 +43,18 @@ class LineReport(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     audio: str = ""
     error: str = ""  # of a line that failed
     duration_s: float = 0.0  # of a recording that was transcribed
+
+
+@dataclass(frozen=True)
+class Entry:
+    offset: int  # of its line in the manifest, in bytes
+    id: str  # names its results
+    audio: Path
+    language: str | None = None  # None: as for the whole job
+    prompt: str | None = None
+
+    def report(self, outcome: Outcome, error: str = "", duration_s: float = 0.0) -> LineReport:
+        return LineReport(self.offset, outcome, self.id, str(self.audio), error, duration_s)
 
 
 def read_entries(manifest: Path, start: int = 0, stop: int | None = None) -> Iterator[Entry | LineReport]:
@@ -153,7 +151,7 @@ class Reports:
             fields = {name: getattr(report, name) for name in names}
             self._write_errors("ab", msgspec.json.encode(fields) + b"\n")
         self.bars.count()
-        if not self.bars.are_shown and time.monotonic() - self._printed_at >= _LINE_EVERY_S:
+        if self.bars.progress.disable and time.monotonic() - self._printed_at >= _LINE_EVERY_S:
             self._printed_at = time.monotonic()
             self.bars.say(self.numbers())
 

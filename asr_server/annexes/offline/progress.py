@@ -1,10 +1,6 @@
 """Show how far a run is, as bars on a terminal, and its outcome, on standard error."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -19,7 +15,7 @@ class ProgressBars:
     def __init__(self, num_files: int, quiet: bool, unit: str = "files") -> None:
         self._quiet, self._unit = quiet, unit
         self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-        self._progress = Progress(
+        self.progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -29,31 +25,25 @@ class ProgressBars:
             disable=quiet or not self._console.is_terminal,
             transient=True,
         )
-        self.are_shown = not self._progress.disable
         self._num_files = num_files
         self._num_done = 0
-        self._all = self._progress.add_task("all", total=num_files, visible=num_files > 1, done="")
-
-    @contextmanager
-    def shown(self) -> Iterator[ProgressBars]:
-        with self._progress:
-            yield self
+        self._all = self.progress.add_task("all", total=num_files, visible=num_files > 1, done="")
 
     def begin(self, name: str) -> TaskID:
-        return self._progress.add_task(printable(name), total=None, done="")
+        return self.progress.add_task(printable(name), total=None, done="")
 
     def move(self, bar: TaskID, done_s: float, total_s: float | None) -> None:
         done = f"{_clock(done_s)} of {_clock(total_s)}" if total_s else _clock(done_s)
-        self._progress.update(bar, completed=done_s, total=total_s or None, done=done, refresh=True)
+        self.progress.update(bar, completed=done_s, total=total_s or None, done=done, refresh=True)
 
     def finish(self, bar: TaskID) -> None:
-        self._progress.remove_task(bar)
+        self.progress.remove_task(bar)
         self.count()
 
     def count(self) -> None:
         self._num_done += 1
         done = f"{self._num_done} of {self._num_files} {self._unit}"
-        self._progress.update(self._all, completed=self._num_done, done=done)
+        self.progress.update(self._all, completed=self._num_done, done=done)
 
     def say(self, line: str) -> None:
         if not self._quiet:

@@ -46,7 +46,7 @@ class Batch:
         """Transcribe these inputs. Raises EngineUnavailable, InvalidValue, OutputError for all."""
         self.outputs.begin(indices)
         started_at_s = time.perf_counter()
-        with self.bars.shown():
+        with self.bars.progress:
             try:
                 await work_through(iter(indices), self.work)
             finally:
@@ -92,10 +92,9 @@ TERMINATED: Final = 128 + signal.SIGTERM
 
 def transcribe_files(make_transcriber: Callable[[TranscribeJob], FileTranscriber], job: TranscribeJob) -> int:
     """Transcribe the job's recordings; return the exit status. Raises OutputError, InvalidValue."""
-    if job.output_dir is not None:
-        check_writable(job.output_dir)
+    if (folder := job.output_dir) is not None:
+        check_writable(folder)
     inputs, failures = collect_inputs(job.arguments, job.recursive)
-    folder = job.output_dir
     outputs = FolderOutputs(folder, inputs, job) if folder is not None else StandardOutput(inputs, job)
     summary = Summary(len(inputs) + len(failures), failures=failures)
     todo = list(_indices_to_do(inputs, outputs, summary))
@@ -170,7 +169,7 @@ def transcribe_manifest(settings: Settings, job: TranscribeJob) -> int:
     transcriber = LocalTranscriber(settings, job)  # checks the options, for actors elsewhere too
     num_lines, repeats = survey(job.manifest)
     reports = Reports(job.output_dir, num_lines, job.quiet)
-    with reports.bars.shown():
+    with reports.bars.progress:
         if settings.executor == "ray":
             stop_reason, status = run_to_the_end(lambda: _run_on_ray(settings, job, reports, repeats))
         else:

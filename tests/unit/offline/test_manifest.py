@@ -166,7 +166,7 @@ def _plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_line_is_counted_and_those_that_failed_are_written_down(tmp_path: Path) -> None:
     reports = Reports(tmp_path, 7, quiet=True)
-    with reports.bars.shown():
+    with reports.bars.progress:
         assert reports.numbers() == "nothing done, 0.0 h of audio, 7 lines not begun or not finished"
         reports.add(DONE)
         reports.add(LineReport(60, "skipped", "c", "c.wav"))
@@ -188,7 +188,7 @@ def test_without_a_terminal_the_numbers_are_a_line_a_minute(
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     lines = []
     reports = Reports(tmp_path, 9, quiet=False)
-    with reports.bars.shown():
+    with reports.bars.progress:
         for clock[0] in (159.9, 160.0, 219.9, 220.0):
             reports.add(DONE)
             lines.append(capsys.readouterr().err)

@@ -321,7 +321,7 @@ def plain(text: str) -> str:
 @pytest.mark.usefixtures("is_terminal")
 def test_each_recording_has_a_bar_and_all_of_several_have_one(capsys: pytest.CaptureFixture[str]) -> None:
     bars = ProgressBars(2, quiet=False)
-    with bars.shown():
+    with bars.progress:
         first = bars.begin("[red]a.wav\x07")
         bars.move(first, 100.4, 200.0)
         bars.finish(first)
@@ -353,7 +353,7 @@ def test_a_line_beside_the_bars_is_as_it_was_given(capsys: pytest.CaptureFixture
 @pytest.mark.usefixtures("is_terminal")
 def test_there_is_no_bar_where_nobody_sees_it(quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
     bars = ProgressBars(2, quiet)
-    with bars.shown():
+    with bars.progress:
         bar = bars.begin("a.wav")
         bars.move(bar, 1.0, 2.0)
         bars.finish(bar)
