@@ -4,8 +4,6 @@ Each replica has its own placement group. Ray starts and watches processes; all 
 `processes.py`, over TCP. Ray's calls block, some for ever, so each runs in a thread with a limit.
 """
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import contextlib
@@ -72,7 +70,7 @@ class RayExecutor:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise StartImpossible(f"no Ray cluster at {self._ray_address}: {reason}") from error
 
-    async def launch(self, index: int) -> RayReplica:
+    async def launch(self, index: int) -> RemoteReplica:
         """Wait for a place as long as it takes. Raises OSError and Ray's errors."""
         client = TcpEngineClient(self._host)
         try:

@@ -5,8 +5,6 @@ mel bands, 25 ms, Povey's window) without their mean. A local speaker that sound
 two: telephones mislead the segmentation. Blocks; keeps no samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Final, NamedTuple
@@ -55,15 +53,6 @@ _GATED: Final = 100  # positions that share a gate of CAM++
 Activity = npt.NDArray[np.float16]
 
 
-class Voice(NamedTuple):
-    activity: Activity  # [num_frames]: how likely it speaks
-    embedding: Floats  # [192] of length 1; zeros where too little is heard
-    clean_s: float  # how much it says alone; of more than 2.5 s, 2.5
-    is_narrow: bool = False  # as on a telephone: nothing above 4 kHz
-    is_half: bool = False
-    stretches: tuple[Stretch, ...] = ()
-
-
 class Stretch(NamedTuple):
     """Speech of one person alone: a passage without a pause, or a few seconds of it."""
 
@@ -72,6 +61,15 @@ class Stretch(NamedTuple):
     num_features: int  # that were heard
     embedding: Floats
     is_narrow: bool
+
+
+class Voice(NamedTuple):
+    activity: Activity  # [num_frames]: how likely it speaks
+    embedding: Floats  # [192] of length 1; zeros where too little is heard
+    clean_s: float  # how much it says alone; of more than 2.5 s, 2.5
+    is_narrow: bool = False  # as on a telephone: nothing above 4 kHz
+    is_half: bool = False
+    stretches: tuple[Stretch, ...] = ()
 
 
 class Heard(NamedTuple):
