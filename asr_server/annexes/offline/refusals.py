@@ -66,7 +66,10 @@ def refusal(status: int, detail: Mapping[str, Any], message: str, headers: Mappi
 
 
 def refusal_by(response: httpx2.Response, body: bytes) -> Exception:
-    detail = _detail_of(body)
+    detail: Any = None
+    with suppress(ValueError, TypeError, LookupError):
+        detail = json.loads(body)["error"]
+    detail = detail if isinstance(detail, dict) else {}
     answer = f"{response.status_code} {response.reason_phrase}".strip()
     message = str(detail.get("message") or f"{response.url} answered {answer}, without a reason")
     return refusal(response.status_code, detail, message, response.headers)
@@ -83,14 +86,6 @@ _STATUSES: Final = {"service_unavailable_error": 503, "invalid_request_error": 4
 
 def lost_connection(error: httpx2.TransportError) -> EngineUnavailable:
     return EngineUnavailable(f"cannot reach {error.request.url}: {str(error) or type(error).__name__}")
-
-
-def _detail_of(body: bytes) -> dict[str, Any]:
-    try:
-        detail = json.loads(body)["error"]
-    except (ValueError, TypeError, LookupError):
-        return {}
-    return detail if isinstance(detail, dict) else {}
 
 
 def _wait_s(headers: Mapping[str, str]) -> float | None:

@@ -167,8 +167,13 @@ class RemoteTranscriber:
 
     async def _first_model(self) -> str:
         response = await self._client.get("models")
-        if response.next_request is not None:
-            response = await self._redirected(response)
+        if response.next_request is not None:  # one redirect, for all that follows; the key stays at its host
+            target = response.next_request.url
+            if target.host != response.url.host or not target.path.endswith("/models"):
+                message = f"{response.url} redirects to {target}: give --url the server's own address"
+                raise InvalidValue(message)
+            self._client.base_url = target.copy_with(path=target.path.removesuffix("models"), query=None)
+            response = await self._client.get("models")
         if response.status_code != HTTPStatus.OK:
             raise refusals.refusal_by(response, response.content)
         try:
@@ -177,15 +182,6 @@ class RemoteTranscriber:
             return str(model["id"])
         except (ValueError, TypeError, LookupError, AttributeError):
             raise EngineUnavailable(f"{response.url} is not answered as an asr-server does") from None
-
-    async def _redirected(self, response: httpx2.Response) -> httpx2.Response:
-        """Follow one redirect on the same host, also for all that follows. The key goes to no other."""
-        assert response.next_request is not None
-        target = response.next_request.url
-        if target.host != response.url.host or not target.path.endswith("/models"):
-            raise InvalidValue(f"{response.url} redirects to {target}: give --url the server's own address")
-        self._client.base_url = target.copy_with(path=target.path.removesuffix("models"), query=None)
-        return await self._client.get("models")
 
     def _report_wait(self, error: Exception) -> None:
         line = f"waiting for {self._client.base_url.host}: {error}"
