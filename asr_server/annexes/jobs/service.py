@@ -119,8 +119,7 @@ class Jobs:
 
     async def _look_at(self, request: TranscriptionRequest, source: Source) -> float | None:
         """Read the beginning: what is no recording is refused at once. Return its length by the header."""
-        recording = recording_for(request, source)
-        with recording:
+        with recording_for(request, source) as recording:
             decoded = await self.state.pool.run(recording.next_slice)
             return recording.duration_s if decoded.finished else recording.expected_duration_s
 
@@ -215,7 +214,11 @@ async def _events(runner: Runner, job: Job, last_id: int, with_progress: bool) -
         change = runner.changes.next(job.id)  # the job is there: ids of strangers would stay
         try:
             job = await runner.store.run(find, Job, job.owner, job.id)
-            known = await _known(runner, job)
+            live = runner.live.get(job.id)
+            known = list(live.events) if live else []
+            if job.is_finished:
+                content = await runner.store.run(read_content, job, runner.store.clock_s)
+                known = _decoder.decode(content.events)
         except ReportedError as error:  # deleted, or the folder is gone
             yield event(body_of(error), exclude_none=False)
             return
@@ -228,13 +231,6 @@ async def _events(runner: Runner, job: Job, last_id: int, with_progress: bool) -
         if job.is_finished:
             return
         if with_progress:
-            yield b"event: progress\n" + event(make_body(job, runner.live.get(job.id)), exclude_none=False)
+            yield b"event: progress\n" + event(make_body(job, live), exclude_none=False)
         if not await is_set_within(change, PING_S):
             yield b": still under way\n\n"
-
-
-async def _known(runner: Runner, job: Job) -> list[JobEvent]:
-    if job.is_finished:
-        return _decoder.decode((await runner.store.run(read_content, job, runner.store.clock_s)).events)
-    live = runner.live.get(job.id)
-    return list(live.events) if live else []
