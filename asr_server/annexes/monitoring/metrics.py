@@ -142,9 +142,8 @@ def _of_replicas(models: list[ServedModel]) -> Iterator[Metric]:
         _replica_counter("asr_search_steps_sure", "Those with no other token close."),
         _replica_counter("asr_search_steps_wide", "Those with several hypotheses."),
     )
-    step_seconds = HistogramMetricFamily(
-        "asr_engine_step_seconds", "Steps of the engine that had work.", labels=_LABELS
-    )
+    meaning = "Steps of the engine that had work."
+    step_seconds = HistogramMetricFamily("asr_engine_step_seconds", meaning, labels=_LABELS)
     for model in models:
         supervisor = model.dispatcher.supervisor
         states = {state.replica.name: state for state in supervisor.replica_states}
@@ -173,9 +172,8 @@ def _of_processes(usages: Mapping[Labels, Usage]) -> Iterator[Metric]:
     yield from (memory, cpu)
     if decoding := usages.get(DECODING):
         yield _gauge("asr_decode_processes", "Processes of FFmpeg.", decoding.num_processes)
-        yield _gauge(
-            "asr_decode_resident_memory_bytes", "Memory of FFmpeg's processes.", decoding.resident_bytes
-        )
+        meaning = "Memory of FFmpeg's processes."
+        yield _gauge("asr_decode_resident_memory_bytes", meaning, decoding.resident_bytes)
         yield _counter("asr_decode_cpu_seconds", "Processor time of FFmpeg's processes.", decoding.cpu_s)
 
 
