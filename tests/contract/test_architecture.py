@@ -48,7 +48,7 @@ ANNEXES = {
         *("audio", "dispatch", "formats", "transcription"),
     },
     "annexes.page": set(),
-    "annexes.ray": {"annexes.model_sources", "dispatch", "engine", "replica", "transport"},
+    "annexes.ray": {"annexes.model_sources", "dispatch", "replica", "transport"},
     "annexes.realtime": {"annexes.speakers", "api", "audio", "dispatch", "transcription"},
     "annexes.speakers": {"api", "audio", "transcription"},
     "annexes.wyoming": {"annexes.realtime", "api", "audio", "transcription"},
