@@ -190,7 +190,7 @@ class RemoteTranscriber:
         self._last_wait = line
 
     async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
-        num_bytes = _num_bytes(source)
+        num_bytes = os.stat(source if isinstance(source, Path) else source.fileno()).st_size
         if num_bytes > self._max_upload_bytes:  # known before it is sent
             most = in_mebibytes(self._max_upload_bytes)
             raise errors.UploadTooLarge(
@@ -322,7 +322,3 @@ def _form_fields(job: TranscribeJob) -> dict[str, Any]:
         "max_speakers": f"{job.voices.most}" if job.voices and job.voices.most else None,
     }
     return {name: value for name, value in fields.items() if value}
-
-
-def _num_bytes(source: Source) -> int:
-    return (os.stat(source) if isinstance(source, Path) else os.fstat(source.fileno())).st_size
