@@ -239,13 +239,13 @@ class Recording:
         return stream
 
     def _release(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-        if self._file is not None:
-            self._file.close()
+        stream, file, self._stream, self._file = self._stream, self._file, None, None
+        if stream is not None:
+            stream.close()
+        if file is not None:
+            file.close()
         for splitter in self._splitters:
             splitter.drop()
-        self._stream = self._file = None
 
 
 class ChunkSource:

@@ -58,7 +58,6 @@ class Alignment(NamedTuple):
         losses = [word.loss for word in self.words if word.loss is not None and word.is_spoken]
         return fmean(losses) if losses else None
 
-    @property
     def not_spoken(self) -> Iterator[Word]:
         """Yield each run of words that nobody says, where it would be said."""
         space = " " if self.is_spaced else ""

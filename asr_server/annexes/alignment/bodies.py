@@ -69,17 +69,20 @@ class AlignmentJson(Body):
 def alignment_body(alignment: Alignment, granularity: Granularity) -> AlignmentJson:
     spoken = [word for word in alignment.words if word.is_spoken]
     by_word = granularity == "word"
-    whole, same = verbose_body(alignment.transcript), ("language", "duration", "usage", "truncated", "tracks")
-    of_recording: dict[str, Any] = {name: getattr(whole, name) for name in same}
+    whole = verbose_body(alignment.transcript)
     return AlignmentJson(
+        language=whole.language,
+        duration=whole.duration,
         words=list(map(_word, spoken)) if by_word else None,
         characters=None if by_word else list(_characters(spoken)),
         loss=alignment.loss,
-        not_spoken=[NotSpoken(text=run.text, at=run.start_s) for run in alignment.not_spoken],
+        not_spoken=[NotSpoken(text=run.text, at=run.start_s) for run in alignment.not_spoken()],
         not_in_text=[
             NotInText(text=word.text, start=word.start_s, end=word.end_s) for word in alignment.not_in_text
         ],
-        **of_recording,
+        usage=whole.usage,
+        truncated=whole.truncated,
+        tracks=whole.tracks,
     )
 
 

@@ -34,8 +34,9 @@ class ApiKeys:
         self._seen: _Version | None = None
         self._read_last: _Version | None = None
         self._problem = ""  # of the version read last
-        for _ in range(2 * self._has_file):  # the server starts after the file was written
-            self._take(self._look())
+        if self._has_file:
+            for _ in range(2):  # the server starts after the file was written
+                self._take(self._look())
         if 0 < len(settings.api_key) < SHORT:
             logger.warning(
                 "the key of %s can be guessed: a key should have at least %d random characters",

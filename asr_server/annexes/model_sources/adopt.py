@@ -93,8 +93,8 @@ def write_layout(target: Path, source: Path, model: ForeignModel, texts: Path) -
         _write_json(target / "tokenizer.json", tokenizer)
     else:  # megabytes, as they are
         shutil.copyfile(texts / "tokenizer.json", target / "tokenizer.json")
-    named = _ids(tokenizer)
     try:
+        named = _ids(tokenizer)
         ids = _special_ids(named)
     except KeyError as error:
         raise CheckpointError(

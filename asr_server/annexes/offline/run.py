@@ -58,13 +58,12 @@ class Batch:
         try:
             transcript = await self.transcriber.transcribe(item.source, partial(self.bars.move, bar))
             written = await self.outputs.write(index, transcript)
+            self._report(item, transcript, time.perf_counter() - started_at_s, written)
         except (EngineUnavailable, InvalidValue, OutputError):
             raise
         except Exception as error:
             self.summary.failures.append(Failure(item.name, reason_for(item.name, error)))
             await self.outputs.leave_out(index)
-        else:
-            self._report(item, transcript, time.perf_counter() - started_at_s, written)
         finally:
             self.bars.finish(bar)
 

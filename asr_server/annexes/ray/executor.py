@@ -1,7 +1,7 @@
 """Start replicas as actors of a Ray cluster, for many hosts. Imported for `--executor ray` alone.
 
 Each replica has its own placement group. Ray starts and watches processes; all else is as in
-`processes.py`, over TCP. Ray's calls block, some for ever, so each runs in a thread with a limit.
+`dispatch/executors.py`, over TCP. Ray's calls block, some for ever, so each runs in a thread with a limit.
 """
 
 import asyncio

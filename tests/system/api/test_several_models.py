@@ -98,6 +98,7 @@ def test_an_unloaded_model_has_no_replica_and_the_next_request_brings_it_back(bo
     change(both, "digits/unload")
     assert change(both, "digits/load").json()["state"] == "ready"
     assert replicas_of(both, "digits") == 1
+    assert change(both, "none/load").status_code == 404
 
 
 # -- Given back each time ------------------------------------------------------------------------------------

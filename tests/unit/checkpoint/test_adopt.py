@@ -474,6 +474,13 @@ def test_a_single_file_takes_its_vocabularys_tokenizer(tmp_path: Path, vocabular
     assert found == expected
 
 
+def test_a_tokenizer_without_tokens_of_its_own_is_refused(tmp_path: Path) -> None:
+    source = ctranslate2_folder(tmp_path / "mine")
+    (source / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"is no Whisper tokenizer: 'added_tokens' is missing"):
+        adopt(source, nobody)
+
+
 @pytest.mark.parametrize("name", ["<|endoftext|>", "<|startofprev|>", "<|notimestamps|>"])
 def test_a_tokenizer_without_whispers_tokens_is_refused_and_not_kept(tmp_path: Path, name: str) -> None:
     source = ctranslate2_folder(tmp_path / "mine")
