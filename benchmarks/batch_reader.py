@@ -40,13 +40,18 @@ class Reading(NamedTuple):
 
 
 async def read_all(
-    settings: Settings, sounds: Sequence[Sound], with_words: bool = False, advance: Advance = lambda: None
+    settings: Settings,
+    sounds: Sequence[Sound],
+    with_words: bool = False,
+    advance: Advance = lambda: None,
+    on_begin: Callable[[int], object] = lambda number: None,
 ) -> list[Reading]:
-    """Read the sounds, several at once."""
+    """Read the sounds, several at once, each in a task of its own."""
     transcriber = LocalTranscriber(settings, TranscribeJob((), word_timestamps=with_words))
     places = asyncio.Semaphore(AT_ONCE)
 
-    async def one(sound: Sound) -> Reading:
+    async def one(number: int, sound: Sound) -> Reading:
+        on_begin(number)
         own = transcriber.options_for(sound.language, None)
         own = msgspec.structs.replace(own, **sound.options)
         async with places:
@@ -59,4 +64,4 @@ async def read_all(
         return Reading(transcript.text, segments, tuple(each.text for each in transcript.dropped))
 
     async with transcriber.running():
-        return await asyncio.gather(*map(one, sounds))
+        return await asyncio.gather(*(one(*each) for each in enumerate(sounds)))

@@ -32,7 +32,7 @@ from rich.table import Table
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.transcription import confidence
-from asr_server.transcription.confidence import FEATURES, WEIGHTS, Evidence, Model
+from asr_server.transcription.confidence import WEIGHTS, Evidence, Model
 from benchmarks.batch_reader import Reading, Sound, read_all
 from benchmarks.reporting import benchmark_parser, command, machine, write_json
 from harness.real_weights import hugging_face_checkpoint
@@ -170,14 +170,14 @@ def _judged(sound: Known, reading: Reading) -> Iterator[tuple[float, bool, float
 # -- Model ---------------------------------------------------------------------------------------------------
 
 
-def fit(words: Words) -> Model:
-    """Fit a logistic model by Newton's method, with a ridge on standardised features."""
-    mean, std = words.evidence.mean(0), np.maximum(words.evidence.std(0), 1e-6)
-    x = np.column_stack([np.ones(len(words.evidence)), (words.evidence - mean) / std])
-    weights, ridge = np.zeros(x.shape[1]), np.diag([0.0, *[RIDGE] * len(FEATURES)])
+def fit_logistic(evidence: Evidence, was_said: npt.NDArray[np.bool_]) -> Model:
+    """Fit by Newton's method, with a ridge on standardised features."""
+    mean, std = evidence.mean(0), np.maximum(evidence.std(0), 1e-6)
+    x = np.column_stack([np.ones(len(evidence)), (evidence - mean) / std])
+    weights, ridge = np.zeros(x.shape[1]), np.diag([0.0, *[RIDGE] * len(std)])
     for _ in range(NUM_STEPS):
         probability = 1 / (1 + np.exp(-x @ weights))
-        slope = x.T @ (words.was_said - probability) - ridge @ weights
+        slope = x.T @ (was_said - probability) - ridge @ weights
         curvature = (x.T * (probability * (1 - probability))) @ x + ridge
         weights = weights + np.linalg.solve(curvature, slope)
     own = weights[1:] / std
@@ -232,7 +232,8 @@ def main() -> None:
     words = words_of(options)
     is_even = words.number % 2 == 0
     if fitted is None:
-        fitted = fit(select(words, is_even))
+        own = select(words, is_even)
+        fitted = fit_logistic(own.evidence, own.was_said)
         WEIGHTS.parent.mkdir(exist_ok=True)
         WEIGHTS.write_bytes(msgspec.json.format(msgspec.json.encode(fitted), indent=1) + b"\n")
     table = Table("condition", "words", "said", "", "calibration error", "AUROC")

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -36,13 +35,9 @@ STATE_SHAPE: Final = (1, 1, 128)
 MAX_FRAMES: Final = 128  # in a call: 4 s, quicker than 2 s and than 8
 # Speech goes on at a probability lower by this than the one that starts it: Silero's rule.
 HYSTERESIS: Final = 0.15
-# Whether a sound holds speech (`holds_speech`).
-LIKELY: Final = 0.9
-SPELLED: Final = 0.5  # of one letter, as people spell a name: coughs and barks have 0.47 at most
-MIN_SPEECH_FRAMES: Final = 4  # 128 ms
-PHASES: Final = (0, FRAME // 3, 2 * FRAME // 3)
 # Where somebody certainly speaks, and begins to behind a pause (`first_missed_s`).
 POSSIBLE: Final = 0.4  # of every frame
+MIN_POSSIBLE_FRAMES: Final = 4  # 128 ms
 CERTAIN: Final = 0.9
 MIN_CERTAIN_FRAMES: Final = 5  # 160 ms
 PAUSE_S: Final = 31 * FRAME_S  # what comes sooner may have got a text with a time that is too early
@@ -120,26 +115,11 @@ def speech_probabilities(samples: Samples) -> Probabilities:
     return np.concatenate([detector.push(samples), detector.finish()])
 
 
-def holds_speech(samples: Samples, likely: float = LIKELY) -> bool:
-    """Return whether somebody probably speaks; doubtful text without speech is dropped.
-
-    Short sounds depend on where frames begin: unless certain at once, take the mean of three phases.
-    """
-    first, *others = PHASES
-    heard = _sustained_probability(samples, first)
-    if heard >= CERTAIN:
-        return True
-    return fmean([heard, *(_sustained_probability(samples, phase) for phase in others)]) >= likely
-
-
-def _sustained_probability(samples: Samples, phase: int) -> float:
-    return float(np.sort(_score_isolated(samples, phase))[-MIN_SPEECH_FRAMES])
-
-
-def possible_and_certain_speech_s(samples: Samples) -> tuple[list[Interval], list[Interval]]:
-    probabilities = _score_isolated(samples)[SILENCE // FRAME :]
-    possible_s = _intervals_s(probabilities, 0.0, MIN_SPEECH_FRAMES)
-    return possible_s, _intervals_s(probabilities, CERTAIN, MIN_CERTAIN_FRAMES)
+def possible_and_certain_s(frames: Probabilities) -> tuple[list[Interval], list[Interval]]:
+    return (
+        _intervals_s(frames, 0.0, MIN_POSSIBLE_FRAMES),
+        _intervals_s(frames, CERTAIN, MIN_CERTAIN_FRAMES),
+    )
 
 
 def _intervals_s(probabilities: Probabilities, threshold: float, min_frames: int) -> list[Interval]:
@@ -172,19 +152,19 @@ def _behind_pause_s(speech_s: Iterable[tuple[float, float]], min_pause_s: float)
     return None
 
 
-def _score_isolated(samples: Samples, phase: int = 0) -> Probabilities:
-    """Score evened samples between silences: short words alone are missed otherwise."""
+def frames_of(samples: Samples) -> Probabilities:
+    """Score samples that stand alone, by frames: evened, as short words alone are missed otherwise."""
     if not len(samples):
-        return speech_probabilities(np.zeros(2 * SILENCE + phase, np.float32))
+        return np.empty(0, np.float32)
     centred = _without_hum(samples - np.float32(samples.mean(dtype=np.float64)))
-    heard = _score_evened(centred, phase)
+    heard = _score_evened(centred)
     calm = _without_bursts(centred)  # bursts drown the rest: with or without them, the likelier counts
-    return heard if calm is None else np.maximum(heard, _score_evened(calm, phase))
+    return heard if calm is None else np.maximum(heard, _score_evened(calm))
 
 
-def _score_evened(centred: Samples, phase: int) -> Probabilities:
-    before, behind = np.zeros(SILENCE + phase, np.float32), np.zeros(SILENCE, np.float32)
-    return speech_probabilities(np.concatenate([before, _evened(centred), behind]))
+def _score_evened(centred: Samples) -> Probabilities:
+    silence = np.zeros(SILENCE, np.float32)
+    return speech_probabilities(np.concatenate([silence, _evened(centred), silence]))[SILENCE // FRAME :]
 
 
 def _evened(centred: Samples) -> Samples:

@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from asr_server.audio.voice import possible_and_certain_speech_s
-from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, Samples
+from asr_server.audio.voice import FRAME_S, Probabilities, frames_of, possible_and_certain_s
+from asr_server.core import Chunk, ChunkResult
 from asr_server.levels import Interval, joined
 from asr_server.transcription.segments import between
 
@@ -28,18 +28,23 @@ LOUD: Final = 0.5  # of the level of the stretches: what lies between them may h
 
 
 class Heard(msgspec.Struct, frozen=True):
-    """When speech in a chunk is possible and when certain, on the file's clock, and what is to be read."""
+    """When speech in a chunk is possible and when certain, on the file's clock, and what is to be read.
+
+    `frames` are the detector's probabilities from the chunk's start.
+    """
 
     chunk: Chunk
     stretches: Sequence[Chunk]  # of the chunk, to be read one after another
     possible_s: Sequence[Interval] = ()
     certain_s: Sequence[Interval] = ()
+    frames: Probabilities = np.empty(0, np.float32)
     is_loud_between: bool = False  # much sound is left out between the stretches
     is_checked: bool = False
     is_copy: bool = False  # of the other channel, and therefore silent
 
     @property
     def uncut(self) -> Heard:
+        """Return the chunk as one, to be judged by its text alone: sound deafens the detector."""
         return Heard(self.chunk, [self.chunk], (), self.certain_s, is_checked=True)
 
     @property
@@ -73,6 +78,15 @@ class Heard(msgspec.Struct, frozen=True):
     def certainly_spoken_s(self, start_s: float, end_s: float) -> float:
         return sum(last_s - first_s for first_s, last_s in self.certain(start_s, end_s))
 
+    def voice(self, start_s: float, end_s: float) -> Probabilities | None:
+        """Return the frames between two times, and a little beside them; None: nobody has listened."""
+        if not len(self.frames):
+            return None
+        first, end = (
+            (time_s - self.chunk.start_s) / FRAME_S for time_s in (start_s - MARGIN_S, end_s + MARGIN_S)
+        )
+        return self.frames[max(0, math.floor(first)) : max(0, math.ceil(end))]
+
     def is_surely_speech(self, start_s: float, end_s: float) -> bool:
         return self.certainly_spoken_s(start_s, end_s) >= SURELY_S
 
@@ -98,7 +112,8 @@ class Heard(msgspec.Struct, frozen=True):
 
 def hear(chunk: Chunk) -> Heard:
     """Run the detector; cut the chunk at long gaps in speech. Without speech it stays whole, unread."""
-    possible_s, certain_s = possible_and_certain_speech_s(chunk.samples)
+    frames = frames_of(chunk.samples)
+    possible_s, certain_s = possible_and_certain_s(frames)
     intervals_s = _stretches_s(possible_s, chunk.duration_s) if possible_s else []
     stretches = [between(chunk, start_s, end_s) for start_s, end_s in intervals_s] or [chunk]
     is_cut = sum(len(stretch.samples) for stretch in stretches) < len(chunk.samples)
@@ -107,7 +122,7 @@ def hear(chunk: Chunk) -> Heard:
         [(chunk.start_s + start_s, chunk.start_s + end_s) for start_s, end_s in intervals_s]
         for intervals_s in (possible_s, certain_s)
     )
-    return Heard(chunk, stretches, possible_s, certain_s, is_loud, is_checked=True)
+    return Heard(chunk, stretches, possible_s, certain_s, frames, is_loud, is_checked=True)
 
 
 def _stretches_s(speech_s: Sequence[Interval], duration_s: float) -> list[Interval]:
@@ -132,8 +147,3 @@ def _is_loud(stretches: Sequence[Chunk], chunk: Chunk) -> bool:
         first = stretch.start_sample - chunk.start_sample
         is_left_out[first : first + len(stretch.samples)] = False
     return bool(np.std(chunk.samples[is_left_out]) >= LOUD * np.std(chunk.samples[~is_left_out]))
-
-
-def samples_around(start_s: float, end_s: float, chunk: Chunk) -> Samples:
-    first, end = (start_s - MARGIN_S) * SAMPLE_RATE, (end_s + MARGIN_S) * SAMPLE_RATE
-    return chunk.samples[max(0, round(first)) : round(end)]

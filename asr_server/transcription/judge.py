@@ -13,18 +13,17 @@ from itertools import groupby
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from asr_server.audio.voice import SHORT_PAUSE_S, first_missed_s
 from asr_server.checkpoint.tokenizer import MIN_TAIL_S, Tokenizer, num_letters
-from asr_server.core import Chunk, ChunkResult, DroppedSegment, Word
+from asr_server.core import Chunk, Word
 from asr_server.levels import Interval
+from asr_server.transcription.confidence import segment_evidence, segment_probability
 from asr_server.transcription.heard import SURELY_S, Heard
 from asr_server.transcription.segments import DecodedPart, Span, ending_at, on_frame_s, with_dropped
 
-DOUBTFUL_LOGPROB: Final = -0.6
-DOUBTFUL_NO_SPEECH: Final = 0.2
-SURE_LOGPROB: Final = -0.4  # what is invented for music is often one probable short sentence
+LEAST_SAID: Final = 0.5  # the probability from which a segment counts as said
+SURELY_SAID: Final = 0.9
 FULL_LETTERS_PER_S: Final = 5.0  # a reader says 11 to 17: text of less has lost the times of its words
 MIN_LETTERS: Final = 12  # people say shorter sentences twice ("Yes, yes.")
 MOST_LETTERS_PER_S: Final = 30.0  # nobody says more
@@ -49,7 +48,6 @@ class Known(msgspec.Struct, frozen=True):
     before: str = ""  # letters of the segment before the part
     is_before_cramped: bool = False  # it has no room for its words
     num_sent: int = 0  # leading segments that a client has already
-    voiceless: Collection[int] = ()  # doubtful segments in which the detector hears nobody
     may_go_on: bool = True  # whether a tail can be read
     may_complete: bool = True  # whether speech without words can be read again
 
@@ -71,9 +69,7 @@ def judge(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart:
 
 def may_leave(early: DecodedPart, chunk: Chunk, known: Known) -> bool:
     """Return whether closed segments of a part under way stand, whatever follows."""
-    spans = early.spans if known.heard.is_checked else ()
-    voiceless = [number for number, span in enumerate(spans) if is_doubtful(span, early)]
-    known = msgspec.structs.replace(known, voiceless=voiceless, num_sent=0)
+    known = msgspec.structs.replace(known, num_sent=0)
     early = msgspec.structs.replace(early, tail_s=early.spans[-1].end_s if early.spans else 0.0)
     is_kept = judge(early, chunk, known) == early and not tells_again(early, known)
     is_kept &= not any(is_cramped(span, early, known.heard, known.tokenizer) for span in early.spans)
@@ -133,36 +129,36 @@ def _has_room(span: Span, part: DecodedPart, heard: Heard, letters: int) -> bool
     return not heard.certain_s or spoken_s >= letters / MOST_LETTERS_PER_S
 
 
-def is_doubtful(span: Span, part: DecodedPart) -> bool:
-    return _are_doubtful(span.logprobs, part.result)
+def said_probability(span: Span, part: DecodedPart, known: Known, is_heard: bool = True) -> float:
+    """Return how probable it is that somebody says this text, without `is_heard` by its likelihood alone."""
+    start_s, end_s = part.start_s + span.start_s, part.start_s + span.end_s
+    frames = known.heard.voice(start_s, end_s) if is_heard else None
+    num, no_speech_prob = known.tokenizer.num_letters(span.tokens), part.result.no_speech_prob
+    return segment_probability(segment_evidence(span.logprobs, no_speech_prob, num, end_s - start_s, frames))
 
 
-def _are_doubtful(logprobs: Sequence[float], result: ChunkResult) -> bool:
-    return float(np.mean(logprobs)) < DOUBTFUL_LOGPROB or result.no_speech_prob > DOUBTFUL_NO_SPEECH
+def is_said(span: Span, part: DecodedPart, known: Known) -> bool:
+    return not known.heard.is_checked or said_probability(span, part, known) >= LEAST_SAID
 
 
-def is_trusted(result: ChunkResult, text: str, duration_s: float) -> bool:
-    if not result.logprobs or num_letters(text) < FULL_LETTERS_PER_S * duration_s:
-        return False
-    is_probable = float(np.mean(result.logprobs)) >= SURE_LOGPROB
-    return is_probable or not _are_doubtful(result.logprobs, result)
+def is_drowned(span: Span, part: DecodedPart, known: Known) -> bool:
+    """Return whether a text is likely but the detector is in doubt, as under loud music."""
+    is_likely = said_probability(span, part, known, is_heard=False) >= LEAST_SAID
+    return is_likely and said_probability(span, part, known) < SURELY_SAID
 
 
-def is_filler(dropped: DroppedSegment) -> bool:
-    """Return whether dropped text tells of no speech beside it: for music a model invents a word or two."""
-    return dropped.reason == "echo" or len(dropped.text.strip().encode()) <= MAX_FILLER_BYTES
-
-
-def is_surely_spoken(span: Span, part: DecodedPart, heard: Heard) -> bool:
-    return heard.is_surely_speech(part.start_s + span.start_s, part.start_s + span.end_s)
+def is_trusted(part: DecodedPart, known: Known) -> bool:
+    """Return whether all text is said and fills its time."""
+    num = known.tokenizer.num_letters(part.result.tokens)
+    is_full = num >= max(1.0, FULL_LETTERS_PER_S * part.duration_s)
+    return is_full and all(is_said(span, part, known) for span in part.spans)
 
 
 def _without_inventions(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart:
-    """Drop voiceless segments. If speech follows one, end the part before it: its time was too early."""
+    """Drop what nobody says. If speech follows it, end the part before it: its time was too early."""
     kept: list[Span] = []
     for number, span in enumerate(part.spans):
-        is_voiceless = number in known.voiceless and not is_surely_spoken(span, part, known.heard)
-        if number < known.num_sent or not is_voiceless:
+        if number < known.num_sent or is_said(span, part, known):
             kept.append(span)
             continue
         behind_s = known.heard.certain(part.start_s + span.start_s, part.start_s + part.duration_s)

@@ -17,13 +17,12 @@ import msgspec
 
 from asr_server import metrics
 from asr_server.audio.recording import ChunkSource, PreprocessPool, Recording
-from asr_server.audio.voice import LIKELY, SPELLED, holds_speech
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.transcription import judge, segments
 from asr_server.transcription.channels import ClearChannels, SplitChannels
-from asr_server.transcription.heard import Heard, hear, samples_around
+from asr_server.transcription.heard import Heard, hear
 from asr_server.transcription.judge import Known
 from asr_server.transcription.language import LanguageDetector, joint_logprob
 from asr_server.transcription.progress import ChunkProgress, EarlyResults, PreviousText, StallWatch
@@ -121,6 +120,7 @@ class _Reading:
         self._tokenizer, self._stats = self.reader.tokenizer, self.reader.handle.stats
         self._prompt_before = self.previous_text.tokens
         self._is_alone = False  # the next stretch is read without the text before: the last one repeated it
+        self._drowned_s: list[float] = []  # where likely text is heard badly
         self._doubted_from_s: float | None = None  # in the file: as one from there, the text was in doubt
 
     async def run(self) -> list[DecodedPart]:
@@ -152,9 +152,10 @@ class _Reading:
         may_complete = may_go_on and stretch.num_completions < MAX_COMPLETIONS
         known = self._known(may_go_on, may_complete)
         decoded = self._decode(chunk, await self._result(chunk, options, known), options)
-        num_sent = self.progress.num_spans(part=len(self.parts))
-        voiceless = await self._voiceless(decoded, chunk, num_sent)
-        known = msgspec.structs.replace(known, num_sent=num_sent, voiceless=voiceless)
+        self._drowned_s += [
+            decoded.start_s + span.start_s for span in decoded.spans if judge.is_drowned(span, decoded, known)
+        ]
+        known = msgspec.structs.replace(known, num_sent=self.progress.num_spans(part=len(self.parts)))
         return self._add(judge.judge(decoded, chunk, known), known)
 
     def _options(self, chunk: Chunk, is_last: bool) -> DecodingOptions:
@@ -239,22 +240,6 @@ class _Reading:
         metrics.words_guessed.inc(sum(len(span.words) for span in part.spans))
         return part
 
-    async def _voiceless(self, part: DecodedPart, chunk: Chunk, num_sent: int) -> set[int]:
-        """Return the doubtful segments without a voice; all behind one are in doubt too."""
-        voiceless: set[int] = set()
-        if not self.reader.check_voice:
-            return voiceless
-        for number, span in enumerate(part.spans):
-            is_in_doubt = number >= num_sent and (voiceless or judge.is_doubtful(span, part))
-            if not is_in_doubt or judge.is_surely_spoken(span, part, self.heard):
-                continue
-            likely = SPELLED if self._tokenizer.num_letters(span.tokens) == 1 else LIKELY
-            with self.reader.watch.waiting_for_pool():
-                samples = samples_around(span.start_s, span.end_s, chunk)
-                if not await self.reader.pool.run(holds_speech, samples, likely):
-                    voiceless.add(number)
-        return voiceless
-
     def _add(self, part: DecodedPart, known: Known) -> DecodedPart:
         if judge.tells_again(part, known):
             self._drop_last()
@@ -283,7 +268,7 @@ class _Reading:
         chunk, heard = self.heard.chunk, self.heard.uncut
         sent, end_s = self._sent()
         rest = segments.rest_of(chunk, max(0, round(end_s * SAMPLE_RATE) - chunk.start_sample))
-        if rest.start_s == self._doubted_from_s or not self._has_lost_text(rest):
+        if rest.start_s == self._doubted_from_s or not any(at_s >= rest.start_s for at_s in self._drowned_s):
             return False
         self._stats.on_read_again("uncut")
         language = self.language or self.reader.language.code
@@ -310,20 +295,15 @@ class _Reading:
         end_s = spans[-1].end_s if spans else 0.0
         return [*before, segments.ending_at(last, len(spans), end_s)], last.start_s + end_s
 
-    def _has_lost_text(self, rest: Chunk) -> bool:
-        dropped = (each for part in self.parts for each in part.dropped if not judge.is_filler(each))
-        return any(rest.start_s <= each.start_s < rest.start_s + rest.duration_s for each in dropped)
-
     async def _read_trusted(self, chunk: Chunk) -> bool:
         """Return False if the text is in doubt, as what higher temperatures make of it would be."""
         options, known = self._options(chunk, is_last=False), self._known(may_go_on=True, may_complete=True)
         options = msgspec.structs.replace(options, temperatures=options.temperatures[:1])
         result = await self._result(chunk, options, known)
-        if result.is_implausible(options):
+        decoded = self._decode(chunk, result, options)
+        if result.is_implausible(options) or not judge.is_trusted(decoded, known):
             return False
-        if not judge.is_trusted(result, self._tokenizer.decode(result.tokens), chunk.duration_s):
-            return False
-        part = self._add(judge.judge(self._decode(chunk, result, options), chunk, known), known)
+        part = self._add(judge.judge(decoded, chunk, known), known)
         for rest in segments.unread(chunk, part):
             await self._read_whole(rest)
         return True

@@ -60,14 +60,14 @@ def _scene(place: str, sound: str, rng: Random, half: int) -> Speech:
     parts, said = [silence(rng.uniform(0.1, 1.0))], list[SaidSentence]()
     for number, (text, spoken) in enumerate(_said(rng, half)):
         if place == "between" or (place == "behind" and number % 2 == 0):
-            parts.append(_sound(sound, round(rng.uniform(3, 20) * SAMPLE_RATE), level_db, rng, half))
+            parts.append(game_sound(sound, round(rng.uniform(3, 20) * SAMPLE_RATE), level_db, rng, half))
         parts.append(silence(float(np.exp(rng.uniform(np.log(0.05), np.log(1.5))))))
         at_s = sum(map(len, parts)) / SAMPLE_RATE
         said.append(SaidSentence(text, at_s, at_s + len(spoken) / SAMPLE_RATE))
         parts.append(with_sound_at(spoken, LEVEL_DB))
     samples = np.concatenate([*parts, silence(rng.uniform(0.3, 3.0))])
     if place == "under":
-        samples = samples + _sound(sound, len(samples), level_db, rng, half)
+        samples = samples + game_sound(sound, len(samples), level_db, rng, half)
     return Speech(np.clip(samples, -1, 1), tuple(said))
 
 
@@ -89,7 +89,7 @@ def _files(is_music: bool, half: int) -> list[Path]:
     return [path for path in paths if (soundfile.info(path).duration >= MUSIC_S) == is_music]
 
 
-def _sound(kind: str, count: int, level_db: float, rng: Random, half: int) -> Samples:
+def game_sound(kind: str, count: int, level_db: float, rng: Random, half: int) -> Samples:
     """Return so many samples."""
     sound = np.zeros(count, np.float32)
     if kind in ("music", "both"):

@@ -17,7 +17,7 @@ import pytest_asyncio
 import soundfile
 
 from asr_server.annexes.offline.local import LocalTranscriber, TranscribeJob
-from asr_server.audio.voice import possible_and_certain_speech_s
+from asr_server.audio.voice import frames_of, possible_and_certain_s
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, TEMPERATURE_LADDER, DecodingOptions, Samples, Transcript
 from asr_server.errors import AudioTooShort
@@ -282,4 +282,4 @@ async def test_nothing_is_said_behind_the_last_segment(base: Base) -> None:
     transcript = await base.hear(sound)
     end_s = transcript.segments[-1].end_s
     behind = sound[round((end_s + 0.2) * SAMPLE_RATE) :]
-    assert possible_and_certain_speech_s(behind)[1] == []
+    assert possible_and_certain_s(frames_of(behind))[1] == []

@@ -259,7 +259,7 @@ async def test_what_was_sent_stands_when_the_rest_of_its_chunk_is_read_in_one_pi
     first, second = digits("1").samples, digits("2").samples
     spoken_s = len(first) / SAMPLE_RATE
     app.replica.early = say(t(0.1), *words("1"), t(spoken_s), finish_reason="length")
-    in_noise = say(t(spoken_s + 0.3), *words("937"), t(spoken_s + 0.9), avg_logprob=-0.9)
+    in_noise = say(t(spoken_s + 0.3), *words("937"), t(spoken_s + 0.9), avg_logprob=-0.9, no_speech_prob=0.6)
     piece = msgspec.structs.replace(
         in_noise,
         tokens=app.replica.early.tokens + in_noise.tokens,
