@@ -130,7 +130,7 @@ def _log(event: Event) -> None:
 
 
 class HeartbeatThread(threading.Thread):
-    """Send heartbeats in any case, to distinguish a frozen engine from a busy one."""
+    """Send heartbeats in any case, to distinguish a frozen process from a busy one."""
 
     def __init__(self, server: EngineServer) -> None:
         super().__init__(name="heartbeat", daemon=True)

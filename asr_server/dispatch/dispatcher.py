@@ -103,7 +103,7 @@ class Dispatcher:
         self.serve_in_order()
 
     async def stop(self) -> None:
-        """Fail waiting chunks and end the replicas."""
+        """Fail all chunks and end the replicas."""
         self.fail_all(self._refusal or _no_engine)
         await self.supervisor.stop()
 

@@ -1,4 +1,4 @@
-"""A request's place in the dispatcher, and the order in which chunks are sent.
+"""A request's handle, and the order in which chunks are sent.
 
 Keys take turns by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): next is the key that was
 served least since it has had chunks waiting. Within a key, requests share by self-clocked fair queueing
@@ -70,7 +70,7 @@ class RequestHandle:
         on_language: OnLanguage | None = None,
         on_early_result: OnEarlyResult | None = None,
     ) -> ChunkResult:
-        """Send one chunk and wait for its result.
+        """Send one stretch of a chunk and wait for its result.
 
         `on_language` chooses from the probabilities if `options.language` is None. `on_early_result` gets
         the closed segments if `options.early_results` is set; another replica may report different ones.

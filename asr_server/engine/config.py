@@ -34,7 +34,7 @@ SLOT_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.6}  # of what is free once the weigh
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Only the model, its precision and `short_audio` change results.
+    """Only the model, its precision, `beam_size` and `short_audio` change results.
 
     0, "auto" and None leave the choice to `resolved`.
     """

@@ -83,7 +83,7 @@ class CpuEncoder:
         self._workers = ThreadPoolExecutor(config.compute_workers, thread_name_prefix="encode")
 
     def start(self, slots: Sequence[int], chunks: Sequence[Samples]) -> Pending:
-        """Fill the audio part of these slots."""
+        """Fill these audio slots."""
         encodes = [partial(self._encode, *each) for each in zip(slots, chunks, strict=True)]
         if len(encodes) == 1 and not self._has_ranks:  # whose sums cross one after another
             return LoneEncode(encodes[0], self._workers, self._num_threads)
@@ -121,9 +121,9 @@ class CudaEncoder:
 
     @torch.inference_mode()
     def start(self, slots: Sequence[int], chunks: Sequence[Samples]) -> Pending:
-        """Launch what fills the audio part of these slots."""
+        """Launch what fills these audio slots."""
         worker, decoding = next(self._workers), torch.cuda.current_stream()
-        worker.stream.wait_stream(decoding)  # which may still move a chunk out of one of the slots
+        worker.stream.wait_stream(decoding)  # which may still read what was in one of them
         batches: dict[int, list[tuple[int, Samples]]] = {}
         for slot, chunk in zip(slots, chunks, strict=True):
             batches.setdefault(self.window.positions_for(len(chunk)), []).append((slot, chunk))

@@ -33,7 +33,7 @@ class SlotStart:
 
 
 class Choice(NamedTuple):
-    """What a step chooses for each row."""
+    """The choice of a step for each row."""
 
     tokens: Tensor  # [B]
     logprobs: Tensor  # [B]

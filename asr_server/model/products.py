@@ -158,7 +158,7 @@ class Int8Weight:
 
 
 class Int8EncoderWeight(Int8Weight):
-    """Where GELU follows, multiply and apply it in one pass, with one scale for all rows: one chunk's."""
+    """Apply GELU, where asked for, in the same pass, with one scale for all rows: they are one chunk's."""
 
     def product(self, x: Tensor, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
         if not gelu:

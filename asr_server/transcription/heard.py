@@ -20,8 +20,8 @@ SURELY_S: Final = 0.5  # of certain speech: Whisper's own judgement counts no mo
 # the detector.
 MARGIN_S: Final = 0.2
 MIN_SILENCE_S: Final = 0.4  # that parts words
-NO_SPEECH_S: Final = 3.0  # of sound in which nobody may be speaking, at least: it is not given to the model,
-KEPT_S: Final = 1.0  # but for this much beside speech
+NO_SPEECH_S: Final = 3.0  # of sound without speech, at least: it is left out, but for `KEPT_S`
+KEPT_S: Final = 1.0  # of it beside speech
 LANGUAGE_S: Final = 1.0  # of certain speech, by which a language is known
 LANGUAGE_PAUSE_S: Final = 0.2  # between two languages, as the detector hears it: a tenth less than it is
 LOUD: Final = 0.5  # of the level of the stretches: what lies between them may hide speech

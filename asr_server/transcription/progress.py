@@ -1,6 +1,7 @@
 """Hold the final text of a chunk under way and the prompt of its next part; end a request that stands still.
 
-Closed segments that a replica reports (`EarlyResult`) stay: if the rest fails, the part ends with them.
+Closed segments that a replica reports (`EarlyResult`) stay: a result that would take them back is dropped,
+and the part ends with them.
 """
 
 import asyncio

@@ -57,7 +57,7 @@ class DecodedPart(msgspec.Struct, frozen=True):
     channel: int = 0
     dropped: tuple[DroppedSegment, ...] = ()  # text that it was read with
     split_s: float | None = None  # from the start of the tail: there it is parted, to be read in two
-    reason: ReadAgainReason = "unread_tail"  # the tail is read
+    reason: ReadAgainReason = "unread_tail"  # why the tail is read
 
     @property
     def read_to_s(self) -> float:

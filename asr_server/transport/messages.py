@@ -1,6 +1,6 @@
 """Messages between the API process and a replica.
 
-Commands go to a replica, events come back; both name (request, chunk, part, attempt).
+Commands go to a replica, events come back; what is about a chunk names (handle, chunk, part, attempt).
 """
 
 from typing import Final, Protocol

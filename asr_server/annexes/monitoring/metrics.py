@@ -85,7 +85,7 @@ def _of_server(state: AppState) -> Iterator[Metric]:
     yield _counter("asr_realtime_turns", "Realtime turns completed or failed.", sessions.num_turns)
     pool, stats = state.pool, state.pool.stats
     yield _gauge("asr_preprocess_workers", "Threads that decode and split audio.", pool.num_workers)
-    yield _gauge("asr_preprocess_queue_depth", "Slices waiting for a thread.", stats.queued)
+    yield _gauge("asr_preprocess_queue_depth", "Tasks waiting for a thread.", stats.queued)
     yield _gauge("asr_preprocess_busy", "Threads at work.", stats.busy)
     yield _gauge("asr_preprocess_held_bytes", "Samples decoded, not yet in a chunk.", pool.held_bytes)
     yield _counter("asr_preprocess_slices", "Slices decoded.", stats.slices)
