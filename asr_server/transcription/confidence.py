@@ -1,6 +1,6 @@
-"""Say of each word, and of each segment, how probable it is that it was said: logistic models.
+"""Say of each word how probable it is that it was said: a logistic model of what its tokens tell.
 
-The words' weights are fitted by `benchmarks/confidence.py`, the segments' by `tools/fit_segments.py`.
+The weights are fitted by `benchmarks/confidence.py`, where other evidence was tried and adds nothing.
 """
 
 import math
@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 FOLDER: Final = Path(__file__).parents[1] / "models" / "confidence"
 WEIGHTS: Final = FOLDER / "words.json"
-SEGMENT_WEIGHTS: Final = FOLDER / "segments.json"
 LEAST_PROBABILITY: Final = 1e-4  # of a token: beyond it one would decide alone
 NUM_DIGITS: Final = 4
 
@@ -69,55 +68,3 @@ def evidence_of(words: Sequence[TokensOfWord]) -> Evidence:
 def _logit(probability: float) -> float:
     inside = min(max(probability, LEAST_PROBABILITY), 1 - LEAST_PROBABILITY)
     return math.log(inside / (1 - inside))
-
-
-# -- Of segments ---------------------------------------------------------------------------------------------
-
-SEGMENT_FEATURES: Final = (
-    "mean log-probability of its tokens",
-    "logit of the chunk's no-speech probability",
-    "logarithm of its letters",
-    "logarithm of its seconds",
-    "logit of the fourth best frame of the detector",
-)
-LEAST_LOGPROB: Final = -2.0  # below it all text is the same
-LEAST_FRAME: Final = 1e-3
-BEST_FRAME: Final = 4  # 128 ms of speech
-LEAST_S: Final = 0.5  # of a segment: shorter times tell nothing
-
-
-class SegmentModel(msgspec.Struct, frozen=True):
-    heard: Model
-    unheard: Model  # without the detector's frames
-
-
-@cache
-def segment_model() -> SegmentModel:
-    return msgspec.json.decode(SEGMENT_WEIGHTS.read_bytes(), type=SegmentModel)
-
-
-def segment_probability(evidence: Sequence[float]) -> float:
-    """Return how probable it is that a segment was said; where nobody has listened, by its text alone."""
-    both = segment_model()
-    is_heard = len(evidence) == len(both.heard.weights)
-    return (both.heard if is_heard else both.unheard).probabilities(np.array([evidence]))[0]
-
-
-def segment_evidence(
-    logprobs: Sequence[float],
-    no_speech_prob: float,
-    num_letters: int,
-    duration_s: float,
-    frames: npt.NDArray[np.float32] | None,
-) -> list[float]:
-    """Return the values of `SEGMENT_FEATURES`; those of the detector where it has listened."""
-    text = [
-        max(LEAST_LOGPROB, fmean(logprobs)),
-        _logit(no_speech_prob),
-        math.log(max(1, num_letters)),
-        math.log(max(LEAST_S, duration_s)),
-    ]
-    if frames is None:
-        return text
-    best = np.sort(frames)[-BEST_FRAME] if len(frames) >= BEST_FRAME else 0.0
-    return [*text, _logit(max(LEAST_FRAME, float(best)))]
