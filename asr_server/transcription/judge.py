@@ -213,7 +213,7 @@ def _until_wordless(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPar
 
 def _wordless_s(part: DecodedPart, known: Known) -> Iterator[Interval]:
     words = [word for span in part.spans for word in span.words]
-    if not words:
+    if part.spans and not words:  # a part under way
         return
     sent_to_s = _end_s(part.spans[known.num_sent - 1]) if known.num_sent else 0.0
     certain_s = [

@@ -61,6 +61,17 @@ def test_where_somebody_speaks_behind_what_nobody_says_it_is_read_again_from_the
     assert (last.spans, last.tail_s) == (part.spans[1:], None), "there is no further part"
 
 
+def test_speech_of_which_all_text_is_dropped_is_read_in_two() -> None:
+    part, chunk = part_of((0.0, 12.0, UNLIKELY), no_speech_prob=0.9)
+    spoken = known((0.1, 4.0), (5.0, 9.0)).heard
+    heard = msgspec.structs.replace(
+        spoken, frames=np.zeros_like(spoken.frames), certain_s=spoken.certain_s[:1]
+    )
+    found = judge(part, chunk, Known(heard, TOKENIZER))
+    assert (found.spans, found.tail_s) == ((), 0.0)
+    assert found.split_s == pytest.approx(4.5, abs=0.011)
+
+
 def test_the_same_audio_is_not_read_again_nor_that_of_kept_text() -> None:
     part, chunk = part_of((0.0, 0.4, UNLIKELY), no_speech_prob=0.6)
     assert judge(part, chunk, known((0.7, 0.9))).tail_s is None
