@@ -37,7 +37,6 @@ from asr_server.transcription.heard import (
     SEGMENT_WEIGHTS,
     Heard,
     SegmentModel,
-    segment_evidence,
     segment_model,
 )
 from asr_server.transcription.judge import Known
@@ -158,13 +157,7 @@ class Recorder:
     def judge(self, part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart:
         for span in part.spans:
             interval_s = part.start_s + span.start_s, part.start_s + span.end_s
-            values = segment_evidence(
-                span.logprobs,
-                part.result.no_speech_prob,
-                known.tokenizer.num_letters(span.tokens),
-                span.end_s - span.start_s,
-                known.heard.voice(*interval_s),
-            )
+            values = judge.evidence_of(span, part, known)
             text = known.tokenizer.decode(span.tokens)
             self.found.append(Evidence(self.sound.get(), interval_s, text, values))
         return part

@@ -128,12 +128,16 @@ def _has_room(span: Span, part: DecodedPart, heard: Heard, letters: int) -> bool
     return not heard.certain_s or spoken_s >= letters / MOST_LETTERS_PER_S
 
 
-def said_probability(span: Span, part: DecodedPart, known: Known, is_heard: bool = True) -> float:
-    """Return how probable it is that somebody says this text, without `is_heard` by its likelihood alone."""
+def evidence_of(span: Span, part: DecodedPart, known: Known, is_heard: bool = True) -> list[float]:
     start_s, end_s = part.start_s + span.start_s, part.start_s + span.end_s
     frames = known.heard.voice(start_s, end_s) if is_heard else None
     num, no_speech_prob = known.tokenizer.num_letters(span.tokens), part.result.no_speech_prob
-    return segment_probability(segment_evidence(span.logprobs, no_speech_prob, num, end_s - start_s, frames))
+    return segment_evidence(span.logprobs, no_speech_prob, num, end_s - start_s, frames)
+
+
+def said_probability(span: Span, part: DecodedPart, known: Known, is_heard: bool = True) -> float:
+    """Return how probable it is that somebody says this text, without `is_heard` by its likelihood alone."""
+    return segment_probability(evidence_of(span, part, known, is_heard))
 
 
 def is_said(span: Span, part: DecodedPart, known: Known) -> bool:
