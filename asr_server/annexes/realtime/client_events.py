@@ -57,6 +57,11 @@ class AlawFormat(_Part, tag_field="type", tag="audio/pcma", frozen=True, kw_only
 
 
 AudioFormat = PcmFormat | UlawFormat | AlawFormat
+OLD_FORMATS: Final[dict[str, AudioFormat]] = {
+    "pcm16": PcmFormat(),
+    "g711_ulaw": UlawFormat(),
+    "g711_alaw": AlawFormat(),
+}
 
 
 class NoiseReduction(_Part, frozen=True, kw_only=True):
@@ -116,14 +121,9 @@ class OldSessionFields(_Part, frozen=True, kw_only=True):
     client_secret: dict[str, object] | UnsetType | None = UNSET
 
     def renamed(self) -> SessionFields:
-        formats: dict[str, AudioFormat] = {
-            "pcm16": PcmFormat(),
-            "g711_ulaw": UlawFormat(),
-            "g711_alaw": AlawFormat(),
-        }
         given = self.input_audio_format
         update = InputUpdate(
-            format=UNSET if given is UNSET else formats[given],
+            format=UNSET if given is UNSET else OLD_FORMATS[given],
             transcription=self.input_audio_transcription,
             turn_detection=self.turn_detection,
         )

@@ -155,14 +155,13 @@ def describe(config: SessionConfig, session_id: str, expires_at: int) -> out.Ses
 
 
 def described_for_beta_clients(session: out.Session) -> dict[str, Any]:
-    formats = {"audio/pcm": "pcm16", "audio/pcmu": "g711_ulaw", "audio/pcma": "g711_alaw"}
-    today = msgspec.to_builtins(session)
-    given = today["audio"]["input"]
-    return {name: today[name] for name in ("id", "object", "expires_at", "include")} | {
-        "input_audio_format": formats[given["format"]["type"]],
+    old_names = {format: name for name, format in client.OLD_FORMATS.items()}
+    given = session.audio.input
+    return {name: getattr(session, name) for name in ("id", "object", "expires_at", "include")} | {
+        "input_audio_format": old_names[given.format],
         "input_audio_noise_reduction": None,
-        "input_audio_transcription": given["transcription"],
-        "turn_detection": given["turn_detection"],
+        "input_audio_transcription": given.transcription,
+        "turn_detection": given.turn_detection,
     }
 
 
