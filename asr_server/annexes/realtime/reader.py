@@ -17,7 +17,7 @@ import numpy as np
 
 from asr_server.annexes.realtime import server_events as out
 from asr_server.annexes.realtime import turn_types as turns
-from asr_server.annexes.realtime.turn_types import Event, SpeakerSegment, TurnRead
+from asr_server.annexes.realtime.turn_types import Event, TurnRead
 from asr_server.annexes.speakers.labels import UNKNOWN, Turn, label_segments
 from asr_server.annexes.speakers.track import Person, SpeakerTrack
 from asr_server.api.errors import body_of
@@ -292,7 +292,7 @@ class TurnReader:
                 read = outcome.text, outcome.language, self._logprobs(outcome), self._words(outcome)
                 end = round(outcome.end_s * SAMPLE_RATE)
                 self.report(turns.ChunkRead(self.item_id, *read, end))
-        segments: tuple[SpeakerSegment, ...] = ()
+        segments: tuple[Segment, ...] = ()
         if error is None:
             try:
                 segments = await self._labelled(deltas)
@@ -304,16 +304,13 @@ class TurnReader:
         else:
             self.report(self._read_whole(deltas, segments))
 
-    async def _labelled(self, deltas: list[TranscriptDelta]) -> tuple[SpeakerSegment, ...]:
+    async def _labelled(self, deltas: list[TranscriptDelta]) -> tuple[Segment, ...]:
         segments = [segment for delta in deltas for segment in delta.segments]
         if not self.speakers or not segments:
             return ()
         bytes_of = self.model.transcriber.tokenizer.decode_bytes
-        return tuple(
-            SpeakerSegment(each.start_s, each.end_s, each.text.strip(), each.speaker or UNKNOWN)
-            for each in await self.speakers.label(segments, bytes_of)
-            if each.text.strip()
-        )
+        labelled = await self.speakers.label(segments, bytes_of)
+        return tuple(each for each in labelled if each.text.strip())
 
     def _logprobs(self, delta: TranscriptDelta) -> tuple[TokenLogprob, ...] | None:
         return delta.logprobs if self.options.token_logprobs else None
@@ -323,7 +320,7 @@ class TurnReader:
             return ()
         return tuple(word for segment in delta.segments for word in segment.words)
 
-    def _read_whole(self, deltas: list[TranscriptDelta], segments: tuple[SpeakerSegment, ...]) -> TurnRead:
+    def _read_whole(self, deltas: list[TranscriptDelta], segments: tuple[Segment, ...]) -> TurnRead:
         logprobs = tuple(entry for delta in deltas for entry in delta.logprobs)
         languages = dict.fromkeys(delta.language for delta in deltas if delta.text and delta.language)
         return TurnRead(

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from asr_server.annexes.realtime import server_events as out
 from asr_server.annexes.realtime import turn_types as turns
 from asr_server.annexes.realtime.turn_types import SAMPLES_PER_MS, Effect, Event, State, Step, Turn
+from asr_server.annexes.speakers.labels import UNKNOWN
 from asr_server.api.schemas import ErrorDetail
 from asr_server.core import SAMPLE_RATE, TokenLogprob
 from asr_server.language_codes import continuation
@@ -240,10 +241,10 @@ def _segments(turn: Turn, event: turns.TurnRead) -> list[out.SpokenSegment]:
         out.SpokenSegment(
             item_id=turn.item_id,
             id=f"seg_{tag}_{number:03d}",
-            speaker=each.speaker,
+            speaker=each.speaker or UNKNOWN,
             start=round(start_s + each.start_s, 3),
             end=round(start_s + each.end_s, 3),
-            text=each.text,
+            text=each.text.strip(),
         )
         for number, each in enumerate(event.segments, 1)
     ]

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from asr_server.annexes.realtime import server_events as out
-from asr_server.core import SAMPLE_RATE, TokenLogprob, Word
+from asr_server.core import SAMPLE_RATE, Segment, TokenLogprob, Word
 from asr_server.language_codes import UNSPACED
 
 HELD_BACK: Final = 3  # words at a reading's end that may yet change
@@ -154,21 +154,12 @@ class ChunkRead(msgspec.Struct, frozen=True):
     num_samples: int = 0  # of the turn, up to the chunk's end
 
 
-class SpeakerSegment(msgspec.Struct, frozen=True):
-    """Text of one speaker; times are seconds from the turn's start."""
-
-    start_s: float
-    end_s: float
-    text: str
-    speaker: str
-
-
 class TurnRead(msgspec.Struct, frozen=True):
     item_id: str
     duration_s: float
     languages: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
-    segments: tuple[SpeakerSegment, ...] = ()  # where speakers were asked for
+    segments: tuple[Segment, ...] = ()  # where speakers were asked for; times are from the turn's start
 
 
 class TurnFailed(msgspec.Struct, frozen=True):

@@ -251,7 +251,7 @@ async def test_a_chunk_that_fails_fails_its_turn_once_and_what_lies_behind_it_is
 
 
 class Speakers:
-    """Calls each segment's speaker by its number, but the first one nothing."""
+    """Calls each segment's speaker by its number."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
@@ -269,7 +269,7 @@ class Speakers:
         if self.error:
             raise self.error
         empty = [replace(segments[0], text=" ")]
-        named = [replace(each, speaker=str(at) if at else None) for at, each in enumerate(segments)]
+        named = [replace(each, speaker=str(at)) for at, each in enumerate(segments)]
         return [*empty, *named]
 
     def close(self) -> None:
@@ -283,7 +283,7 @@ async def test_segments_of_all_chunks_get_their_speakers_and_empty_ones_are_left
     hand.reader.finish()
     *_, whole = await hand.ended()
     assert isinstance(whole, TurnRead)
-    assert [(each.text, each.speaker) for each in whole.segments] == [("zero", "A"), ("one", "1")]
+    assert [(each.text.strip(), each.speaker) for each in whole.segments] == [("zero", "0"), ("one", "1")]
     assert whole.segments[0].start_s == speakers.labelled[0].start_s
     assert whole.segments[1].end_s == speakers.labelled[1].end_s > 20
     assert (speakers.num_samples, speakers.num_waits, speakers.num_closed) == (45 * 16_000, 2, 1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from asr_server.annexes.realtime import server_events as out
 from asr_server.annexes.realtime import turn_types as t
 from asr_server.annexes.realtime.turn import next_state
-from asr_server.core import TokenLogprob
+from asr_server.core import Segment, TokenLogprob
 
 MS = t.SAMPLES_PER_MS
 ERROR = out.ItemError("server_error", None, "broken", None)
@@ -26,6 +26,10 @@ def run(events: Iterable[t.Event], state: t.State | None = None) -> tuple[t.Stat
 
 def sent(effects: list[t.Effect]) -> list[out.ServerEvent]:
     return [effect.event for effect in effects if isinstance(effect, t.Send)]
+
+
+def segment(start_s: float, end_s: float, text: str, speaker: str) -> Segment:
+    return Segment(0, 0, start_s, end_s, text, (), 0.0, -0.1, 1.0, 0.0, speaker=speaker)
 
 
 def named(effects: list[t.Effect]) -> list[str]:
@@ -109,7 +113,7 @@ def test_segments_come_before_the_end_of_their_turn_with_times_of_the_session() 
     state, _ = run([t.AudioWritten(2000 * MS), t.CommitRequested(), t.AudioWritten(3000 * MS)])
     assert state.open
     item = state.open.item_id
-    spoken = (t.SpeakerSegment(0.25, 1.0, "one", "A"), t.SpeakerSegment(1.0, 2.5, "two", "B"))
+    spoken = (segment(0.25, 1.0, " one", "A"), segment(1.0, 2.5, " two", "B"))
     _, effects = run(
         [t.CommitRequested(), t.ChunkRead(item, "one two"), t.TurnRead(item, 3.0, segments=spoken)], state
     )
