@@ -240,11 +240,8 @@ class RealtimeSession:
 
     def _configured(self, state: State) -> State:
         interval_s = session_config.interim_interval_s(self._config, self._settings.realtime_interim_s)
-        own = {
-            "interim_samples": round(interval_s * SAMPLE_RATE),
-            "shows_interim": self._config.shows_interim,
-        }
-        return msgspec.structs.replace(state, **own)
+        interim_samples, shows_interim = round(interval_s * SAMPLE_RATE), self._config.shows_interim
+        return msgspec.structs.replace(state, interim_samples=interim_samples, shows_interim=shows_interim)
 
     def _note_model(self) -> None:
         stats = metrics.current_request_stats()
