@@ -44,8 +44,8 @@ def next_state(state: State, event: Event) -> Step:
         case turns.Signal.VOICE_RESUMED if state.open:
             return _go_on(state, state.open)
         case turns.Signal.VOICE_STOPPED if state.open and state.open.is_announced:
-            stopped = out.SpeechStopped(item_id=state.open.item_id, audio_end_ms=_ms(state.num_samples))
-            return _commit(state, [turns.Send(stopped)])
+            end_ms = _ms(state.num_samples)
+            return _commit(state, out.SpeechStopped(item_id=state.open.item_id, audio_end_ms=end_ms))
         case turns.CommitRequested():
             return _on_commit(state, event.event_id)
         case turns.Signal.CLEAR_REQUESTED:
@@ -54,11 +54,8 @@ def next_state(state: State, event: Event) -> Step:
         case turns.DetectionSet():
             return _on_detection_set(state, event)
         case turns.Signal.INPUT_ENDED if state.open:
-            return (
-                _commit(state, [])
-                if _ms(state.num_samples - state.open.start) >= MIN_COMMIT_MS
-                else _drop(state)
-            )
+            is_long = _ms(state.num_samples - state.open.start) >= MIN_COMMIT_MS
+            return _commit(state) if is_long else _drop(state)
         case turns.InterimRead() | turns.ChunkRead() | turns.TurnRead() | turns.TurnFailed():
             return _on_result(state, event)
     return state, []
@@ -116,14 +113,12 @@ def _on_commit(state: State, event_id: str | None) -> Step:
     length_ms = (state.num_samples - start) / SAMPLES_PER_MS
     if length_ms < MIN_COMMIT_MS:
         return state, [turns.Send(_commit_too_short(length_ms, event_id))]
-    effects: list[Effect] = []
-    if not state.open:
-        state, effects = _open(state, start)
-    state, committed = _commit(state, effects)
-    return state, [*committed, turns.RestartDetection()]
+    state, opened = (state, []) if state.open else _open(state, start)
+    state, committed = _commit(state)
+    return state, [*opened, *committed, turns.RestartDetection()]
 
 
-def _commit(state: State, effects: list[Effect]) -> Step:
+def _commit(state: State, *said: out.ServerEvent) -> Step:
     """Commit the open turn. The engine starts before anything is sent."""
     assert state.open
     turn, before = state.open, state.previous_item_id
@@ -138,9 +133,8 @@ def _commit(state: State, effects: list[Effect]) -> Step:
         uncommitted_from=state.num_samples,
     )
     return state, [
-        *(effect for effect in effects if isinstance(effect, turns.OpenTurn)),
         turns.FinishTurn(turn.item_id),
-        *(effect for effect in effects if not isinstance(effect, turns.OpenTurn)),
+        *map(turns.Send, said),
         turns.Send(out.Committed(item_id=turn.item_id, previous_item_id=before)),
         turns.Send(out.ItemAdded(item=message, previous_item_id=before)),
         turns.Send(out.ItemDone(item=message, previous_item_id=before)),
