@@ -49,7 +49,7 @@ class SessionSpeakers:
         self._newest: TurnSpeakers | None = None
 
     def new_turn(self) -> TurnSpeakers:
-        self._newest = TurnSpeakers(self, self._newest.is_closed if self._newest else None)
+        self._newest = TurnSpeakers(self, self._newest.is_over if self._newest else None)
         return self._newest
 
     async def label(
@@ -85,29 +85,23 @@ class SessionSpeakers:
         self._people[name] = Person(np.asarray(mean / length, np.float32), total_s)
 
 
-class TurnSpeakers:
+class TurnSpeakers(SpeakerTrack):
     """Follow the speakers of one turn. Turns are labelled in their order, so that letters are too."""
 
-    def __init__(self, session: SessionSpeakers, is_closed_before: asyncio.Event | None) -> None:
-        self.is_closed = asyncio.Event()
+    def __init__(self, session: SessionSpeakers, is_over_before: asyncio.Event | None) -> None:
+        super().__init__()
+        self.is_over = asyncio.Event()
         self._session = session
-        self._is_closed_before = is_closed_before
-        self._track = SpeakerTrack()
+        self._is_over_before = is_over_before
 
-    def push(self, samples: Samples) -> None:
-        self._track.push(samples)
-
-    async def wait_for_room(self) -> None:
-        await self._track.wait_for_room()
-
-    async def label(self, segments: Sequence[Segment], bytes_of: BytesOf) -> list[Segment]:
-        if self._is_closed_before:
-            await self._is_closed_before.wait()
-        return await self._session.label(self._track, segments, bytes_of)
+    async def label_turn(self, segments: Sequence[Segment], bytes_of: BytesOf) -> list[Segment]:
+        if self._is_over_before:
+            await self._is_over_before.wait()
+        return await self._session.label(self, segments, bytes_of)
 
     def close(self) -> None:
-        self._track.close()
-        self.is_closed.set()
+        super().close()
+        self.is_over.set()
 
 
 MAX_UNREAD_CHUNKS: Final = 8  # of one session, before it takes no more audio
@@ -309,7 +303,7 @@ class TurnReader:
         if not self.speakers or not segments:
             return ()
         bytes_of = self.model.transcriber.tokenizer.decode_bytes
-        labelled = await self.speakers.label(segments, bytes_of)
+        labelled = await self.speakers.label_turn(segments, bytes_of)
         return tuple(each for each in labelled if each.text.strip())
 
     def _logprobs(self, delta: TranscriptDelta) -> tuple[TokenLogprob, ...] | None:

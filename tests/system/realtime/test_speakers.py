@@ -27,7 +27,7 @@ async def labels(sounds: Sequence[Samples]) -> list[str | None]:
     for samples in sounds:
         turn = session.new_turn()
         turn.push(samples)
-        found += [each.speaker for each in await turn.label([segment(samples)], lambda _: b"")]
+        found += [each.speaker for each in await turn.label_turn([segment(samples)], lambda _: b"")]
         turn.close()
     return found
 
@@ -52,7 +52,7 @@ async def test_turns_are_labelled_in_their_order() -> None:
 
     async def label(number: int) -> str | None:
         turn, samples = turns[number]
-        (found,) = await turn.label([segment(samples)], lambda _: b"")
+        (found,) = await turn.label_turn([segment(samples)], lambda _: b"")
         turn.close()
         return found.speaker
 

@@ -264,7 +264,7 @@ class Speakers:
     async def wait_for_room(self) -> None:
         self.num_waits += 1
 
-    async def label(self, segments: list[Segment], bytes_of: Any) -> list[Segment]:
+    async def label_turn(self, segments: list[Segment], bytes_of: Any) -> list[Segment]:
         self.labelled += segments
         if self.error:
             raise self.error

@@ -101,11 +101,11 @@ async def test_a_known_voice_follows_its_speaker_by_how_long_each_was_heard() ->
 async def test_a_turn_waits_for_the_one_before_it_to_be_closed() -> None:
     session = SessionSpeakers()
     first, second = session.new_turn(), session.new_turn()
-    waiting = asyncio.create_task(second.label([], lambda _: b""))
+    waiting = asyncio.create_task(second.label_turn([], lambda _: b""))
     for _ in range(20):
         await asyncio.sleep(0)
     assert not waiting.done()
     first.close()
     assert await waiting == []
     second.close()
-    assert await session.new_turn().label([], lambda _: b"") == []
+    assert await session.new_turn().label_turn([], lambda _: b"") == []
