@@ -108,6 +108,7 @@ MAX_UNREAD_CHUNKS: Final = 8  # of one session, before it takes no more audio
 MIN_REST: Final = SAMPLE_RATE  # samples behind a cut: to wait for more would hold back what is said
 
 Outcome = TranscriptDelta | Exception
+Read = tuple[str, str | None, tuple[TokenLogprob, ...] | None, tuple[Word, ...]]  # what events tell of a text
 Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 
@@ -265,8 +266,7 @@ class TurnReader:
             self.report(turns.InterimRead(self.item_id))
             return
         self._draft = tuple(token for segment in outcome.segments for token in segment.tokens)
-        read = outcome.text, outcome.language, self._logprobs(outcome), self._words(outcome)
-        self.report(turns.InterimRead(self.item_id, index, *read, num_samples))
+        self.report(turns.InterimRead(self.item_id, index, *self._read_of(outcome), num_samples))
 
     def _cancel_interim(self) -> None:
         if self._interim:
@@ -283,9 +283,8 @@ class TurnReader:
                 error = error or outcome
             elif error is None:
                 deltas.append(outcome)
-                read = outcome.text, outcome.language, self._logprobs(outcome), self._words(outcome)
                 end = round(outcome.end_s * SAMPLE_RATE)
-                self.report(turns.ChunkRead(self.item_id, *read, end))
+                self.report(turns.ChunkRead(self.item_id, *self._read_of(outcome), end))
         segments: tuple[Segment, ...] = ()
         if error is None:
             try:
@@ -306,13 +305,10 @@ class TurnReader:
         labelled = await self.speakers.label_turn(segments, bytes_of)
         return tuple(each for each in labelled if each.text.strip())
 
-    def _logprobs(self, delta: TranscriptDelta) -> tuple[TokenLogprob, ...] | None:
-        return delta.logprobs if self.options.token_logprobs else None
-
-    def _words(self, delta: TranscriptDelta) -> tuple[Word, ...]:
-        if not self.shows_interim:
-            return ()
-        return tuple(word for segment in delta.segments for word in segment.words)
+    def _read_of(self, delta: TranscriptDelta) -> Read:
+        words = (word for segment in delta.segments for word in segment.words)
+        logprobs = delta.logprobs if self.options.token_logprobs else None
+        return delta.text, delta.language, logprobs, tuple(words) if self.shows_interim else ()
 
     def _read_whole(self, deltas: list[TranscriptDelta], segments: tuple[Segment, ...]) -> TurnRead:
         logprobs = tuple(entry for delta in deltas for entry in delta.logprobs)
