@@ -168,7 +168,6 @@ def session_config(query: LiveQuery, terms: Sequence[str], models: Models) -> Se
         SessionTranscription(name, language, keywords=tuple(terms)),
         query.format,
         vad,
-        has_chosen_vad=True,
         include=("item.input_audio_transcription.interim",),
         sample_rate=query.sample_rate,
         diarize=query.is_diarized,

@@ -20,13 +20,18 @@ from asr_server.errors import InvalidApiKey, InvalidValue
 class SessionConfig(msgspec.Struct, frozen=True):
     transcription: out.SessionTranscription
     format: client.AudioFormat = client.PcmFormat()
-    vad: out.SessionVad | None = out.DEFAULT_VAD
-    has_chosen_vad: bool = False  # else the model's name decides
+    chosen_vad: out.SessionVad | UnsetType | None = UNSET  # UNSET: the model's name decides
     include: tuple[client.Include, ...] = ()
     # What OpenAI's clients cannot ask for.
     sample_rate: int | None = None  # None: the format's
     diarize: bool = False
     reads_interim: bool = True
+
+    @property
+    def vad(self) -> out.SessionVad | None:
+        if isinstance(self.chosen_vad, UnsetType):
+            return None if self.transcription.model in COMMITTED_BY_CLIENT else out.DEFAULT_VAD
+        return self.chosen_vad
 
     @property
     def is_diarized(self) -> bool:
@@ -48,8 +53,7 @@ DELAY_FACTORS: Final = {"minimal": 0.4, "low": 0.7, "": 1.0, "medium": 1.0, "hig
 
 
 def default_config(model: str) -> SessionConfig:
-    vad = None if model in COMMITTED_BY_CLIENT else out.DEFAULT_VAD
-    return SessionConfig(out.SessionTranscription(model), vad=vad)
+    return SessionConfig(out.SessionTranscription(model))
 
 
 def interim_interval_s(config: SessionConfig, interval_s: float) -> float:
@@ -68,20 +72,13 @@ def update_config(config: SessionConfig, fields: client.SessionFields, models: M
         if not isinstance(given.transcription, UnsetType):
             changed["transcription"] = _update_transcription(config, given.transcription, models)
         if not isinstance(given.turn_detection, UnsetType):
-            changed["vad"] = _update_vad(config.vad, given.turn_detection)
-            changed["has_chosen_vad"] = True
-    return _with_vad_of_model(msgspec.structs.replace(config, **changed))
+            changed["chosen_vad"] = _update_vad(config.vad, given.turn_detection)
+    return msgspec.structs.replace(config, **changed)
 
 
 def with_model(config: SessionConfig, model: str) -> SessionConfig:
     transcription = msgspec.structs.replace(config.transcription, model=model)
-    return _with_vad_of_model(msgspec.structs.replace(config, transcription=transcription))
-
-
-def _with_vad_of_model(config: SessionConfig) -> SessionConfig:
-    if config.has_chosen_vad:
-        return config
-    return msgspec.structs.replace(config, vad=default_config(config.transcription.model).vad)
+    return msgspec.structs.replace(config, transcription=transcription)
 
 
 def _update_transcription(
