@@ -83,7 +83,14 @@ class OpenAIDialect(Dialect):
         self._tag, self._num_events = tag, 0
 
     def read(self, message: Mapping[str, Any]) -> Sequence[Said]:
-        return (_parse(message.get("text")),)
+        if (text := message.get("text")) is None:
+            return (Malformed(InvalidValue("Events are JSON text; this message was binary."), None),)
+        try:
+            return (client.parse_client_event(text),)
+        except InvalidValue as error:
+            # Its traceback would keep the message, of up to 4 MiB, until the garbage is next collected.
+            error.__context__ = error.__traceback__ = None
+            return (Malformed(error, client.event_id_of(text)),)
 
     def write(self, event: out.ServerEvent) -> Sequence[str]:
         self._num_events += 1
@@ -341,18 +348,3 @@ class RealtimeSession:
 
     def _described(self) -> out.Session:
         return session_config.describe(self._config, self.id, self._expires_at)
-
-
-def _parse(text: str | None) -> client.ClientEvent | Malformed:
-    if text is None:
-        return Malformed(InvalidValue("Events are JSON text; this message was binary."), None)
-    try:
-        return client.parse_client_event(text)
-    except InvalidValue as error:
-        return Malformed(_without_frames(error), client.event_id_of(text))
-
-
-def _without_frames(error: InvalidValue) -> InvalidValue:
-    """Its traceback would keep the message, of up to 4 MiB, until the garbage is next collected."""
-    error.__context__ = error.__traceback__ = None
-    return error
