@@ -20,8 +20,7 @@ MAX_QUOTED_CHARS: Final = 400
 MAX_SESSION_CHARS: Final = 65_536  # of a prompt or a list of words
 
 _PATH: Final = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?", re.DOTALL)
-_UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
-_MISSING: Final = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
+_FIELD: Final = re.compile(r"Object (?:contains (unknown)|missing required) field `(.*)`", re.DOTALL)
 _DETECTION: Final = "it can be 'server_vad' or 'semantic_vad', and turn_detection itself null"
 # By path, where msgspec says only that a value is wrong, and clients of other servers often send one.
 _ALLOWED: Final = {
@@ -189,8 +188,8 @@ def as_invalid_value(error: Exception, subject: str = "event") -> InvalidValue:
     match = _PATH.fullmatch(text)
     what, path = (match["what"], match["path"] or "") if match else (text, "")
     what = _ALLOWED.get(path, what)
-    for pattern, wording in ((_UNKNOWN, "unknown parameter"), (_MISSING, "required")):
-        if found := pattern.fullmatch(what):
-            path, what = f"{path}.{found['name']}".lstrip("."), wording
+    if found := _FIELD.fullmatch(what):
+        path = f"{path}.{found[2]}".lstrip(".")
+        what = "unknown parameter" if found[1] else "required"
     at = f" at {path[:200]!r}" if path else ""
     return InvalidValue(f"Invalid {subject}{at}: {what[:400]}.", path or None)
