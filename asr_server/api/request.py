@@ -17,7 +17,7 @@ from asr_server.api.upload import VOICE_FIELD
 from asr_server.audio.decoder import TrackChoice, parse_choice
 from asr_server.core import Clip, DecodingOptions, SpeakerCount
 from asr_server.errors import InvalidValue
-from asr_server.formats.render import FORMATS, RenderOptions
+from asr_server.formats.render import DEFAULTS, FORMATS, RenderOptions
 from asr_server.formats.subtitles import SubtitleLayout
 from asr_server.language_codes import ENGLISH, is_given
 
@@ -33,8 +33,8 @@ class TranscriptionRequest:
     model: ServedModel
     fields: AudioFields  # as the client sent them, checked
     options: DecodingOptions
-    ignored_fields: tuple[str, ...]  # names that the API does not have, where the settings let them pass
-    render_options: RenderOptions
+    ignored_fields: tuple[str, ...] = ()  # names that the API does not have, where the settings let them pass
+    render_options: RenderOptions = DEFAULTS
     count: SpeakerCount | None = None  # of voices that are told apart; None: none are
     clips: tuple[Clip, ...] = ()  # parts of the recording; empty: all of it
 

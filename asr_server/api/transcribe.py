@@ -120,11 +120,17 @@ class TranscriptionResponse(Response):
         await read_form(connection, form)
 
     async def _whole(self, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
-        async with transcribing(self._state, form, request, receive) as transcription:
-            async for _ in transcription:
-                pass
-            transcript = await transcription.transcript()
+        transcript = await whole_transcript(self._state, form, request, receive)
         return await whole_answer(transcript, request, self._make_reply)
+
+
+async def whole_transcript(
+    state: AppState, form: Form, request: TranscriptionRequest, receive: Receive
+) -> Transcript:
+    async with transcribing(state, form, request, receive) as transcription:
+        async for _ in transcription:
+            pass
+        return await transcription.transcript()
 
 
 async def whole_answer(

@@ -27,15 +27,14 @@ from asr_server.annexes.realtime.server_events import DEFAULT_VAD
 from asr_server.annexes.wyoming import WyomingSettings
 from asr_server.api.errors import CLIENT_CLOSED_REQUEST, body_of, response_to
 from asr_server.api.middleware import new_request_id, report_request
-from asr_server.api.models import ServedModel
+from asr_server.api.request import TranscriptionRequest, read_fields
+from asr_server.api.schemas import TranscriptionFields
 from asr_server.api.state import AppState
-from asr_server.api.transcribe import cancel_on_disconnect
-from asr_server.api.upload import Upload
-from asr_server.audio.recording import Recording
+from asr_server.api.transcribe import whole_transcript
+from asr_server.api.upload import Form, Upload
 from asr_server.audio.stream import Mono16k
 from asr_server.audio.wav import pcm_frames, unsized_header
 from asr_server.config import MIB, naming
-from asr_server.core import DecodingOptions, Transcript
 from asr_server.errors import InvalidValue, RequestError, ServiceUnavailable, ShuttingDown, TooSlow
 from asr_server.machine import listening_on
 from asr_server.telemetry import current_request_id
@@ -191,14 +190,14 @@ class WyomingConnection:
         options = model.transcriber.options(
             language=wanted.language, keywords=wanted.keywords, text_only=True
         )
+        request = TranscriptionRequest(model, read_fields((), TranscriptionFields), options)
         with (
             state.admission.enter(),
-            closing(Upload(state.settings.max_upload_bytes, state.uploads)) as upload,
+            closing(Form(state.settings.max_upload_bytes, state.uploads)) as form,
         ):
             with self._stats.stage("upload"):
-                await self._receive_audio(first, upload)
-            with self._stats.stage("transcription"):
-                transcript = await self._transcribe(upload, model, options)
+                await self._receive_audio(first, form.upload)
+            transcript = await whole_transcript(state, form, request, self._wait_until_left)
             answer = TranscriptEvent(transcript.text, language=next(iter(transcript.languages), None))
             await self._write(answer, state.settings.client_grace_s)
         self._report(200)
@@ -228,18 +227,6 @@ class WyomingConnection:
         if event is None:
             raise ClientDisconnect
         self._takes_audio = False
-
-    async def _transcribe(self, upload: Upload, model: ServedModel, options: DecodingOptions) -> Transcript:
-        async with (
-            cancel_on_disconnect(self._wait_until_left),
-            self._state.admission.acquire(),
-            model.using(),
-        ):
-            recording = Recording(await upload.source(), model.audio_limits)
-            async with model.transcriber.run(recording, options) as transcription:
-                async for _ in transcription:
-                    pass
-                return await transcription.transcript()
 
     async def _wait_until_left(self) -> dict[str, Any]:
         await self._has_left.wait()
