@@ -193,17 +193,12 @@ class Spoken(NamedTuple):
 def word_of(spoken: Spoken) -> Json:
     """Return it as written and as spoken: small, without the signs around it."""
     letters = spoken.text.casefold()
-    first = next((at for at, letter in enumerate(letters) if _is_spoken(letter)), 0)
-    last = next((at for at in range(len(letters), 0, -1) if _is_spoken(letters[at - 1])), len(letters))
+    signs = "".join(letter for letter in letters if unicodedata.category(letter).startswith("P"))
     times = {"start": round(spoken.start_s, 3), "end": round(spoken.end_s, 3)}
-    word = {"word": letters[first:last], **times, "confidence": spoken.confidence}
+    word = {"word": letters.strip(signs) or letters, **times, "confidence": spoken.confidence}
     if spoken.speaker is not None:
         word["speaker"] = spoken.speaker
     return word | {"punctuated_word": spoken.text}
-
-
-def _is_spoken(letter: str) -> bool:
-    return not unicodedata.category(letter).startswith("P")
 
 
 def alternative(text: str, words: Sequence[Spoken]) -> Json:
