@@ -104,29 +104,11 @@ class TurnSpeakers(SpeakerTrack):
         self.is_over.set()
 
 
-MAX_UNREAD_CHUNKS: Final = 8  # of one session, before it takes no more audio
 MIN_REST: Final = SAMPLE_RATE  # samples behind a cut: to wait for more would hold back what is said
 
 Outcome = TranscriptDelta | Exception
 Read = tuple[str, str | None, tuple[TokenLogprob, ...] | None, tuple[Word, ...]]  # what events tell of a text
 Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
-
-
-class Backlog:
-    def __init__(self) -> None:
-        self.num_unread = 0
-        self._has_room = asyncio.Event()
-        self._has_room.set()
-
-    def add(self, count: int) -> None:
-        self.num_unread += count
-        if self.num_unread < MAX_UNREAD_CHUNKS:
-            self._has_room.set()
-        else:
-            self._has_room.clear()
-
-    async def wait_for_room(self) -> None:
-        await self._has_room.wait()
 
 
 @dataclass(eq=False)
@@ -138,7 +120,6 @@ class TurnReader:
     options: DecodingOptions
     report: Callable[[Event], None]
     spawn: Spawn
-    backlog: Backlog
     speakers: TurnSpeakers | None = None
     shows_interim: bool = False
 
@@ -146,7 +127,7 @@ class TurnReader:
         self._splitter = Splitter(self.model.audio_limits.chunk_samples, MIN_REST)
         self._chunks: asyncio.Queue[asyncio.Task[Outcome] | None] = asyncio.Queue()
         self._num_chunks = 0
-        self._running: set[asyncio.Task[Any]] = set()
+        self.unread: set[asyncio.Task[Outcome]] = set()  # chunks that are being read
         self._interim: asyncio.Task[Any] | None = None
         self._draft: tuple[int, ...] = ()  # the newest interim reading of the growing chunk
         self._ahead: list[asyncio.Task[Outcome]] | None = None
@@ -217,7 +198,7 @@ class TurnReader:
 
     def cancel(self) -> None:
         self._cancel_interim()
-        for task in (*self._running, self._reporting):
+        for task in (*self.unread, self._reporting):
             task.cancel()
         self._close_speakers()
 
@@ -226,16 +207,11 @@ class TurnReader:
             self.speakers.close()
 
     def _read(self, chunk: Chunk, urgency: int = 1) -> asyncio.Task[Outcome]:
-        self.backlog.add(1)
         options = msgspec.structs.replace(self.options, draft_tokens=self._draft, urgency=urgency)
         task = self.spawn(_attempt(self.model, chunk, options, self.speakers))
-        self._running.add(task)
-        task.add_done_callback(self._on_read)
+        self.unread.add(task)
+        task.add_done_callback(self.unread.discard)
         return task
-
-    def _on_read(self, task: asyncio.Task[Outcome]) -> None:
-        self.backlog.add(-1)
-        self._running.discard(task)
 
     def _add(self, task: asyncio.Task[Outcome]) -> None:
         self._num_chunks += 1

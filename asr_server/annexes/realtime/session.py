@@ -22,7 +22,7 @@ from asr_server.annexes.realtime import server_events as out
 from asr_server.annexes.realtime import turn_types as turns
 from asr_server.annexes.realtime.audio_in import ONSET_MARGIN_MS, AudioBuffer, AudioInput, VoiceActivity
 from asr_server.annexes.realtime.config import SessionConfig
-from asr_server.annexes.realtime.reader import Backlog, SessionSpeakers, TurnReader
+from asr_server.annexes.realtime.reader import Outcome, SessionSpeakers, TurnReader
 from asr_server.annexes.realtime.turn import next_state
 from asr_server.annexes.realtime.turn_types import SAMPLES_PER_MS, State
 from asr_server.api.errors import body_of
@@ -38,6 +38,7 @@ INTERNAL_ERROR: Final = 1011
 
 PART_BYTES: Final = 32 * 1024  # of an append that are converted at once: 3 MiB of it take 0.2 s
 BLOCK: Final = SAMPLE_RATE // 10  # samples that are worked on at once
+MAX_UNREAD_CHUNKS: Final = 8  # before no more audio is taken
 MAX_SEND_S: Final = 30.0  # for a client that does not read
 MAX_IDLE_S: Final = 600.0  # without an event from the client
 
@@ -112,7 +113,6 @@ class RealtimeSession:
         self._expires_at = int(time.time() + self._settings.max_realtime_session_s)
         self._inbox: asyncio.Queue[_Inbox] = asyncio.Queue()
         self._state = self._configured(State(tag=self.id[5:13]))
-        self._backlog = Backlog()
         self._speakers = SessionSpeakers()
         self._buffer = AudioBuffer()
         self._audio = AudioInput(config.format, config.sample_rate)
@@ -145,9 +145,13 @@ class RealtimeSession:
                 for said in self._dialect.read(await self._next_message()):
                     self._inbox.put_nowait(said)
                     await self._inbox.join()
-                    await self._backlog.wait_for_room()
+                    while len(unread := self._unread_chunks()) >= MAX_UNREAD_CHUNKS:
+                        await asyncio.wait(unread, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             self.end(NORMAL, "Nothing was sent for too long.")
+
+    def _unread_chunks(self) -> list[asyncio.Task[Outcome]]:
+        return [chunk for reader in self._readers.values() for chunk in reader.unread]
 
     async def _next_message(self) -> MutableMapping[str, Any]:
         async with asyncio.timeout(MAX_IDLE_S):
@@ -304,7 +308,6 @@ class RealtimeSession:
             self._options,
             report=self._inbox.put_nowait,
             spawn=self._group.create_task,
-            backlog=self._backlog,
             speakers=self._speakers.new_turn() if self._config.is_diarized else None,
             shows_interim=self._config.shows_interim,
         )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from asr_server.annexes.realtime.reader import Backlog, TurnReader
+from asr_server.annexes.realtime.reader import TurnReader
 from asr_server.annexes.realtime.turn_types import ChunkRead, Event, InterimRead, TurnFailed, TurnRead
 from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples, Segment
 from asr_server.errors import EngineUnavailable
@@ -46,11 +46,8 @@ class Hand:
     def __init__(self, app: RunningApp, options: DecodingOptions = PLAIN, speakers: Any = None) -> None:
         self.events: list[Event] = []
         self.tasks: list[asyncio.Task[Any]] = []
-        self.backlog = Backlog()
         model = app.app.state.server.models.default
-        self.reader = TurnReader(
-            ITEM, model, options, self.events.append, self._spawn, self.backlog, speakers
-        )
+        self.reader = TurnReader(ITEM, model, options, self.events.append, self._spawn, speakers)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         self.tasks.append(asyncio.create_task(work))
@@ -65,7 +62,7 @@ class Hand:
 async def test_a_turn_reports_chunks_in_order_then_itself(app: RunningApp, with_logprobs: bool) -> None:
     hand = Hand(app, replace(PLAIN, token_logprobs=with_logprobs))
     hand.reader.push(noise(45.0))
-    assert hand.backlog.num_unread == 1  # it is read as soon as it is full
+    assert len(hand.reader.unread) == 1  # it is read as soon as it is full
     hand.reader.push(noise(5.0))
     assert hand.reader.duration_s == 50.0
     hand.reader.finish()
@@ -81,7 +78,7 @@ async def test_a_turn_reports_chunks_in_order_then_itself(app: RunningApp, with_
         assert whole.logprobs == first.logprobs + second.logprobs
     else:
         assert (first.logprobs, second.logprobs, whole.logprobs) == (None, None, None)
-    assert hand.backlog.num_unread == 0
+    assert not hand.reader.unread
 
 
 async def test_an_interim_reading_is_of_the_growing_chunk_with_the_last_one_as_its_draft(
@@ -186,7 +183,7 @@ async def test_what_was_read_ahead_is_shown_and_is_the_end_of_the_turn_unless_sp
         assert len(app.replica.submits[-1].samples) == SAMPLE_RATE * (1 + goes_on)
         assert app.replica.submits[-1].options.draft_tokens or not goes_on
         assert {each.options.urgency for each in app.replica.submits} == {1}
-        assert hand.backlog.num_unread == 0
+        assert not hand.reader.unread
 
 
 async def test_a_passed_pause_is_read_no_more_where_no_interim_reading_is_wanted(app: RunningApp) -> None:
