@@ -7,13 +7,14 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Path, Request
 
 from asr_server.api.models import Models
-from asr_server.api.openapi import ADMIN_ERRORS, ENGINE_ERRORS, KEY_ERRORS, MODEL_ERRORS, error_responses
+from asr_server.api.openapi import error_responses
 from asr_server.api.routes import describe_model
 from asr_server.api.schemas import Model
 from asr_server.api.state import get_state, models_of, require_admin_key
+from asr_server.errors import AdminRequired, EngineUnavailable, InvalidApiKey, ModelNotFound
 
 LOOK_EVERY_S: Final = 1.0  # for idle models
-_ERRORS: Final = error_responses(*KEY_ERRORS, *ADMIN_ERRORS, *MODEL_ERRORS, *ENGINE_ERRORS)
+_ERRORS: Final = error_responses(InvalidApiKey, AdminRequired, ModelNotFound, EngineUnavailable)
 
 logger = logging.getLogger(__name__)
 

@@ -48,12 +48,8 @@ REQUEST_ERRORS: Final[tuple[type[ReportedError], ...]] = (
     *(errors.InvalidValue, errors.TooSlow, errors.HeadersTooLarge, errors.TooManyHeaders),
     *(errors.HostNotAllowed, ReportedError),
 )
-KEY_ERRORS: Final = (errors.InvalidApiKey,)
-ADMIN_ERRORS: Final = (errors.AdminRequired,)
-MODEL_ERRORS: Final = (errors.ModelNotFound,)
-ENGINE_ERRORS: Final = (errors.EngineUnavailable,)
 RECORDING_ERRORS: Final = (
-    *(*KEY_ERRORS, *MODEL_ERRORS, *ENGINE_ERRORS),
+    *(errors.InvalidApiKey, errors.ModelNotFound, errors.EngineUnavailable),
     *(errors.InvalidAudio, errors.AudioTooShort, errors.AudioTooLong, errors.SampleRateTooHigh),
     *(errors.TooManyChannels, errors.UploadTooLarge, errors.Overloaded, errors.RateLimited),
     *(errors.ReplicasEnded, errors.RequestStalled, errors.StorageUnavailable, errors.DecodingUnavailable),

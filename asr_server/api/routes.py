@@ -8,19 +8,20 @@ from starlette.responses import JSONResponse, Response
 
 from asr_server import __version__
 from asr_server.api.models import ServedModel
-from asr_server.api.openapi import ENGINE_ERRORS, KEY_ERRORS, MODEL_ERRORS, error_responses
+from asr_server.api.openapi import error_responses
 from asr_server.api.schemas import Load, Model, ModelList, ReplicaLoad, Status, Version
 from asr_server.api.state import AppState, get_state, models_of, require_key
 from asr_server.dispatch.supervisor import ReplicaState
+from asr_server.errors import EngineUnavailable, InvalidApiKey, ModelNotFound
 
 probes = APIRouter(tags=["operations"])
 models = APIRouter(prefix="/v1/models", dependencies=[Depends(require_key)], tags=["models"])
 
 
 @probes.head("/health", include_in_schema=False)  # load balancers often probe with HEAD
-@probes.get("/health", response_model=Status, responses=error_responses(*ENGINE_ERRORS))
+@probes.get("/health", response_model=Status, responses=error_responses(EngineUnavailable))
 @probes.head("/ping", include_in_schema=False)
-@probes.get("/ping", response_model=Status, responses=error_responses(*ENGINE_ERRORS))
+@probes.get("/ping", response_model=Status, responses=error_responses(EngineUnavailable))
 async def health(request: Request) -> Response:
     """Return 200 while the event loop runs, 503 once every replica has been given up."""
     get_state(request).models.check_health()
@@ -28,7 +29,7 @@ async def health(request: Request) -> Response:
 
 
 @probes.head("/ready", include_in_schema=False)
-@probes.get("/ready", response_model=Status, responses=error_responses(*ENGINE_ERRORS))
+@probes.get("/ready", response_model=Status, responses=error_responses(EngineUnavailable))
 async def ready(request: Request) -> Response:
     """Return 200 when an engine can take work, else 503."""
     get_state(request).models.require_ready()
@@ -73,14 +74,14 @@ def _replica(model: ServedModel, replica_state: ReplicaState) -> ReplicaLoad:
     )
 
 
-@models.get("", responses=error_responses(*KEY_ERRORS))
+@models.get("", responses=error_responses(InvalidApiKey))
 async def list_models(request: Request) -> ModelList:
     """Return every model that the key may use, under each of its names."""
     state, models = get_state(request), models_of(request)
     return ModelList(data=[describe_model(name, model, state) for model in models for name in model.names])
 
 
-@models.get("/{name:path}", responses=error_responses(*KEY_ERRORS, *MODEL_ERRORS))
+@models.get("/{name:path}", responses=error_responses(InvalidApiKey, ModelNotFound))
 async def get_model(
     name: Annotated[str, PathParameter(description="One of its names.")], request: Request
 ) -> Model:

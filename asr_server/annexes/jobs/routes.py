@@ -10,14 +10,14 @@ from asr_server.annexes.jobs.rows import Job
 from asr_server.annexes.jobs.service import Jobs, events_response, owner_of
 from asr_server.annexes.jobs.store import find, page, read_content
 from asr_server.annexes.jobs.views import DeletedJob, JobBody, JobList, is_set_within, make_body
-from asr_server.api.openapi import KEY_ERRORS, error_responses
+from asr_server.api.openapi import error_responses
 from asr_server.api.state import require_key
-from asr_server.errors import InvalidValue, NotFound, StorageUnavailable
+from asr_server.errors import InvalidApiKey, InvalidValue, NotFound, StorageUnavailable
 
 MAX_WAIT_S: Final = 120.0
 MAX_PAGE: Final = 100
 MAX_DIGITS: Final = 18  # of an event's id
-_ERRORS: Final = error_responses(*KEY_ERRORS, NotFound, StorageUnavailable)
+_ERRORS: Final = error_responses(InvalidApiKey, NotFound, StorageUnavailable)
 
 Id = Annotated[str, Path(description="Of the job.")]
 router = APIRouter(
