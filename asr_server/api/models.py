@@ -220,7 +220,10 @@ class ServedModel:
 class Models(tuple[ServedModel, ...]):
     """Models to choose from by name. The first is the default."""
 
-    def allowed(self, names: Collection[str]) -> Models:
+    def allowed(self, names: Collection[str] | None) -> Models:
+        """Return those that a key may use; None: all."""
+        if names is None:
+            return self
         return Models(model for model in self if not set(names).isdisjoint(model.names))
 
     @property

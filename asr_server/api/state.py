@@ -294,8 +294,7 @@ def caller_of(connection: HTTPConnection) -> Caller:
 
 def models_of(connection: HTTPConnection) -> Models:
     models, account = get_state(connection).models, caller_of(connection).account
-    names = account.models if account else None
-    return models if names is None else models.allowed(names)
+    return models.allowed(account.models if account else None)
 
 
 @contextmanager

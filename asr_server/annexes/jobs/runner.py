@@ -201,10 +201,8 @@ class Runner:
 
     async def _request_of(self, job: Job) -> TranscriptionRequest:
         account = metrics.current_request_stats().account
-        names = account.models if account else None
-        models = self._state.models
-        pairs = await self.store.run(_fields_of, job)
-        return parse_request(job.task, pairs, models if names is None else models.allowed(names))
+        models = self._state.models.allowed(account.models if account else None)
+        return parse_request(job.task, await self.store.run(_fields_of, job), models)
 
     def _recording_of(self, job: Job) -> Path:
         with storing():  # the folder may be gone, with all files
