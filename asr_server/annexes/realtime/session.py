@@ -186,14 +186,8 @@ class RealtimeSession:
                 await self._step(turns.Signal.INPUT_ENDED)
             case Malformed():
                 await self._send_error(event.error, event.event_id)
-            case _ if isinstance(event, client.ClientEvent):
-                if self._ending is None:
-                    await self._on_client_event(event)
-            case _:
-                await self._step(event)
-
-    async def _on_client_event(self, event: client.ClientEvent) -> None:
-        match event:
+            case _ if self._ending and isinstance(event, client.ClientEvent):
+                pass  # too late
             case client.AppendAudio():
                 for first in range(0, len(event.audio), PART_BYTES):
                     await self._write_audio(self._audio.push(event.audio[first : first + PART_BYTES]))
@@ -210,6 +204,8 @@ class RealtimeSession:
                 if await self._update(event.session.renamed(), event.event_id):
                     session = session_config.described_for_beta_clients(self._described())
                     await self._send(out.OldSessionUpdated(session=session))
+            case _:
+                await self._step(event)
 
     async def _write_audio(self, samples: Samples) -> None:
         metrics.audio_received_seconds.inc(len(samples) / SAMPLE_RATE)
