@@ -219,23 +219,19 @@ class TurnReader:
 
     async def _read_interim(self) -> None:
         async with self.model.reading_interim():
-            await self._read_growing()
+            where, chunks = (self._num_chunks, self._splitter.num_samples), self._splitter.peek()
+            if len(chunks) == 1:
+                options = msgspec.structs.replace(
+                    self.options,
+                    word_timestamps=self.shows_interim,
+                    text_only=not self.shows_interim,
+                    draft_tokens=self._draft,
+                    urgency=-1,
+                )
+                self._show(*where, await _attempt(self.model, chunks[0], options))
+            else:
+                self.report(turns.InterimRead(self.item_id))
         self._interim = None
-
-    async def _read_growing(self) -> None:
-        chunks, index, has_words = self._splitter.peek(), self._num_chunks, self.shows_interim
-        num_samples = self._splitter.num_samples
-        if len(chunks) != 1:
-            self.report(turns.InterimRead(self.item_id))
-            return
-        options = msgspec.structs.replace(
-            self.options,
-            word_timestamps=has_words,
-            text_only=not has_words,
-            draft_tokens=self._draft,
-            urgency=-1,
-        )
-        self._show(index, num_samples, await _attempt(self.model, chunks[0], options))
 
     def _show(self, index: int, num_samples: int, outcome: Outcome) -> None:
         if isinstance(outcome, Exception) or index != self._num_chunks:
@@ -261,17 +257,14 @@ class TurnReader:
                 deltas.append(outcome)
                 end = round(outcome.end_s * SAMPLE_RATE)
                 self.report(turns.ChunkRead(self.item_id, *self._read_of(outcome), end))
-        segments: tuple[Segment, ...] = ()
-        if error is None:
-            try:
-                segments = await self._labelled(deltas)
-            except Exception as failure:
-                error = failure
+        try:
+            if error:
+                raise error
+            whole: Event = self._read_whole(deltas, await self._labelled(deltas))
+        except Exception as failure:
+            whole = turns.TurnFailed(self.item_id, out.ItemError(**dict(body_of(failure).error)))
         self._close_speakers()
-        if error:
-            self.report(turns.TurnFailed(self.item_id, out.ItemError(**dict(body_of(error).error))))
-        else:
-            self.report(self._read_whole(deltas, segments))
+        self.report(whole)
 
     async def _labelled(self, deltas: list[TranscriptDelta]) -> tuple[Segment, ...]:
         segments = [segment for delta in deltas for segment in delta.segments]
