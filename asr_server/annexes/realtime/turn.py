@@ -149,11 +149,10 @@ def _drop(state: State) -> Step:
 def _on_result(
     state: State, event: turns.InterimRead | turns.ChunkRead | turns.TurnRead | turns.TurnFailed
 ) -> Step:
-    is_open = state.open is not None and state.open.item_id == event.item_id
-    named = [turn for turn in (state.open, *state.committed) if turn and turn.item_id == event.item_id]
-    if not named:
+    known = {turn.item_id: turn for turn in (state.open, *state.committed) if turn}
+    if (turn := known.get(event.item_id)) is None:
         return state, []
-    turn = named[0]
+    is_open = turn is state.open
     match event:
         case turns.InterimRead() if is_open:
             return _on_interim(state, turn, event)
