@@ -4,8 +4,8 @@ The server reads such models as they are.
 """
 
 import os
+import secrets
 import shutil
-import tempfile
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -15,8 +15,6 @@ from asr_server.annexes.model_sources.find import check_directory, tokenizer_of
 from asr_server.checkpoint.files import SINGLE
 from asr_server.errors import CheckpointError
 from asr_server.model.weights import open_weights
-
-_ORDINARY_MODE = 0o666  # less what the umask takes away
 
 
 def convert(source: Path, target: Path, tokenizer: str | None = None) -> None:
@@ -29,19 +27,15 @@ def convert(source: Path, target: Path, tokenizer: str | None = None) -> None:
         raise CheckpointError(f"{target} is there already: name a new directory")
     model = read_foreign(source)
     texts = tokenizer_of(tokenizer) if tokenizer else texts_for(source, model, tokenizer_of)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    made = target.parent / f".{target.name}-{secrets.token_hex(8)}"
+    made.mkdir(parents=True)
     try:
         write_layout(made, source, model, texts)
         stored = open_weights([model.weights_file()])
         weights = {f"model.{name}": tensor.clone() for name, tensor in stored.items()}
         save_file(weights, made / SINGLE, metadata={"format": "pt"})
+        shutil.copymode(made / "config.json", made / SINGLE)  # safetensors writes for its user alone
         check_directory(made)
-        umask = os.umask(0)
-        os.umask(umask)
-        for path in made.iterdir():
-            path.chmod(_ORDINARY_MODE & ~umask)  # safetensors writes for its user alone
-        made.chmod(0o777 & ~umask)
         made.replace(target)
     finally:
         shutil.rmtree(made, ignore_errors=True)
