@@ -213,9 +213,9 @@ def _add(gathered: dict[str, Any], name: str, field: str, key: str | None, value
         if len(items) + (1 if is_entry else 1 + value.count(",")) > MAX_ENTRIES:  # before it is split
             raise InvalidValue(f"'{field}[]' has more than {MAX_ENTRIES:,} entries.", f"{field}[]")
         items.extend(_items(f"{field}[]", value, is_entry))
-    elif field in schemas.OBJECT_FIELDS and key:
+    elif field == "metadata" and key:
         gathered.setdefault(field, {})[key] = value
-    elif field in schemas.OBJECT_FIELDS:
+    elif field == "metadata":
         gathered[field] = _object(value)
     elif field == "chunking_strategy":
         gathered[field] = value  # which changes nothing

@@ -9,7 +9,6 @@ from asr_server.formats.render import Body, Logprob, ResponseFormat, TokensUsage
 
 # -- In. What is not a field of these models is refused by name. ---------------------------------------------
 
-OBJECT_FIELDS: Final = frozenset(("metadata",))
 FREE_TEXT_FIELDS: Final = frozenset(("keywords", "known_speaker_names"))  # entries may contain commas
 STREAM_FIELDS: Final = ("stream_include_segments", "stream_continuous_usage_stats")
 BACKGROUND_FIELDS: Final = ("metadata", "callback_url")
