@@ -146,9 +146,7 @@ def _drop(state: State) -> Step:
     return replace(state, open=None, uncommitted_from=state.num_samples), effects
 
 
-def _on_result(
-    state: State, event: turns.InterimRead | turns.ChunkRead | turns.TurnRead | turns.TurnFailed
-) -> Step:
+def _on_result(state: State, event: turns.Result) -> Step:
     known = {turn.item_id: turn for turn in (state.open, *state.committed) if turn}
     if (turn := known.get(event.item_id)) is None:
         return state, []
@@ -188,9 +186,7 @@ def _on_chunk(state: State, turn: Turn, event: turns.ChunkRead) -> Step:
     return _with(state, turn), sent + _interim(state, turn, event)
 
 
-def _interim(
-    state: State, turn: Turn, event: turns.InterimRead | turns.ChunkRead, tail: str = ""
-) -> list[Effect]:
+def _interim(state: State, turn: Turn, event: turns.Reading, tail: str = "") -> list[Effect]:
     if not state.shows_interim:
         return []
     start_s = turn.start / SAMPLE_RATE
@@ -214,7 +210,7 @@ def _interim(
     return [turns.Send(read)]
 
 
-def _logprobs(event: turns.InterimRead | turns.ChunkRead, first: int, end: int | None) -> Logprobs:
+def _logprobs(event: turns.Reading, first: int, end: int | None) -> Logprobs:
     if event.logprobs is None or event.text is None:
         return UNSET
     return turns.tokens_between(event.text, event.language, event.logprobs, first, end)

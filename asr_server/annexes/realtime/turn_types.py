@@ -167,17 +167,9 @@ class TurnFailed(msgspec.Struct, frozen=True):
     error: out.ItemError
 
 
-Event = (
-    AudioWritten
-    | VoiceStarted
-    | Signal
-    | CommitRequested
-    | DetectionSet
-    | InterimRead
-    | ChunkRead
-    | TurnRead
-    | TurnFailed
-)
+Reading = InterimRead | ChunkRead
+Result = Reading | TurnRead | TurnFailed
+Event = AudioWritten | VoiceStarted | Signal | CommitRequested | DetectionSet | Result
 
 
 class Send(msgspec.Struct, frozen=True):
