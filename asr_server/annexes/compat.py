@@ -25,7 +25,7 @@ from asr_server.api.request import (
     read_fields,
 )
 from asr_server.api.state import get_state, require_key, require_key_in
-from asr_server.api.upload import Form
+from asr_server.api.upload import Form, Pairs
 from asr_server.audio.wav import unsized_header
 from asr_server.core import SAMPLE_RATE, Clip, Segment, Transcript
 from asr_server.errors import InvalidValue
@@ -84,7 +84,7 @@ async def detect_language(request: Request) -> Response:
     return _Detection(get_state(request), partial(_parse_detection, query), None, FILE_NAME, head)
 
 
-def _head(query: list[tuple[str, str]], fields_type: type[_File]) -> bytes:
+def _head(query: Pairs, fields_type: type[_File]) -> bytes:
     return b"" if read_fields(query, fields_type).encode else PCM_HEAD
 
 
@@ -102,9 +102,7 @@ class _Detection(transcribe.TranscriptionResponse):
         return JSONResponse(body, headers=transcribe.answer_headers(request.model, request.ignored_fields))
 
 
-def _parse_detection(
-    query: list[tuple[str, str]], pairs: list[tuple[str, str]], models: Models
-) -> TranscriptionRequest:
+def _parse_detection(query: Pairs, pairs: Pairs, models: Models) -> TranscriptionRequest:
     fields = read_fields([*query, *pairs], DetectionFields)
     clips = _clips(fields.detect_lang_offset, fields.detect_lang_length)
     ignored = ("video_file",) if fields.video_file else ()
@@ -116,10 +114,10 @@ def _clips(start_s: float, duration_s: float | None) -> tuple[Clip, ...]:
 
 
 class _Asr:
-    def __init__(self, query: list[tuple[str, str]]) -> None:
+    def __init__(self, query: Pairs) -> None:
         self.query = query
 
-    def parse(self, pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
+    def parse(self, pairs: Pairs, models: Models) -> TranscriptionRequest:
         self._fields = fields = read_fields([*self.query, *pairs], AsrFields)
         shows_words = fields.output == "json" and fields.task == "transcribe"
         if fields.diarize and (fields.output == "txt" or fields.task == "translate"):
@@ -199,7 +197,7 @@ async def inference(request: Request) -> Response:
 
 
 class _Inference:
-    def parse(self, pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
+    def parse(self, pairs: Pairs, models: Models) -> TranscriptionRequest:
         own = [(name, value.strip()) for name, value in pairs if name in InferenceFields.model_fields]
         self._fields = fields = read_fields(own, InferenceFields)
         ignored = tuple(dict.fromkeys(name for name, _ in pairs if name in INFERENCE_WITHOUT_EFFECT))
@@ -256,7 +254,7 @@ async def translate_for_azure(request: Request) -> Response:
 def _response(request: Request, parse: transcribe.RequestParser) -> Response:
     deployment = request.path_params.get("deployment", "")
 
-    def parse_for_deployment(pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
+    def parse_for_deployment(pairs: Pairs, models: Models) -> TranscriptionRequest:
         others = [(name, value) for name, value in pairs if name != "model"]
         return parse([("model", deployment), *others], models)
 

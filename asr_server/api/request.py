@@ -13,7 +13,7 @@ from asr_server.api import schemas
 from asr_server.api.errors import MAX_QUOTED, unknown_field
 from asr_server.api.models import Models, ServedModel
 from asr_server.api.schemas import AudioFields, TranscriptionFields, TranslationFields
-from asr_server.api.upload import VOICE_FIELD
+from asr_server.api.upload import VOICE_FIELD, Pairs
 from asr_server.audio.decoder import TrackChoice, parse_choice
 from asr_server.core import Clip, DecodingOptions, SpeakerCount
 from asr_server.errors import InvalidValue
@@ -52,13 +52,13 @@ class TranscriptionRequest:
         return parse_choice(self.fields.track, bool(self.speakers))
 
 
-def parse_request(task: str, pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
+def parse_request(task: str, pairs: Pairs, models: Models) -> TranscriptionRequest:
     """Raises InvalidValue, ModelNotFound."""
     parse = parse_translation_request if task == "translate" else parse_transcription_request
     return parse(pairs, models)
 
 
-def parse_transcription_request(pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
+def parse_transcription_request(pairs: Pairs, models: Models) -> TranscriptionRequest:
     """Raises InvalidValue, ModelNotFound."""
     fields, ignored, model = _parse(pairs, TranscriptionFields, models)
     count = _speaker_count(fields)
@@ -74,7 +74,7 @@ def parse_transcription_request(pairs: list[tuple[str, str]], models: Models) ->
     return TranscriptionRequest(model, fields, options, ignored, render_options, count)
 
 
-def parse_translation_request(pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
+def parse_translation_request(pairs: Pairs, models: Models) -> TranscriptionRequest:
     fields, ignored, model = _parse(pairs, TranslationFields, models)
     transcriber = model.transcriber
     if not transcriber.can_translate:
@@ -94,9 +94,7 @@ def parse_translation_request(pairs: list[tuple[str, str]], models: Models) -> T
     return TranscriptionRequest(model, fields, options, ignored, render_options)
 
 
-def _parse(
-    pairs: list[tuple[str, str]], fields_type: type[F], models: Models
-) -> tuple[F, tuple[str, ...], ServedModel]:
+def _parse(pairs: Pairs, fields_type: type[F], models: Models) -> tuple[F, tuple[str, ...], ServedModel]:
     ignored: tuple[str, ...] = ()
     if models.default.settings.unknown_fields == "ignore":
         pairs, ignored = split_unknown(pairs, fields_type)
@@ -178,10 +176,8 @@ def parse_fields(pairs: Iterable[tuple[str, str]], fields_type: type[F]) -> F:
     return fields
 
 
-def split_unknown(
-    pairs: Iterable[tuple[str, str]], fields_type: type[BaseModel]
-) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
-    known: list[tuple[str, str]] = []
+def split_unknown(pairs: Pairs, fields_type: type[BaseModel]) -> tuple[Pairs, tuple[str, ...]]:
+    known: Pairs = []
     unknown: dict[str, None] = {}
     for name, value in pairs:
         if name.partition("[")[0] in fields_type.model_fields:

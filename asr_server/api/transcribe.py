@@ -32,7 +32,7 @@ from asr_server.api.schemas import (
     TranslationFields,
 )
 from asr_server.api.state import AppState, get_state, metered, models_of, require_key
-from asr_server.api.upload import FILE, Form, read_form
+from asr_server.api.upload import FILE, Form, Pairs, read_form
 from asr_server.audio.recording import Recording, Source
 from asr_server.config import naming
 from asr_server.core import Transcript
@@ -42,7 +42,7 @@ from asr_server.transcription.transcriber import OpenRequest, Transcription, tas
 
 STREAM_END: Final = b"data: [DONE]\n\n"
 Made = TypeVar("Made")
-RequestParser = Callable[[list[tuple[str, str]], Models], TranscriptionRequest]
+RequestParser = Callable[[Pairs, Models], TranscriptionRequest]
 ReplyMaker = Callable[[Transcript, TranscriptionRequest], Response]
 
 RETRY_CONNECTION_S: Final = 5.0

@@ -184,6 +184,7 @@ def too_large(max_bytes: int, whose: str = _OF_SERVER) -> UploadTooLarge:
     )
 
 
+Pairs = list[tuple[str, str]]  # names of fields and their values, as they are sent
 FILE: Final = "file"
 MAX_FIELDS: Final = 512
 MAX_NAME_BYTES: Final = 256
@@ -205,7 +206,7 @@ class Form:
 
     def __init__(self, max_upload_bytes: int, store: UploadStore, file_name: str = FILE) -> None:
         self.upload = Upload(max_upload_bytes, store)
-        self.fields: list[tuple[str, str]] = []
+        self.fields: Pairs = []
         self.file_name = file_name
         self.has_file = False
         self.sent_name = ""  # of the file

@@ -21,7 +21,7 @@ from asr_server.api.request import TranscriptionRequest, parse_transcription_req
 from asr_server.api.schemas import DEFAULT_SPEAKERS
 from asr_server.api.state import AppState, get_state, models_of, set_caller
 from asr_server.api.transcribe import TranscriptionResponse
-from asr_server.api.upload import Form, read_body
+from asr_server.api.upload import Form, Pairs, read_body
 from asr_server.audio.wav import unsized_header
 from asr_server.core import SAMPLE_RATE, Segment, Transcript
 from asr_server.errors import InvalidApiKey, InvalidValue, ReportedError
@@ -86,7 +86,7 @@ async def listen(request: Request) -> Response:
 
 
 class _Listen(TranscriptionResponse):
-    def __init__(self, state: AppState, pairs: list[tuple[str, str]]) -> None:
+    def __init__(self, state: AppState, pairs: Pairs) -> None:
         query, self._terms, self._ignored = shapes.read_query(pairs, WholeQuery)
         self._query, self._sha256 = query, hashlib.sha256()
         head = b""
@@ -104,7 +104,7 @@ class _Listen(TranscriptionResponse):
         async for data in read_body(connection, form):
             self._sha256.update(data)
 
-    def _parse(self, pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
+    def _parse(self, pairs: Pairs, models: Models) -> TranscriptionRequest:
         request = parse_transcription_request(shapes.form_pairs(self._query, self._terms, models), models)
         return replace(request, ignored_fields=self._ignored)
 

@@ -16,6 +16,7 @@ from asr_server.annexes.realtime.server_events import SessionTranscription, Sess
 from asr_server.api.models import Models, ServedModel
 from asr_server.api.request import read_fields
 from asr_server.api.schemas import check_keyword
+from asr_server.api.upload import Pairs
 from asr_server.errors import InvalidValue, ModelNotFound
 
 TERMS: Final = ("keyterm", "keywords")
@@ -45,7 +46,6 @@ FORMATS: Final[dict[str, AudioFormat]] = {
     "alaw": AlawFormat(),
 }
 
-Pairs = list[tuple[str, str]]
 F = TypeVar("F", bound="Query")
 
 

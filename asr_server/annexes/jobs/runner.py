@@ -28,6 +28,7 @@ from asr_server.api.events import EventWriter, event
 from asr_server.api.models import ServedModel
 from asr_server.api.request import TranscriptionRequest, parse_request
 from asr_server.api.state import AppState
+from asr_server.api.upload import Pairs
 from asr_server.audio.decoder import TOO_MANY_FILES
 from asr_server.checkpoint.files import revision_of
 from asr_server.core import ChunkResult
@@ -247,7 +248,7 @@ def _start_next(session: Session, num_running: Counter[str]) -> Job | None:
     return job
 
 
-def _fields_of(session: Session, job: Job) -> list[tuple[str, str]]:
+def _fields_of(session: Session, job: Job) -> Pairs:
     pairs = session.scalar(select(Job.fields).where(Job.number == job.number)) or []
     return [(name, value) for name, value in pairs]
 
