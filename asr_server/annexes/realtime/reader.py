@@ -18,7 +18,7 @@ import numpy as np
 from asr_server.annexes.realtime import server_events as out
 from asr_server.annexes.realtime import turn_types as turns
 from asr_server.annexes.realtime.turn_types import Event, TurnRead
-from asr_server.annexes.speakers.labels import UNKNOWN, Turn, label_segments
+from asr_server.annexes.speakers.labels import UNKNOWN, BytesOf, Turn, label_segments
 from asr_server.annexes.speakers.track import Person, SpeakerTrack
 from asr_server.api.errors import body_of
 from asr_server.api.models import ServedModel
@@ -37,9 +37,6 @@ from asr_server.core import (
 NEW_PERSON_S: Final = 1.5  # of clean speech: a shorter new voice is the nearest known person
 LIKE_SHORT: Final = 0.35  # cosine from which a voice is a person of whom less than that is known
 MOST_S: Final = 60.0  # that a known voice counts, so that it follows its speaker
-
-
-BytesOf = Callable[[int], bytes]  # a token's text, empty for a special one
 
 
 class SessionSpeakers:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from asr_server.core import SpeakerCount
 
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
@@ -58,10 +59,10 @@ class Clusters(NamedTuple):
 @dataclass(frozen=True)
 class _Voices:
     embeddings: Floats  # [num_voices, 192] of length 1
-    clean_s: npt.NDArray[np.float64]  # [num_voices]
+    clean_s: Doubles  # [num_voices]
     windows: Ints  # [num_voices]
     narrow: Flags  # [num_voices]
-    weights: npt.NDArray[np.float64]  # [num_voices]
+    weights: Doubles  # [num_voices]
     moved: float  # of SAME and CENTRES in this recording
 
     def means(self, groups: list[Ints]) -> Floats:
@@ -106,7 +107,7 @@ class _Voices:
 
 def cluster(
     embeddings: Floats,  # [num_voices, 192], of length 1
-    clean_s: npt.NDArray[np.float64],  # [num_voices], seconds of each alone
+    clean_s: Doubles,  # [num_voices], seconds of each alone
     windows: Ints,  # [num_voices]; voices of one window differ
     count: SpeakerCount,
     alike: Sequence[float] = (),  # cosines within stretches of one person
@@ -170,7 +171,7 @@ def _joined(groups: list[Ints], place: int) -> list[Ints]:
     return [*groups[:first], both, *groups[first + 1 : second], *groups[second + 1 :]]
 
 
-def _losses(people: list[Ints], voices: _Voices) -> npt.NDArray[np.float64]:
+def _losses(people: list[Ints], voices: _Voices) -> Doubles:
     """Return what joining each pair loses, [num_people, num_people]."""
     means = voices.means(people)
     spoken_s = np.array([voices.spoken_s(group) for group in people])
@@ -212,9 +213,7 @@ def name_known(means: Floats, references: Sequence[Floats], least: float = KNOWN
     return known
 
 
-def _moved(
-    embeddings: Floats, clean_s: npt.NDArray[np.float64], windows: Ints, alike: Sequence[float]
-) -> float:
+def _moved(embeddings: Floats, clean_s: Doubles, windows: Ints, alike: Sequence[float]) -> float:
     order = np.argsort(windows, kind="stable")
     order = order[clean_s[order] >= FEWEST_S]
     apart: list[float] = []  # cosines of two people
@@ -227,25 +226,20 @@ def _moved(
     return min(MOST_MOVED, MOVES * ((one + two) - (ONE_PERSON + TWO_PEOPLE)) / 2)
 
 
-def directions(groups: list[Ints], embeddings: Floats, weights: npt.NDArray[np.float64]) -> Floats:
+def directions(groups: list[Ints], embeddings: Floats, weights: Doubles) -> Floats:
     """Return the groups' means of length 1, [num_groups, 192]."""
     means = np.stack([mean(group, embeddings, weights) for group in groups])
     means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-9)
     return means
 
 
-def mean(group: Ints, embeddings: Floats, weights: npt.NDArray[np.float64]) -> Floats:
+def mean(group: Ints, embeddings: Floats, weights: Doubles) -> Floats:
     mean = weights[group] @ embeddings[group] / max(float(weights[group].sum()), 1e-9)
     return np.asarray(mean, np.float32)
 
 
 def merge(
-    groups: list[Ints],
-    embeddings: Floats,
-    weights: npt.NDArray[np.float64],
-    windows: Ints,
-    same: float,
-    fewest: int = 1,
+    groups: list[Ints], embeddings: Floats, weights: Doubles, windows: Ints, same: float, fewest: int = 1
 ) -> list[Ints]:
     if not groups:
         return groups

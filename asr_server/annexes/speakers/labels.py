@@ -14,6 +14,9 @@ UNKNOWN: Final = "A"  # the label where nobody was found to speak: that of the f
 _SLACK_S: Final = 0.05
 
 
+BytesOf = Callable[[int], bytes]  # a token's text, empty for a special one
+
+
 class Turn(NamedTuple):
     """A stretch of one person; turns may overlap."""
 
@@ -57,16 +60,14 @@ class SpeakerOfTime:
         return bisect_left(self._reached_s, min(start_s, self._reached_s[num_begun - 1]) - _SLACK_S)
 
 
-def label_segments(
-    segments: Iterable[Segment], turns: Sequence[Turn], bytes_of: Callable[[int], bytes]
-) -> list[Segment]:
+def label_segments(segments: Iterable[Segment], turns: Sequence[Turn], bytes_of: BytesOf) -> list[Segment]:
     """Label segments and split them between speakers by each token's text; texts and tokens stay."""
     speakers = SpeakerOfTime(turns)
     labelled = [part for segment in segments for part in _split(segment, speakers, bytes_of)]
     return [msgspec.structs.replace(segment, id=number) for number, segment in enumerate(labelled)]
 
 
-def _split(segment: Segment, speakers: SpeakerOfTime, bytes_of: Callable[[int], bytes]) -> Iterator[Segment]:
+def _split(segment: Segment, speakers: SpeakerOfTime, bytes_of: BytesOf) -> Iterator[Segment]:
     spoken = [(word, speakers.of(word.start_s, word.end_s)) for word in segment.words]
     parts = [
         (speaker, [word for word, _ in group]) for speaker, group in groupby(spoken, lambda each: each[1])
@@ -89,9 +90,7 @@ def _split(segment: Segment, speakers: SpeakerOfTime, bytes_of: Callable[[int], 
         )
 
 
-def _shared_out(
-    tokens: Sequence[int], texts: Sequence[str], bytes_of: Callable[[int], bytes]
-) -> list[tuple[int, ...]]:
+def _shared_out(tokens: Sequence[int], texts: Sequence[str], bytes_of: BytesOf) -> list[tuple[int, ...]]:
     starts = list(accumulate((len(bytes_of(token)) for token in tokens), initial=0))[:-1]
     text_starts = list(accumulate(len(text.encode()) for text in texts[:-1]))
     borders = [0, *(bisect_left(starts, start) for start in text_starts), len(tokens)]

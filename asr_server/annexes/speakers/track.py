@@ -18,9 +18,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from asr_server.annexes.speakers.clustering import Flags, Floats, cluster, directions
+from asr_server.annexes.speakers.clustering import Doubles, Flags, Floats, cluster, directions
 from asr_server.annexes.speakers.labels import Turn, label_segments
 from asr_server.annexes.speakers.segmentation import (
     FIRST_FRAME,
@@ -203,7 +202,7 @@ def _spoken_s(activity: Sequence[Mapping[int, Floats]]) -> dict[int, list[Interv
     spoken: dict[int, list[Interval]] = {}
     for number in range(len(activity) + 1):
         total = np.zeros(STEP_FRAMES)
-        sums: dict[int, npt.NDArray[np.float64]] = {}
+        sums: dict[int, Doubles] = {}
         for half, window in ((0, number), (1, number - 1)):
             if 0 <= window < len(activity):
                 total += _WEIGHTS[half]

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from asr_server.annexes.speakers.clustering import Flags, Floats, Ints, directions, mean, merge
+from asr_server.annexes.speakers.clustering import Doubles, Flags, Floats, Ints, directions, mean, merge
 from asr_server.annexes.speakers.segmentation import (
     CLASSES,
     EMBEDDING,
@@ -202,15 +202,13 @@ def _is_narrow(stretches: Sequence[Stretch]) -> bool:
     return sum(stretch.is_narrow for stretch in stretches) > len(stretches) / 2
 
 
-def _embeddings(stretches: list[Stretch]) -> tuple[Floats, npt.NDArray[np.float64]]:
+def _embeddings(stretches: list[Stretch]) -> tuple[Floats, Doubles]:
     """Return [num_stretches, 192], and their weights."""
     weights = np.array([stretch.num_features for stretch in stretches], np.float64)
     return np.stack([stretch.embedding for stretch in stretches]), weights
 
 
-def _people(
-    embeddings: Floats, weights: npt.NDArray[np.float64], split: float
-) -> tuple[list[Ints], list[float]]:
+def _people(embeddings: Floats, weights: Doubles, split: float) -> tuple[list[Ints], list[float]]:
     """Return one group, or two that sound like two people; and the cosines within."""
     every = np.arange(len(embeddings))
     groups = merge(np.split(every, every[1:]), embeddings, weights, every, same=-1.0, fewest=2)
@@ -279,7 +277,7 @@ def fbank(samples: Samples, chosen: Ints) -> Floats:
 def _window_and_mel() -> tuple[Floats, Floats]:
     window = np.hanning(_LENGTH) ** 0.85
 
-    def mel(hz: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def mel(hz: Doubles) -> Doubles:
         return np.asarray(1127 * np.log(1 + hz / 700))
 
     low, high = mel(np.array([20.0, SAMPLE_RATE / 2]))
