@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from typing import Annotated, Final
+from typing import Final
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import APIRouter, Depends, Request
 
 from asr_server.api.models import Models
 from asr_server.api.openapi import error_responses
-from asr_server.api.routes import describe_model
+from asr_server.api.routes import Name, describe_model
 from asr_server.api.schemas import Model
 from asr_server.api.state import get_state, models_of, require_admin_key
 from asr_server.errors import AdminRequired, EngineUnavailable, InvalidApiKey, ModelNotFound
@@ -18,7 +18,6 @@ _ERRORS: Final = error_responses(InvalidApiKey, AdminRequired, ModelNotFound, En
 
 logger = logging.getLogger(__name__)
 
-Name = Annotated[str, Path(description="One of its names.")]
 router = APIRouter(prefix="/v1/models", dependencies=[Depends(require_admin_key)], tags=["models"])
 
 

@@ -14,6 +14,7 @@ from asr_server.api.state import AppState, get_state, models_of, require_key
 from asr_server.dispatch.supervisor import ReplicaState
 from asr_server.errors import EngineUnavailable, InvalidApiKey, ModelNotFound
 
+Name = Annotated[str, PathParameter(description="One of its names.")]
 probes = APIRouter(tags=["operations"])
 models = APIRouter(prefix="/v1/models", dependencies=[Depends(require_key)], tags=["models"])
 
@@ -82,9 +83,7 @@ async def list_models(request: Request) -> ModelList:
 
 
 @models.get("/{name:path}", responses=error_responses(InvalidApiKey, ModelNotFound))
-async def get_model(
-    name: Annotated[str, PathParameter(description="One of its names.")], request: Request
-) -> Model:
+async def get_model(name: Name, request: Request) -> Model:
     """Return the model under one name."""
     return describe_model(name, models_of(request).choose(name), get_state(request))
 
