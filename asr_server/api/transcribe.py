@@ -153,12 +153,26 @@ async def rendered(transcript: Transcript, make: Callable[[], Made]) -> Made:
 async def transcribing(
     state: AppState, form: Form, request: TranscriptionRequest, receive: Receive
 ) -> AsyncIterator[Transcription]:
+    """Transcribe while the block runs, unless the client leaves. The body must have been read.
+
+    Send the last message behind the block: a server may call a complete reply a disconnect.
+    Raises ClientDisconnect.
+    """
     stats = metrics.current_request_stats()
     with closing(form), stats.stage("transcription"):
-        async with cancel_on_disconnect(receive), state.admission.acquire(stats.key), request.model.using():
-            recording = recording_for(request, await form.upload.source())
-            async with await transcription_of(state, request, recording) as transcription:
-                yield transcription
+        async with task_group() as group:
+            watch = group.create_task(_wait_for_disconnect(receive))
+            async with state.admission.acquire(stats.key), request.model.using():
+                recording = recording_for(request, await form.upload.source())
+                async with await transcription_of(state, request, recording) as transcription:
+                    yield transcription
+            watch.cancel()
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise ClientDisconnect
 
 
 def recording_for(request: TranscriptionRequest, source: Source) -> Recording:
@@ -227,24 +241,6 @@ def recording_headers(transcript: Transcript) -> dict[str, str]:
     if transcript.dropped:
         headers[DROPPED] = str(len(transcript.dropped))
     return headers
-
-
-@asynccontextmanager
-async def cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
-    """Cancel the block when the client leaves; the body must have been read. Raises ClientDisconnect.
-
-    Send the last message behind the block: a server may call a complete reply a disconnect.
-    """
-    async with task_group() as group:
-        watch = group.create_task(_wait_for_disconnect(receive))
-        yield
-        watch.cancel()
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    raise ClientDisconnect
 
 
 router = APIRouter(prefix="/v1/audio", dependencies=[Depends(require_key)], tags=["audio"])
