@@ -226,14 +226,11 @@ class _Inference:
             if self._fields.no_timestamps:
                 for timed in (own, *own["words"]):
                     del timed["start"], timed["end"]
-        return JSONResponse(body | self._detected(transcript))
-
-    def _detected(self, transcript: Transcript) -> dict[str, Any]:
-        probability = transcript.language_probability
-        if self._fields.no_language_probabilities or probability is None or not transcript.languages:
-            return {}
-        language = name_of(transcript.languages[0])
-        return {"detected_language": language, "detected_language_probability": probability}
+        probability, is_wanted = transcript.language_probability, not self._fields.no_language_probabilities
+        if is_wanted and probability is not None and transcript.languages:
+            body["detected_language"] = name_of(transcript.languages[0])
+            body["detected_language_probability"] = probability
+        return JSONResponse(body)
 
 
 # -- Azure OpenAI --------------------------------------------------------------------------------------------
