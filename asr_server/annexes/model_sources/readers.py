@@ -232,14 +232,10 @@ def read_openai(path: Path) -> ForeignModel:
             check=True,
         )
         about = json.loads(process.stdout)
-        sizes = (
-            int(about["dims"][name])
-            for name in ("n_audio_head", "n_text_head", "n_audio_layer", "n_text_layer")
-        )
-        names = {name: hugging_face_name(name) for name in about["shapes"]}
-        tensors = {
-            names[name]: StoredTensor("F32", tuple(shape), 0) for name, shape in about["shapes"].items()
-        }
+        dims, shapes = about["dims"], about["shapes"]
+        sizes = [int(dims[name]) for name in ("n_audio_head", "n_text_head", "n_audio_layer", "n_text_layer")]
+        names = {name: hugging_face_name(name) for name in shapes}
+        tensors = {names[name]: StoredTensor("F32", tuple(shape), 0) for name, shape in shapes.items()}
         return ForeignModel(path, tensors, names, *sizes)
     except (subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is no checkpoint of openai-whisper, or it is damaged") from error
