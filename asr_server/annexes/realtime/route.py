@@ -129,7 +129,11 @@ async def create_client_secret(request: Request) -> Response:
     """Create a browser's key that opens sessions with these settings until it expires."""
     state = get_state(request)
     models, caller = models_of(request), caller_of(request)
-    wanted = await _secret_request(request)
+    body = await read_small_body(request, MAX_BODY_BYTES)
+    try:
+        wanted = msgspec.json.decode(body or b"{}", type=ClientSecretRequest)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise as_invalid_value(error, "body") from None
     default = session_config.default_config(models.default.name)
     config = session_config.update_config(default, wanted.session, models)
     session_config.decoding_options(config, models)  # raises for a language that is not known
@@ -145,11 +149,3 @@ async def create_client_secret(request: Request) -> Response:
         value, expires_at, session_config.describe(config, f"sess_{uuid.uuid4().hex}", expires_at)
     )
     return Response(msgspec.json.encode(secret), media_type="application/json")
-
-
-async def _secret_request(request: Request) -> ClientSecretRequest:
-    body = await read_small_body(request, MAX_BODY_BYTES)
-    try:
-        return msgspec.json.decode(body or b"{}", type=ClientSecretRequest)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise as_invalid_value(error, "body") from None
