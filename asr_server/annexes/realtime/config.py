@@ -143,8 +143,6 @@ def decoding_options(session: SessionConfig, models: Models) -> DecodingOptions:
 def describe(config: SessionConfig, session_id: str, expires_at: int) -> out.Session:
     return out.Session(
         id=session_id,
-        object="realtime.transcription_session",
-        type="transcription",
         expires_at=expires_at,
         include=config.include or None,
         audio=out.SessionAudio(out.SessionInput(config.format, None, config.transcription, config.vad)),

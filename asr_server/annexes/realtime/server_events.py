@@ -77,10 +77,10 @@ class SessionAudio(msgspec.Struct, frozen=True):
     input: SessionInput
 
 
-class Session(msgspec.Struct, frozen=True):
+class Session(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    object: Literal["realtime.transcription_session"]
-    type: Literal["transcription"]
+    object: Literal["realtime.transcription_session"] = "realtime.transcription_session"
+    type: Literal["transcription"] = "transcription"
     expires_at: int
     include: tuple[str, ...] | None
     audio: SessionAudio
