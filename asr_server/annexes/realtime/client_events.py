@@ -162,9 +162,6 @@ class _EventId(msgspec.Struct):
     event_id: str
 
 
-_event_id_decoder: Final[msgspec.json.Decoder[_EventId]] = msgspec.json.Decoder(_EventId)
-
-
 def parse_client_event(message: str | bytes) -> ClientEvent:
     """Raises InvalidValue with the field."""
     try:
@@ -175,7 +172,7 @@ def parse_client_event(message: str | bytes) -> ClientEvent:
 
 def event_id_of(message: str | bytes) -> str | None:
     with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeError):
-        return _event_id_decoder.decode(message).event_id[:512]
+        return msgspec.json.decode(message, type=_EventId).event_id[:512]
     return None
 
 
