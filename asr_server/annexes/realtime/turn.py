@@ -76,15 +76,14 @@ def _read_interim(state: State, turn: Turn) -> Step:
 
 
 def _on_voice_started(state: State, at: int) -> Step:
-    effects: list[Effect] = []
-    if not state.open:
-        state, effects = _open(state, max(state.uncommitted_from, min(at, state.num_samples) - state.padding))
+    start = max(state.uncommitted_from, min(at, state.num_samples) - state.padding)
+    state, opened = (state, []) if state.open else _open(state, start)
     assert state.open
     if state.open.is_announced:  # detection was off and on again within the turn
-        return state, effects
+        return state, opened
     turn = replace(state.open, is_announced=True, is_paused=False)
     started = out.SpeechStarted(item_id=turn.item_id, audio_start_ms=_ms(turn.start))
-    return replace(state, open=turn), [*effects, turns.Send(started)]
+    return replace(state, open=turn), [*opened, turns.Send(started)]
 
 
 def _on_detection_set(state: State, event: turns.DetectionSet) -> Step:
