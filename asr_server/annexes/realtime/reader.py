@@ -105,7 +105,6 @@ MIN_REST: Final = SAMPLE_RATE  # samples behind a cut: to wait for more would ho
 
 Outcome = TranscriptDelta | Exception
 Read = tuple[str, str | None, tuple[TokenLogprob, ...] | None, tuple[Word, ...]]  # what events tell of a text
-Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 
 @dataclass(eq=False)
@@ -116,7 +115,7 @@ class TurnReader:
     model: ServedModel
     options: DecodingOptions
     report: Callable[[Event], None]
-    spawn: Spawn
+    spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
     speakers: TurnSpeakers | None = None
     shows_interim: bool = False
 
