@@ -32,8 +32,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 Keep = Callable[[int, int, bytes], Awaitable[None]]  # chunk, part, report
 
-_decoder: Final = msgspec.msgpack.Decoder(Report)
-
 
 class KnownResults:
     """Take the chunks of one job. A report holds for one engine: another model or version reads again."""
@@ -50,7 +48,7 @@ class KnownResults:
     async def enqueue(self, chunk: PendingChunk) -> ChunkResult:
         key, digest = (chunk.submit.id.chunk, chunk.submit.id.part), self._digest(chunk.submit)
         if (data := self._reports.pop(key, None)) is not None:
-            report = _decoder.decode(data)
+            report = msgspec.msgpack.decode(data, type=Report)
             if report.digest == digest and report.result is not None:
                 chunk.request.num_moves += 1
                 for probabilities in report.probabilities:

@@ -40,8 +40,6 @@ IDEMPOTENCY_KEY: Final = "idempotency-key"
 REPEATED: Final = "idempotent-replayed"
 PING_S: Final = 15.0  # proxies close a connection that is silent for long
 
-_decoder: Final = msgspec.msgpack.Decoder(list[JobEvent])
-
 
 def owner_of(connection: HTTPConnection) -> str:
     """Return the name of the key that jobs belong to; empty for one without a name."""
@@ -218,7 +216,7 @@ async def _events(runner: Runner, job: Job, last_id: int, with_progress: bool) -
             known = list(live.events) if live else []
             if job.is_finished:
                 content = await runner.store.run(read_content, job, runner.store.clock_s)
-                known = _decoder.decode(content.events)
+                known = msgspec.msgpack.decode(content.events, type=list[JobEvent])
         except ReportedError as error:  # deleted, or the folder is gone
             yield event(body_of(error), exclude_none=False)
             return
