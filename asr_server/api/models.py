@@ -18,7 +18,6 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings, naming
 from asr_server.core import AudioWindow
 from asr_server.dispatch.dispatcher import CreateExecutor, Dispatcher
-from asr_server.dispatch.executors import create_local_executor
 from asr_server.errors import EngineUnavailable, ModelNotFound, ShuttingDown
 from asr_server.transcription.transcriber import Transcriber
 
@@ -61,12 +60,10 @@ class ServedModel:
         self._loading: asyncio.Task[bool] | None = None
 
     @classmethod
-    def from_checkpoint(
-        cls, settings: Settings, pool: PreprocessPool, create_executor: CreateExecutor = create_local_executor
-    ) -> ServedModel:
+    def from_checkpoint(cls, settings: Settings, pool: PreprocessPool, create: CreateExecutor) -> ServedModel:
         directory = Path(settings.model)
         window, tokenizer = read_window(directory), Tokenizer.from_directory(directory)
-        dispatcher = Dispatcher(settings, create_executor, window)
+        dispatcher = Dispatcher(settings, create, window)
         return cls(settings, dispatcher, pool, tokenizer, window)
 
     @asynccontextmanager
