@@ -6,7 +6,7 @@ import ssl
 import sys
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,7 +64,11 @@ def read_models(text: str) -> Iterator[dict[str, Any]]:
     is_file = text.endswith((".yaml", ".yml"))
     entries = _entries_of_file(Path(text)) if is_file else map(_entry, text.split(","))
     for number, entry in enumerate(entries):
-        yield _settings(entry, is_first=number == 0)
+        settings = {key: value for key, value in entry.items() if key in PER_MODEL}
+        settings |= {"served_model_name": entry["name"], "model": entry.get("model", entry["name"])}
+        if number or "aliases" in entry:
+            settings["model_alias"] = ",".join(entry.get("aliases", []))
+        yield settings
 
 
 def _entry(text: str) -> dict[str, Any]:
@@ -79,26 +83,14 @@ def _entries_of_file(path: Path) -> list[dict[str, Any]]:
     if not isinstance(entries, list) or not entries:
         raise ValueError("the file must be a list of models, each with its name")
     for number, entry in enumerate(entries, 1):
-        _check_entry(number, entry)
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            raise ValueError(f"model {number} of the file has no name")
+        if unknown := [str(key) for key in entry if key not in _KEYS]:
+            raise ValueError(f"{entry['name']} has the unknown key {unknown[0]!r}; known: {', '.join(_KEYS)}")
+        aliases = entry.get("aliases", [])
+        if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+            raise ValueError(f"the aliases of {entry['name']} must be a list of names")
     return entries
-
-
-def _check_entry(number: int, entry: Any) -> None:
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise ValueError(f"model {number} of the file has no name")
-    if unknown := [str(key) for key in entry if key not in _KEYS]:
-        raise ValueError(f"{entry['name']} has the unknown key {unknown[0]!r}; known: {', '.join(_KEYS)}")
-    aliases = entry.get("aliases", [])
-    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
-        raise ValueError(f"the aliases of {entry['name']} must be a list of names")
-
-
-def _settings(entry: Mapping[str, Any], is_first: bool) -> dict[str, Any]:
-    settings = {key: value for key, value in entry.items() if key in PER_MODEL}
-    settings |= {"served_model_name": entry["name"], "model": entry.get("model", entry["name"])}
-    if not is_first or "aliases" in entry:
-        settings["model_alias"] = ",".join(entry.get("aliases", []))
-    return settings
 
 
 logger = logging.getLogger(__name__)
