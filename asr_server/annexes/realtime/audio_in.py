@@ -121,19 +121,15 @@ class VoiceActivity:
         is_speech = probability >= self._threshold - (HYSTERESIS if self._is_speaking else 0.0)
         self._num_loud = self._num_loud + 1 if is_speech else 0
         if not self._is_speaking:
-            return self._start() if self._num_loud >= ONSET_FRAMES else []
+            if self._num_loud < ONSET_FRAMES:
+                return []
+            self._is_speaking, self._num_silent = True, 0
+            return [turns.VoiceStarted(self._position - self._num_loud * FRAME)]
         if self._num_loud >= ONSET_FRAMES:
             self._num_silent = 0
             was_paused, self._is_paused = self._is_paused, False
             return [turns.Signal.VOICE_RESUMED] if was_paused else []
         self._num_silent += not is_speech
-        return self._on_silence()
-
-    def _start(self) -> list[VoiceEvent]:
-        self._is_speaking, self._num_silent = True, 0
-        return [turns.VoiceStarted(self._position - self._num_loud * FRAME)]
-
-    def _on_silence(self) -> list[VoiceEvent]:
         if self._num_silent >= self._stop_frames:
             self.restart()
             return [turns.Signal.VOICE_STOPPED]
