@@ -1,12 +1,8 @@
 """Jobs: requests that are done without their client, and survive the end of the server."""
 
-from typing import Final
-
 from pydantic.dataclasses import dataclass
 
 from asr_server.config import CHECKED, HOSTS, MIB, Settings, setting
-
-DAY_S: Final = 24 * 3600.0
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -15,7 +11,7 @@ class JobsSettings(Settings):
         "", "folder that keeps jobs (background=true) through the end of the server; empty: there are none"
     )
     jobs_keep_s: float = setting(
-        DAY_S, "seconds that a finished job or a file is kept, counted while a server runs", gt=0
+        24 * 3600.0, "seconds that a finished job or a file is kept, counted while a server runs", gt=0
     )
     jobs_keep_read_s: float = setting(
         1800.0, "seconds that a finished job is kept once its content was read", gt=0
