@@ -15,7 +15,6 @@ from asr_server.errors import InvalidValue
 
 MAX_APPEND_BYTES: Final = 3 * MIB
 MAX_MESSAGE_BYTES: Final = 4 * MIB + 4096  # an append of that size in base64, and its frame
-APPEND: Final = "input_audio_buffer.append"
 MAX_QUOTED_CHARS: Final = 400
 MAX_SESSION_CHARS: Final = 65_536  # of a prompt or a list of words
 
@@ -141,7 +140,7 @@ class OldSessionUpdate(_ClientEvent, tag="transcription_session.update", frozen=
     session: OldSessionFields
 
 
-class AppendAudio(_ClientEvent, tag=APPEND, frozen=True, kw_only=True):
+class AppendAudio(_ClientEvent, tag="input_audio_buffer.append", frozen=True, kw_only=True):
     audio: Annotated[bytes, Meta(max_length=MAX_APPEND_BYTES)]  # base64 on the wire
 
 
