@@ -175,7 +175,10 @@ class Runner:
         asked = self._state, request, recording, known.open
         with metrics.current_request_stats().stage("transcription"):
             async with model.using(), await transcribe.transcription_of(*asked) as transcription:
-                await self._count_start(job, live)
+                if not live.is_counted:  # what only waits for an engine is not to blame for a server's end
+                    live.is_counted = True
+                    count = update(Job).where(Job.number == job.number).values(num_starts=Job.num_starts + 1)
+                    await self.store.run(lambda session: session.execute(count))
                 async for delta in transcription:
                     live.add(delta.text, writer.delta(delta))
                     live.done_s = max(live.done_s, delta.end_s)
@@ -186,13 +189,6 @@ class Runner:
         status = "incomplete" if transcript.is_cut_short else "completed"
         values = {"status": status, "duration_s": transcript.duration_s}
         return _content(response, live.close(done + transcribe.STREAM_END)), values
-
-    async def _count_start(self, job: Job, live: LiveJob) -> None:
-        """Note once that the server works at it: what only waits for an engine is not to blame for an end."""
-        if not live.is_counted:
-            live.is_counted = True
-            count = update(Job).where(Job.number == job.number).values(num_starts=Job.num_starts + 1)
-            await self.store.run(lambda session: session.execute(count))
 
     async def _keep_result(self, job: Job, live: LiveJob, chunk: int, part: int, data: bytes) -> None:
         await self.store.run(_keep_result, job, chunk, part, data)
