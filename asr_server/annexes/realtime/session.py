@@ -318,8 +318,12 @@ class RealtimeSession:
                 event.usage.seconds, languages[0].code if languages else None
             )
         await self._say(self._dialect.write(event))
-        if isinstance(event, out.Completed):
-            await self._end_if_used_up()
+        if isinstance(event, out.Completed) and self._account and self._ending is None:
+            try:
+                self._account.require_audio()
+            except RateLimited as error:
+                await self._send_error(error, None)
+                self.end(POLICY, "The audio of this key is used up for now.")
 
     async def _say(self, messages: Sequence[str]) -> None:
         try:
@@ -333,14 +337,6 @@ class RealtimeSession:
         with contextlib.suppress(Exception):  # the client may have left
             await self._say(self._dialect.write(out.error_event(body_of(error).error)))
             await self._socket.close(INTERNAL_ERROR, "The server had an error.")
-
-    async def _end_if_used_up(self) -> None:
-        try:
-            if self._account and self._ending is None:
-                self._account.require_audio()
-        except RateLimited as error:
-            await self._send_error(error, None)
-            self.end(POLICY, "The audio of this key is used up for now.")
 
     async def _send_error(self, error: RequestError, event_id: str | None) -> None:
         await self._send(out.error_event(body_of(error).error, event_id))
