@@ -98,7 +98,7 @@ class ListenDialect:
                 next(reversed(self._items.values())).is_finalized = True
             case out.Error() if self._is_finalizing:  # there is nothing to finalize
                 self._is_finalizing = False
-                yield self._results("", [], is_final=True, is_last=True, from_finalize=True)
+                yield self._final(_Item(is_finalized=True), is_last=True)
             case out.Error():
                 yield _error("SchemaError", event.error.message)
 
@@ -132,31 +132,24 @@ class ListenDialect:
         text = " ".join(each.text for each in item.final)
         words = [self._spoken(word, item) for each in item.final for word in each.words]
         item.final.clear()
+        results = self._results(text, words)
         if words:
-            item.last_word_end_s = words[-1].end_s
-        return self._results(text, words, True, is_last, is_last and item.is_finalized)
+            item.last_word_end_s = self._told_to_s = words[-1].end_s
+        flags = {"is_final": True, "speech_final": is_last, "from_finalize": is_last and item.is_finalized}
+        return results | flags
 
-    def _results(
-        self,
-        text: str,
-        words: Sequence[Spoken],
-        is_final: bool = False,
-        is_last: bool = False,
-        from_finalize: bool = False,
-    ) -> Json:
+    def _results(self, text: str, words: Sequence[Spoken]) -> Json:
         start_s = words[0].start_s if words else self._told_to_s
         end_s = words[-1].end_s if words else start_s
-        if is_final:
-            self._told_to_s = end_s
         model_uuid, facts = model_facts(self._model)
         return {
             "type": "Results",
             "channel_index": [0, 1],
             "start": start_s,
             "duration": round(end_s - start_s, 3),
-            "is_final": is_final,
-            "speech_final": is_last,
-            "from_finalize": from_finalize,
+            "is_final": False,
+            "speech_final": False,
+            "from_finalize": False,
             "channel": {"alternatives": [alternative(text, words)]},
             "metadata": {"request_id": self._request_id, "model_info": facts, "model_uuid": model_uuid},
         }
