@@ -9,7 +9,7 @@ import numpy.typing as npt
 import soundfile
 
 from asr_server.annexes.realtime import turn_types as turns
-from asr_server.annexes.realtime.client_events import AlawFormat, AudioFormat, PcmFormat
+from asr_server.annexes.realtime.client_events import AlawFormat, AudioFormat, PcmFormat, UlawFormat
 from asr_server.annexes.realtime.server_events import SessionVad
 from asr_server.annexes.realtime.turn_types import SAMPLES_PER_MS
 from asr_server.audio.stream import Mono16k
@@ -27,8 +27,7 @@ def _table(encoding: str) -> Samples:
     return samples
 
 
-MU_LAW: Final = _table("ULAW")
-A_LAW: Final = _table("ALAW")
+_TABLES: Final[dict[type, Samples]] = {UlawFormat: _table("ULAW"), AlawFormat: _table("ALAW")}
 _SCALE: Final = np.float32(1 / 2**15)
 
 
@@ -53,8 +52,7 @@ class AudioInput:
         return samples
 
     def _decode(self, data: bytes) -> Samples:
-        if not isinstance(self._format, PcmFormat):
-            table = A_LAW if isinstance(self._format, AlawFormat) else MU_LAW
+        if (table := _TABLES.get(type(self._format))) is not None:
             return table[np.frombuffer(data, np.uint8)]
         data = self._rest + data
         num_whole = len(data) // 2 * 2
