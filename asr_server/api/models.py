@@ -234,10 +234,6 @@ class Models(tuple[ServedModel, ...]):
     def names(self) -> tuple[str, ...]:
         return tuple(name for model in self for name in model.names)
 
-    @property
-    def take_any_name(self) -> bool:
-        return any(model.settings.takes_any_name for model in self)
-
     def choose(self, name: str) -> ServedModel:
         """Return the model of that name; an empty name means the first. Raises ModelNotFound."""
         if not name:

@@ -155,7 +155,7 @@ def _form(fields_type: type[AudioFields], models: Models) -> tuple[dict[str, Any
     parts: dict[str, Any] = schema.pop("$defs", {})
     schema["properties"] = {"file": FILE_SCHEMA} | schema["properties"]
     schema["properties"]["model"]["default"] = models.default.name
-    if not models.take_any_name:
+    if not any(model.settings.takes_any_name for model in models):
         schema["properties"]["model"]["enum"] = list(models.names)
     schema["required"] = ["file", *schema.get("required", [])]
     if models.default.settings.unknown_fields == "ignore":

@@ -85,7 +85,9 @@ async def test_the_keys_models_are_those_with_its_names(make: Callable[..., Serv
     registry = Models([one, two])
     allowed = registry.allowed(["first", "none"])
     assert (list(allowed), allowed.default, allowed.names) == ([one], one, ("one", "first"))
-    assert (registry.take_any_name, allowed.take_any_name) == (True, False)
+    assert registry.choose("any") is two
+    with pytest.raises(ModelNotFound, match="Served here: one, first"):
+        allowed.choose("any")
     with pytest.raises(ModelNotFound, match="None of the models of this key is served"):
         _ = registry.allowed(["none"]).default
 
