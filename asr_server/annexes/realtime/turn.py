@@ -24,7 +24,7 @@ from asr_server.annexes.realtime import turn_types as turns
 from asr_server.annexes.realtime.turn_types import SAMPLES_PER_MS, Effect, Event, State, Step, Turn
 from asr_server.annexes.speakers.labels import UNKNOWN
 from asr_server.api.schemas import ErrorDetail
-from asr_server.core import SAMPLE_RATE, TokenLogprob
+from asr_server.core import SAMPLE_RATE, TokenLogprob, Word
 from asr_server.language_codes import continuation
 
 MIN_COMMIT_MS: Final = 100
@@ -188,25 +188,20 @@ def _on_chunk(state: State, turn: Turn, event: turns.ChunkRead) -> Step:
 def _interim(state: State, turn: Turn, event: turns.Reading, tail: str = "") -> list[Effect]:
     if not state.shows_interim:
         return []
-    start_s = turn.start / SAMPLE_RATE
-    words = tuple(
-        out.LiveWord(
-            word.text.strip(),
-            round(start_s + word.start_s, 3),
-            round(start_s + word.end_s, 3),
-            word.confidence,
-        )
-        for word in event.words
-    )
     read = out.Interim(
         item_id=turn.item_id,
         text=event.text or "",
         tail=tail,
-        words=words,
+        words=tuple(_live_word(word, turn.start / SAMPLE_RATE) for word in event.words),
         audio_end_ms=_ms(turn.start + event.num_samples),
         is_final=isinstance(event, turns.ChunkRead),
     )
     return [turns.Send(read)]
+
+
+def _live_word(word: Word, start_s: float) -> out.LiveWord:
+    times = round(start_s + word.start_s, 3), round(start_s + word.end_s, 3)
+    return out.LiveWord(word.text.strip(), *times, word.confidence)
 
 
 def _logprobs(event: turns.Reading, first: int, end: int | None) -> Logprobs:
