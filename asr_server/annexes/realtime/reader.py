@@ -204,7 +204,7 @@ class TurnReader:
 
     def _read(self, chunk: Chunk, urgency: int = 1) -> asyncio.Task[Outcome]:
         options = msgspec.structs.replace(self.options, draft_tokens=self._draft, urgency=urgency)
-        task = self.spawn(self._attempt(chunk, options))
+        task = self.spawn(_attempt(self.model, chunk, options, self.speakers))
         self.unread.add(task)
         task.add_done_callback(self.unread.discard)
         return task
@@ -224,7 +224,7 @@ class TurnReader:
                     draft_tokens=self._draft,
                     urgency=-1,
                 )
-                self._show(*where, await self._attempt(chunks[0], options, is_interim=True))
+                self._show(*where, await _attempt(self.model, chunks[0], options))
             else:
                 self.report(turns.InterimRead(self.item_id))
         self._interim = None
@@ -276,19 +276,26 @@ class TurnReader:
         return delta.text, delta.language, logprobs, tuple(words) if self.shows_interim else ()
 
     def _read_whole(self, deltas: list[TranscriptDelta], segments: tuple[Segment, ...]) -> TurnRead:
+        logprobs = tuple(entry for delta in deltas for entry in delta.logprobs)
         languages = dict.fromkeys(delta.language for delta in deltas if delta.text and delta.language)
-        logprobs = None
-        if self.options.token_logprobs:
-            logprobs = tuple(entry for delta in deltas for entry in delta.logprobs)
-        return TurnRead(self.item_id, self.duration_s, tuple(languages), logprobs, segments)
+        return TurnRead(
+            self.item_id,
+            self.duration_s,
+            tuple(languages),
+            logprobs if self.options.token_logprobs else None,
+            segments,
+        )
 
-    async def _attempt(self, chunk: Chunk, options: DecodingOptions, is_interim: bool = False) -> Outcome:
-        """Read a chunk, and wait until its speakers are nearly known: they bound the backlog too."""
-        try:
-            async with self.model.using():
-                delta = await self.model.transcriber.transcribe_chunk(chunk, options)
-            if self.speakers and not is_interim:
-                await self.speakers.wait_for_room()
-            return delta
-        except Exception as error:
-            return error
+
+async def _attempt(
+    model: ServedModel, chunk: Chunk, options: DecodingOptions, speakers: TurnSpeakers | None = None
+) -> Outcome:
+    """Read a chunk, and wait until its speakers are nearly known: they bound the backlog too."""
+    try:
+        async with model.using():
+            delta = await model.transcriber.transcribe_chunk(chunk, options)
+        if speakers:
+            await speakers.wait_for_room()
+        return delta
+    except Exception as error:
+        return error
