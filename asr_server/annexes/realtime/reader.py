@@ -253,14 +253,17 @@ class TurnReader:
                 deltas.append(outcome)
                 end = round(outcome.end_s * SAMPLE_RATE)
                 self.report(turns.ChunkRead(self.item_id, *self._read_of(outcome), end))
-        try:
-            if error:
-                raise error
-            whole: Event = self._read_whole(deltas, await self._labelled(deltas))
-        except Exception as failure:
-            whole = turns.TurnFailed(self.item_id, out.ItemError(**dict(body_of(failure).error)))
+        segments: tuple[Segment, ...] = ()
+        if error is None:
+            try:
+                segments = await self._labelled(deltas)
+            except Exception as failure:
+                error = failure
         self._close_speakers()
-        self.report(whole)
+        if error:
+            self.report(turns.TurnFailed(self.item_id, out.ItemError(**dict(body_of(error).error))))
+        else:
+            self.report(self._read_whole(deltas, segments))
 
     async def _labelled(self, deltas: list[TranscriptDelta]) -> tuple[Segment, ...]:
         segments = [segment for delta in deltas for segment in delta.segments]
