@@ -20,7 +20,8 @@ from asr_server.errors import InvalidApiKey, InvalidValue
 class SessionConfig(msgspec.Struct, frozen=True):
     transcription: out.SessionTranscription
     format: client.AudioFormat = client.PcmFormat()
-    chosen_vad: out.SessionVad | UnsetType | None = UNSET  # UNSET: the model's name decides
+    # UNSET: the model's name decides. `vad` is the name in secrets, which last across releases.
+    chosen_vad: out.SessionVad | UnsetType | None = msgspec.field(default=UNSET, name="vad")
     include: tuple[client.Include, ...] = ()
     # What OpenAI's clients cannot ask for.
     sample_rate: int | None = None  # None: the format's
