@@ -27,7 +27,7 @@ def convert(source: Path, target: Path, tokenizer: str | None = None) -> None:
         raise CheckpointError(f"{target} is there already: name a new directory")
     model = read_foreign(source)
     texts = tokenizer_of(tokenizer) if tokenizer else texts_for(source, model, tokenizer_of)
-    made = target.parent / f".{target.name}-{secrets.token_hex(8)}"
+    made = target.parent / f".{target.name}-{secrets.token_hex(4)}"
     made.mkdir(parents=True)
     try:
         write_layout(made, source, model, texts)
