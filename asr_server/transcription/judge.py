@@ -36,7 +36,6 @@ SLOW_WORD_S: Final = 1.5
 SLOW_LETTERS_PER_S: Final = 5.0
 TOUCHING_S: Final = 0.1  # a word that reaches less far into an interval is not of it
 LEAD_S: Final = 0.3  # before speech that was passed over
-MAX_FILLER_BYTES: Final = 10  # "You", "Oh", "Thank you."; bytes, since some scripts have few letters
 MIN_ADVANCE_S: Final = 0.5  # from a chunk's start to where it is read again: the same audio has the same text
 
 
@@ -49,10 +48,13 @@ class Known(msgspec.Struct, frozen=True):
     num_sent: int = 0  # leading segments that a client has already
     may_go_on: bool = True  # whether a tail can be read
     may_complete: bool = True  # whether speech without words can be read again
+    is_again: bool = False  # the part is such speech
 
 
 def judge(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart:
     """Return the part with the segments that stand, its dropped ones, and where reading goes on."""
+    if known.is_again and not any(is_said(span, part, known) for span in part.spans):
+        known = msgspec.structs.replace(known, may_go_on=False, may_complete=False)
     if known.may_go_on:
         part = _until_repetition(part, known)
     voiced = _without_inventions(part, chunk, known)

@@ -29,14 +29,13 @@ from asr_server.transcription.progress import ChunkProgress, EarlyResults, Previ
 from asr_server.transcription.segments import DecodedPart
 
 MAX_READINGS: Final = 8  # of one stretch, tails and speech without text included
-MAX_COMPLETIONS: Final = 3  # of them for speech without text, each of less audio than the one before
 NOTHING_READ: Final = ChunkResult((), (), 0.0, 1.0, 0.0, 0.0, None, "stop")
 SECOND_READING: Final = 1000  # the number of its first part, above those of any first reading
 
 
 class _Stretch(NamedTuple):
     chunk: Chunk
-    num_completions: int = 0  # readings before this one that left speech out
+    is_again: bool = False  # it has speech that a reading before this one left out
 
 
 @dataclass(eq=False)
@@ -142,15 +141,14 @@ class _Reading:
             stretch = todo.popleft()
             num_left -= 1
             part = await self._read_stretch(stretch, is_last=num_left <= len(todo))
-            num_completions = stretch.num_completions + (part.reason == "speech_passed_over")
+            is_again = stretch.is_again or part.reason == "speech_passed_over"
             rest = segments.unread(stretch.chunk, part)
-            todo.extendleft(_Stretch(unread, num_completions) for unread in reversed(rest))
+            todo.extendleft(_Stretch(unread, is_again) for unread in reversed(rest))
 
     async def _read_stretch(self, stretch: _Stretch, is_last: bool) -> DecodedPart:
         chunk, options = stretch.chunk, self._options(stretch.chunk, is_last)
         may_go_on = not is_last and options.max_new_tokens is None
-        may_complete = may_go_on and stretch.num_completions < MAX_COMPLETIONS
-        known = self._known(may_go_on, may_complete)
+        known = self._known(may_go_on, stretch.is_again)
         decoded = self._decode(chunk, await self._result(chunk, options, known), options)
         self._drowned_s += [
             decoded.start_s + span.start_s for span in decoded.spans if judge.is_drowned(span, decoded, known)
@@ -169,7 +167,7 @@ class _Reading:
             own = msgspec.structs.replace(own, early_results=False, is_last_part=True)
         return own
 
-    def _known(self, may_go_on: bool, may_complete: bool) -> Known:
+    def _known(self, may_go_on: bool = True, is_again: bool = False) -> Known:
         heard, tokenizer = self.heard, self._tokenizer
         spans = [(span, part) for part in self.parts for span in part.spans]
         return Known(
@@ -179,7 +177,8 @@ class _Reading:
             before=judge.letters_of(spans[-1][0], tokenizer) if spans else "",
             is_before_cramped=bool(spans) and judge.is_cramped(*spans[-1], heard, tokenizer),
             may_go_on=may_go_on,
-            may_complete=may_complete and self.heard.is_checked,
+            may_complete=may_go_on and self.heard.is_checked,
+            is_again=is_again,
         )
 
     async def _result(self, chunk: Chunk, options: DecodingOptions, known: Known) -> ChunkResult:
@@ -297,7 +296,7 @@ class _Reading:
 
     async def _read_trusted(self, chunk: Chunk) -> bool:
         """Return False if the text is in doubt, as what higher temperatures make of it would be."""
-        options, known = self._options(chunk, is_last=False), self._known(may_go_on=True, may_complete=True)
+        options, known = self._options(chunk, is_last=False), self._known()
         options = msgspec.structs.replace(options, temperatures=options.temperatures[:1])
         result = await self._result(chunk, options, known)
         decoded = self._decode(chunk, result, options)

@@ -196,11 +196,11 @@ def spoken_words(*certain_s: Interval, words_s: Interval = (6.0, 9.0), **other: 
         ([(2.0, 9.0)], (2.0, 9.0), None),  # people speak slowly
     ],
 )
-def test_half_a_second_of_certain_speech_without_a_word_is_read_again_at_most_three_times(
+def test_half_a_second_of_certain_speech_without_a_word_is_read_again(
     certain_s: list[Interval], words_s: Interval, verdict: tuple[int, float, float | None] | None
 ) -> None:
     found = spoken_words(*certain_s, words_s=words_s)
-    assert spoken_words(*certain_s, words_s=words_s, may_complete=False).spans, "it has been read three times"
+    assert spoken_words(*certain_s, words_s=words_s, may_complete=False).spans, "there is no further part"
     assert spoken_words(*certain_s, words_s=words_s, num_sent=1).spans, "what was sent stands"
     if verdict is None:
         assert (len(found.spans), found.tail_s) == (1, None)
@@ -209,6 +209,15 @@ def test_half_a_second_of_certain_speech_without_a_word_is_read_again_at_most_th
     assert (len(found.spans), found.reason) == (num_kept, "speech_passed_over")
     assert found.tail_s == pytest.approx(tail_s, abs=0.015)
     assert found.split_s == (None if split_s is None else pytest.approx(split_s, abs=0.015))
+
+
+def test_speech_that_was_read_again_without_a_text_is_given_up() -> None:
+    part, chunk = part_of((0.0, 2.0, UNLIKELY), no_speech_prob=0.6)
+    spoken = (4.0, 6.0)
+    assert judge(part, chunk, known(spoken)).tail_s is not None
+    assert judge(part, chunk, known(spoken, is_again=True)).tail_s is None
+    text, _ = part_of((0.0, 2.0, LIKELY))
+    assert judge(text, chunk, known(spoken, is_again=True)).tail_s is not None
 
 
 def test_one_word_does_not_fill_four_seconds() -> None:
