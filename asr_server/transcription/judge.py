@@ -211,10 +211,18 @@ def _until_wordless(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPar
         pauses_s = known.heard.pauses(part.start_s + last_s, part.start_s + part.duration_s)
         long_s = [(a, b) for a, b in pauses_s if b - a >= SHORT_PAUSE_S]
         if long_s:
-            return _cut(part, chunk, num_kept, from_s, sum(long_s[0]) / 2 - part.start_s)
+            split_s = sum(long_s[0]) / 2 - part.start_s
+            cut = _cut(part, chunk, num_kept, from_s, split_s)
+            return msgspec.structs.replace(cut, is_rest_unsaid=_is_unsaid(part, known, split_s))
         if from_s - LEAD_S >= MIN_ADVANCE_S:
             return _cut(part, chunk, num_kept, from_s)
     return part
+
+
+def _is_unsaid(part: DecodedPart, known: Known, from_s: float) -> bool:
+    """Return whether the part has neither text nor certain speech from there on."""
+    has_text = part.tail_s is not None or any(_end_s(span) > from_s for span in part.spans)
+    return not has_text and not known.heard.certain(part.start_s + from_s, part.start_s + part.duration_s)
 
 
 def _wordless_s(part: DecodedPart, known: Known) -> Iterator[Interval]:

@@ -57,6 +57,7 @@ class DecodedPart(msgspec.Struct, frozen=True):
     channel: int = 0
     dropped: tuple[DroppedSegment, ...] = ()  # text that it was read with
     split_s: float | None = None  # from the start of the tail: there it is parted, to be read in two
+    is_rest_unsaid: bool = False  # so that nothing is read behind the split
     reason: ReadAgainReason = "unread_tail"  # why the tail is read
 
     @property
@@ -165,7 +166,8 @@ def unread(chunk: Chunk, part: DecodedPart) -> list[Chunk]:
     if part.split_s is None:
         return [tail]
     split = round(part.split_s * SAMPLE_RATE)
-    return [msgspec.structs.replace(tail, samples=tail.samples[:split]), rest_of(tail, split)]
+    first = msgspec.structs.replace(tail, samples=tail.samples[:split])
+    return [first] if part.is_rest_unsaid else [first, rest_of(tail, split)]
 
 
 def between(chunk: Chunk, start_s: float, end_s: float) -> Chunk:

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr_server.audio.voice import FRAME_S
-from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions
+from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Word
 from asr_server.levels import Interval, joined
+from asr_server.transcription import segments
 from asr_server.transcription.heard import Heard
 from asr_server.transcription.judge import Known, is_trusted, judge, letters_of, may_leave, sentences_of
 from asr_server.transcription.segments import DecodedPart, Span, decode_part
@@ -22,6 +23,7 @@ from tests.unit.transcription.parts import timed
 SENTENCE, OTHER = words("3141"), words("2718")
 LIKELY, UNLIKELY = -0.1, -1.0
 START_S = 20.0  # of every part below, in its file
+WORD = Word(" one", 0.2, 1.0)
 CHUNK = Chunk(0, round(START_S * SAMPLE_RATE), silence(12.0))
 
 
@@ -209,6 +211,28 @@ def test_half_a_second_of_certain_speech_without_a_word_is_read_again(
     assert (len(found.spans), found.reason) == (num_kept, "speech_passed_over")
     assert found.tail_s == pytest.approx(tail_s, abs=0.015)
     assert found.split_s == (None if split_s is None else pytest.approx(split_s, abs=0.015))
+
+
+def test_what_has_neither_text_nor_certain_speech_is_not_read_again() -> None:
+    part, chunk = part_of((0.2, 1.0, LIKELY))
+    said = msgspec.structs.replace(part, spans=(msgspec.structs.replace(part.spans[0], words=(WORD,)),))
+    both = known((1.8, 2.5), (6.0, 9.0)).heard
+    first = Known(msgspec.structs.replace(both, certain_s=both.certain_s[:1]), TOKENIZER)
+    parted = [approx(1.5, 4.25), approx(4.25, 12.0)]
+    assert again_s(judge(said, chunk, Known(both, TOKENIZER)), chunk) == parted
+    assert again_s(judge(said, chunk, first), chunk) == parted[:1]
+    unread = msgspec.structs.replace(said, tail_s=9.5)
+    assert again_s(judge(unread, chunk, first), chunk) == parted
+
+
+def again_s(part: DecodedPart, chunk: Chunk) -> list[Interval]:
+    """What is read again, by the clock of the part."""
+    starts_s = [(each.start_s - START_S, each.duration_s) for each in segments.unread(chunk, part)]
+    return [(start_s, start_s + duration_s) for start_s, duration_s in starts_s]
+
+
+def approx(start_s: float, end_s: float) -> Any:
+    return pytest.approx((start_s, end_s), abs=0.015)
 
 
 def test_speech_that_was_read_again_without_a_text_is_given_up() -> None:
