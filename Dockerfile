@@ -42,7 +42,7 @@ RUN if [ "$TORCH" != cpu ]; then \
     fi
 # av's wheels contain x264 and x265, soxr's wheels libsoxr.
 LABEL org.opencontainers.image.title=asr-server \
-      org.opencontainers.image.version=0.1.0 \
+      org.opencontainers.image.version=1.0.0 \
       org.opencontainers.image.licenses="Apache-2.0 AND GPL-2.0-or-later AND LGPL-2.1-or-later"
 COPY --from=build /opt/asr-server /opt/asr-server
 COPY --from=build /opt/server /opt/server

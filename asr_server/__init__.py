@@ -1,3 +1,3 @@
 """A speech-to-text server that speaks OpenAI's audio API."""
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
