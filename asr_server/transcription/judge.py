@@ -18,7 +18,13 @@ from asr_server.audio.voice import SHORT_PAUSE_S, first_missed_s
 from asr_server.checkpoint.tokenizer import MIN_TAIL_S, Tokenizer, num_letters
 from asr_server.core import Chunk, Word
 from asr_server.levels import Interval
-from asr_server.transcription.heard import SURELY_S, Heard, segment_evidence, segment_probability
+from asr_server.transcription.heard import (
+    MARGIN_S,
+    SURELY_S,
+    Heard,
+    segment_evidence,
+    segment_probability,
+)
 from asr_server.transcription.segments import DecodedPart, Span, ending_at, on_frame_s, with_dropped
 
 LEAST_SAID: Final = 0.5  # the probability from which a segment counts as said
@@ -143,7 +149,10 @@ def said_probability(span: Span, part: DecodedPart, known: Known, is_heard: bool
 
 
 def is_said(span: Span, part: DecodedPart, known: Known) -> bool:
-    return not known.heard.is_checked or said_probability(span, part, known) >= LEAST_SAID
+    """Return whether somebody says this text, which must have room in the audio read."""
+    most_letters = MOST_LETTERS_PER_S * (part.duration_s + MARGIN_S)
+    has_room = known.tokenizer.num_letters(span.tokens) <= most_letters
+    return not known.heard.is_checked or (has_room and said_probability(span, part, known) >= LEAST_SAID)
 
 
 def is_drowned(span: Span, part: DecodedPart, known: Known) -> bool:

@@ -96,6 +96,13 @@ def test_the_surer_the_model_is_of_speech_the_less_the_detector_has_to_hear() ->
         assert bool(judge(part, CHUNK, deafened).spans) == may_leave(part, CHUNK, deafened) == stands
 
 
+def test_a_text_that_nobody_can_say_in_so_short_a_sound_is_dropped() -> None:
+    for num_letters, stands in [(14, True), (15, False)]:
+        span = Span(0.0, 0.28, spell("x" * num_letters), (LIKELY,) * num_letters)
+        part = DecodedPart(START_S, 0.28, say(), (span,), num_letters)
+        assert bool(judge(part, CHUNK, known((0.0, 0.28))).spans) == stands
+
+
 @pytest.mark.parametrize(
     ("no_speech_prob", "num_letters", "trusted"), [(0.2, 60, True), (0.2, 59, False), (0.99, 60, False)]
 )
