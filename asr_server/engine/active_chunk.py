@@ -231,21 +231,29 @@ class ActiveChunk:
         self.logprobs.append(logprob)
         if self.boost is not None:
             self.boost_state = self.boost.step(self.boost_state, token)
-        is_drawn_loop = self.temperature > 0 and self.is_loop(self.tokens, end_of_text)
-        return "length" if len(self.tokens) >= self.max_tokens or is_drawn_loop else None
+        return "length" if len(self.tokens) >= self.max_tokens else None
 
-    def is_loop(self, tokens: Sequence[int], end_of_text: int) -> bool:
-        """Return whether the text repeats itself longer than anybody speaks; checked every few tokens.
+    def is_loop(self, tokenizer: Tokenizer) -> bool:
+        """Return whether the text goes on repeating itself; checked every few tokens.
 
-        Greedy texts are exempt: they follow openai-whisper to the end.
+        What is sure to be thrown away is over at once. The last try repeats itself for longer than anybody
+        speaks; a greedy one is exempt, as it follows openai-whisper to the end.
         """
+        tokens, options = self.running_tokens, self.options
+        is_last = self.temperature_index + 1 == len(options.temperatures) and not options.is_tentative
         if len(tokens) < _FEWEST_LOOP_TOKENS or len(tokens) % _TOKENS_PER_LOOP_CHECK:
             return False
-        duration_s = len(self.samples) / SAMPLE_RATE
+        if is_last and self.beam is None and self.temperature == 0:
+            return False
+        duration_s = len(self.samples) / SAMPLE_RATE if is_last else 0.0
         count = max(_FEWEST_LOOP_TOKENS, round(duration_s * _LOOP_TOKENS_PER_S))
-        text = [token for token in tokens if token < end_of_text][-count:]
+        text = [token for token in tokens if token < tokenizer.specials.end_of_text][-count:]
         periods = range(1, min(_LONGEST_REPEATED, count // 3) + 1)
-        return len(text) == count and any(text[period:] == text[:-period] for period in periods)
+        is_loop = len(text) == count and any(text[period:] == text[:-period] for period in periods)
+        if is_last or not is_loop:
+            return is_loop
+        failing_ratio = max(LOOP_COMPRESSION_RATIO, options.compression_ratio_threshold)
+        return compression_ratio(tokenizer.decode(tokens).strip()) > failing_ratio
 
     def result(self, reason: Literal["stop", "length"], tokenizer: Tokenizer) -> ChunkResult:
         return ChunkResult(

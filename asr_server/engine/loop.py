@@ -258,10 +258,12 @@ class DecodeLoop:
         if beam is None:
             end_of_text = tokenizer.specials.end_of_text
             reason = chunk.append(int(report.tokens[slot]), report.logprobs[slot], end_of_text)
+            if reason is None and chunk.is_loop(tokenizer):
+                reason = "length"
             result = None if reason is None else chunk.result(reason, tokenizer)
         else:
             parents = self._advance(chunk, beam, slots, report)
-            if beam.is_over or chunk.is_loop(beam.running[0].tokens, tokenizer.specials.end_of_text):
+            if beam.is_over or chunk.is_loop(tokenizer):
                 self._slots.resize(chunk, 1)
                 result = chunk.result_of_beam(beam, tokenizer)
         if result is not None:

@@ -151,7 +151,10 @@ class _Reading:
         known = self._known(may_go_on, stretch.is_again)
         decoded = self._decode(chunk, await self._result(chunk, options, known), options)
         self._drowned_s += [
-            decoded.start_s + span.start_s for span in decoded.spans if judge.is_drowned(span, decoded, known)
+            decoded.start_s + span.start_s
+            for span in decoded.spans
+            # What higher temperatures made of it is in doubt uncut, too.
+            if not decoded.result.num_fallbacks and judge.is_drowned(span, decoded, known)
         ]
         known = msgspec.structs.replace(known, num_sent=self.progress.num_spans(part=len(self.parts)))
         return self._add(judge.judge(decoded, chunk, known), known)
@@ -216,6 +219,7 @@ class _Reading:
             options,
             language=rival,
             temperatures=options.temperatures[:1],
+            is_tentative=True,
             early_results=False,
             draft_tokens=(),  # in another language
         )
@@ -297,7 +301,7 @@ class _Reading:
     async def _read_trusted(self, chunk: Chunk) -> bool:
         """Return False if the text is in doubt, as what higher temperatures make of it would be."""
         options, known = self._options(chunk, is_last=False), self._known()
-        options = msgspec.structs.replace(options, temperatures=options.temperatures[:1])
+        options = msgspec.structs.replace(options, temperatures=options.temperatures[:1], is_tentative=True)
         result = await self._result(chunk, options, known)
         decoded = self._decode(chunk, result, options)
         if result.is_implausible(options) or not judge.is_trusted(decoded, known):

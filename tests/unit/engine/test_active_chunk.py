@@ -1,11 +1,14 @@
 """Which of several tries at a chunk is kept, and when a try is ended."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, cycle
 from typing import Literal
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from asr_server.checkpoint.sizes import WhisperSizes
 from asr_server.checkpoint.tokenizer import Tokenizer
@@ -58,16 +61,42 @@ def test_where_no_try_is_plausible_the_likeliest_that_does_not_repeat_itself_is_
     assert climb(tries) == expected
 
 
-@pytest.mark.parametrize(
-    ("temperature", "duration_s", "expected"), [(0.0, 30, 448), (0.4, 30, 176), (0.4, 2, 48)]
-)
-def test_a_drawn_text_that_repeats_is_ended(temperature: float, duration_s: int, expected: int) -> None:
-    options = DecodingOptions(temperatures=(temperature,))
-    samples = np.zeros(duration_s * 16_000, np.float32)
+LADDER = DecodingOptions(temperatures=(0.0, 0.2))
+TENTATIVE = DecodingOptions(is_tentative=True)
+DRAWN = DecodingOptions(temperatures=(0.4,))
+
+
+def said_until_it_is_ended(options: DecodingOptions, duration_s: int, before: Sequence[int] = ()) -> int:
+    tokenizer, samples = make_tokenizer(), np.zeros(duration_s * 16_000, np.float32)
     sequence = ActiveChunk(ChunkId("a", 0), samples, options, "en", max_tokens=448)
-    while sequence.append(1 + len(sequence.tokens) % 3, -0.1, END_OF_TEXT) is None:
-        pass
-    assert len(sequence.tokens) == expected
+    for token in chain(before, cycle(words("123"))):
+        reason = sequence.append(token, -0.1, tokenizer.specials.end_of_text)
+        if reason or sequence.is_loop(tokenizer):
+            return len(sequence.tokens)
+    raise AssertionError("a cycle has no end")
+
+
+@pytest.mark.parametrize(
+    ("options", "duration_s", "expected"),
+    [
+        (DecodingOptions(), 30, 448),
+        (DRAWN, 30, 176),
+        (DRAWN, 2, 48),
+        (LADDER, 30, 48),  # the next temperature follows
+        (TENTATIVE, 30, 48),
+    ],
+)
+def test_a_text_that_repeats_itself_is_ended(
+    options: DecodingOptions, duration_s: int, expected: int
+) -> None:
+    assert said_until_it_is_ended(options, duration_s) == expected
+
+
+@pytest.mark.parametrize("options", [LADDER, TENTATIVE])
+def test_a_text_is_not_ended_while_it_may_pass_as_a_whole(options: DecodingOptions) -> None:
+    before = np.random.default_rng(0).integers(ord("a"), ord("z"), size=200).tolist()
+    assert said_until_it_is_ended(options, 30, before) == len(before) + 88
+    assert said_until_it_is_ended(structs.replace(options, compression_ratio_threshold=math.inf), 30) == 448
 
 
 def test_a_text_ends_where_a_segment_would_begin_behind_the_audio() -> None:

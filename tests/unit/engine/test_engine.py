@@ -104,6 +104,7 @@ EACH_OPTION: dict[str, Any] = {
     "max_new_tokens": 3,
     "token_logprobs": True,
     "is_last_part": True,
+    "is_tentative": True,
     "given_tokens": (7, 8, 9),
     "draft_tokens": (7, 8, 9),
 }

@@ -292,11 +292,18 @@ async def test_a_chunk_that_loses_text_beside_noise_is_read_in_one_piece_too(
     assert [each.text for each in transcript.dropped] == dropped
 
 
+async def test_text_of_a_higher_temperature_has_its_chunk_read_no_more(app: RunningApp) -> None:
+    pieces = in_pieces_or(AS_ONE)
+    app.answer = lambda submit: msgspec.structs.replace(pieces(submit), num_fallbacks=1)
+    _, transcript = await app.transcribe(BESIDE_NOISE, ENGLISH)
+    assert transcript.text == "one two"
+
+
 async def test_a_chunk_is_read_in_one_piece_once(app: RunningApp) -> None:
     app.answer = in_pieces_or(AS_ONE)
     await app.transcribe(BESIDE_NOISE, msgspec.structs.replace(ENGLISH, temperatures=(0.0, 0.2)))
-    ladders = [submit.options.temperatures for submit in app.replica.submits]
-    assert ladders == [(0.0, 0.2), (0.0,)]
+    asked = [submit.options for submit in app.replica.submits]
+    assert [(each.temperatures, each.is_tentative) for each in asked] == [((0.0, 0.2), False), ((0.0,), True)]
 
 
 async def test_a_chunk_read_in_one_piece_after_a_replica_was_lost_has_words(app: RunningApp) -> None:
