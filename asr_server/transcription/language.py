@@ -120,10 +120,12 @@ class LanguageDetector:
 
 
 def joint_logprob(result: ChunkResult, language_probability: float) -> float:
-    """Return the mean over the language, the text's tokens and its end."""
-    num_tokens = len(result.tokens) + 1
+    """Return the sum over the language, the text's tokens and its end.
+
+    Their mean would favour scripts that take several tokens a letter.
+    """
     of_language = math.log(max(language_probability, LEAST_PROBABILITY))
-    return (of_language + result.avg_logprob * num_tokens) / (1 + num_tokens)
+    return of_language + result.avg_logprob * (len(result.tokens) + 1)
 
 
 def _winner(votes: Mapping[str, float]) -> tuple[str, float]:

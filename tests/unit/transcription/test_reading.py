@@ -204,6 +204,7 @@ async def test_with_many_languages_what_pauses_part_has_one_each(app: RunningApp
     [
         (0.7, say(t(0), *words("2"), t(4)), "two", [None, "de"]),
         (0.7, say(t(0), *words("2"), t(4), avg_logprob=-0.4), "one", [None, "de"]),  # German is less likely
+        (0.7, say(t(0), *words("22222"), t(4), avg_logprob=-0.3), "one", [None, "de"]),  # so is more of it
         (0.7, msgspec.structs.replace(say(t(0), *words("2")), compression_ratio=2.5), "one", [None, "de"]),
         (0.7, say(t(0)), "one", [None, "de"]),  # no text is likely in any language
         (0.8, say(t(0), *words("2"), t(4)), "one", [None]),
