@@ -240,9 +240,9 @@ class ActiveChunk:
         speaks; a greedy one is exempt, as it follows openai-whisper to the end.
         """
         tokens, options = self.running_tokens, self.options
-        is_last = self.temperature_index + 1 == len(options.temperatures) and not options.is_tentative
         if len(tokens) < _FEWEST_LOOP_TOKENS or len(tokens) % _TOKENS_PER_LOOP_CHECK:
             return False
+        is_last = self.temperature_index + 1 == len(options.temperatures) and not options.is_tentative
         if is_last and self.beam is None and self.temperature == 0:
             return False
         duration_s = len(self.samples) / SAMPLE_RATE if is_last else 0.0

@@ -157,6 +157,8 @@ def is_said(span: Span, part: DecodedPart, known: Known) -> bool:
 
 def is_drowned(span: Span, part: DecodedPart, known: Known) -> bool:
     """Return whether a text is likely but the detector is in doubt, as under loud music."""
+    if part.result.num_fallbacks:  # a reading uncut climbs no ladder
+        return False
     is_likely = said_probability(span, part, known, is_heard=False) >= LEAST_SAID
     return is_likely and said_probability(span, part, known) < SURELY_SAID
 

@@ -151,10 +151,7 @@ class _Reading:
         known = self._known(may_go_on, stretch.is_again)
         decoded = self._decode(chunk, await self._result(chunk, options, known), options)
         self._drowned_s += [
-            decoded.start_s + span.start_s
-            for span in decoded.spans
-            # What higher temperatures made of it is in doubt uncut, too.
-            if not decoded.result.num_fallbacks and judge.is_drowned(span, decoded, known)
+            decoded.start_s + span.start_s for span in decoded.spans if judge.is_drowned(span, decoded, known)
         ]
         known = msgspec.structs.replace(known, num_sent=self.progress.num_spans(part=len(self.parts)))
         return self._add(judge.judge(decoded, chunk, known), known)
