@@ -108,7 +108,7 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     streams: bool = False  # text is waited for: the first chunk is read alone until it has given some
     is_last_part: bool = False  # of its chunk: what it leaves unread is not read again
     temperatures: tuple[float, ...] = (0.0,)  # the fallback ladder; the first that passes is kept
-    is_tentative: bool = False  # implausible text is thrown away
+    is_tentative: bool = False  # its last try ends, too, where it begins to repeat itself
     compression_ratio_threshold: float = 2.4
     logprob_threshold: float = -1.0
     no_speech_threshold: float = 0.6

@@ -236,8 +236,8 @@ class ActiveChunk:
     def is_loop(self, tokenizer: Tokenizer) -> bool:
         """Return whether the text goes on repeating itself; checked every few tokens.
 
-        What is sure to be thrown away is over at once. The last try repeats itself for longer than anybody
-        speaks; a greedy one is exempt, as it follows openai-whisper to the end.
+        A try that another follows, or a tentative one, is over at once. The last try repeats itself for
+        longer than anybody speaks; a greedy one is exempt, as it follows openai-whisper to the end.
         """
         tokens, options = self.running_tokens, self.options
         if len(tokens) < _FEWEST_LOOP_TOKENS or len(tokens) % _TOKENS_PER_LOOP_CHECK:

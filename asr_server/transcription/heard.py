@@ -41,7 +41,7 @@ class Heard(msgspec.Struct, frozen=True):
     """
 
     chunk: Chunk
-    stretches: Sequence[Chunk]  # of the chunk, to be read one after another
+    stretches: Sequence[Chunk]  # of the chunk, to be read
     possible_s: Sequence[Interval] = ()
     certain_s: Sequence[Interval] = ()
     frames: Probabilities = np.empty(0, np.float32)
@@ -51,8 +51,15 @@ class Heard(msgspec.Struct, frozen=True):
 
     @property
     def uncut(self) -> Heard:
-        """Return the chunk as one, to be judged by its text alone: sound deafens the detector."""
-        return Heard(self.chunk, [self.chunk], (), self.certain_s, is_checked=True)
+        """Return what is to be judged by its text alone: sound deafens the detector."""
+        return msgspec.structs.replace(self, possible_s=(), frames=np.empty(0, np.float32))
+
+    def around(self, number: int) -> Chunk:
+        """Return a stretch with the sound around it, up to the middle of the gaps beside it."""
+        edges_s = [(each.start_s, each.start_s + each.duration_s) for each in self.stretches]
+        middles_s = [(before[1] + behind[0]) / 2 - self.chunk.start_s for before, behind in pairwise(edges_s)]
+        borders_s = [0.0, *middles_s, self.chunk.duration_s]
+        return between(self.chunk, *borders_s[number : number + 2])
 
     @property
     def may_be_spoken(self) -> bool:

@@ -1,8 +1,8 @@
-"""Read one chunk to its end, stretch after stretch, in the detected language.
+"""Read one stretch of a chunk to its end, in the detected language.
 
 A stretch lies between long pauses; later it is what `judge` has read again: an unread tail, or speech without
-text. Stretches that lose more than a word or two beside loud sound are read again as one: music deafens the
-detector more than the model.
+text. One that loses more than a word or two beside loud sound is read again with that sound: music deafens
+the detector more than the model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from asr_server.transcription.segments import DecodedPart
 
 MAX_READINGS: Final = 8  # of one stretch, tails and speech without text included
 NOTHING_READ: Final = ChunkResult((), (), 0.0, 1.0, 0.0, 0.0, None, "stop")
-SECOND_READING: Final = 1000  # the number of its first part, above those of any first reading
+MOST_PARTS: Final = 100  # of a stretch, numbered behind those of the stretches before it
+SECOND_READING: Final = 50  # the number of its first part, above those of the first reading
 
 
 class _Stretch(NamedTuple):
@@ -80,35 +81,41 @@ class ChunkReader:
         if self._channels is not None:
             self._channels.close()
 
-    async def read(self, heard: Heard, language: str | None, progress: ChunkProgress) -> None:
-        parts = await self._read(heard, language, progress)
+    async def read(self, heard: Heard, number: int, language: str | None, progress: ChunkProgress) -> None:
+        """Read one of the chunk's stretches, while others are read."""
+        parts = await self._read(heard, number, language, progress)
         progress.finish(parts if self._shows_words else list(map(segments.with_times_of_words, parts)))
 
-    async def _read(self, heard: Heard, language: str | None, progress: ChunkProgress) -> list[DecodedPart]:
+    async def _read(
+        self, heard: Heard, number: int, language: str | None, progress: ChunkProgress
+    ) -> list[DecodedPart]:
+        first_part = number * MOST_PARTS
         if language is not None or self.language.is_per_chunk:
-            return await self._reading(heard, language, progress).run()
-        parts = await self._reading(heard, None, progress).run()
+            return await self._reading(heard, number, language, progress, first_part).run()
+        parts = await self._reading(heard, number, None, progress, first_part).run()
         guess = self.language.guess if any(part.spans for part in parts) else None
         self.language.on_decoded(guess)
         progress.on_wait_for_others()
         if guess is not None and (settled := await self.language.conclusion()) != guess:
             self.handle.stats.on_read_again("language_outvoted")
-            parts = await self._reading(heard, settled, progress, SECOND_READING).run()
+            first_part += SECOND_READING
+            parts = await self._reading(heard, number, settled, progress, first_part).run()
         return parts
 
     def _reading(
-        self, heard: Heard, language: str | None, progress: ChunkProgress, first_number: int = 0
+        self, heard: Heard, number: int, language: str | None, progress: ChunkProgress, first_part: int
     ) -> _Reading:
         previous_text = PreviousText(self.options.prompt_tokens)
         if self.options.condition_on_previous_text:
             previous_text = self._previous_texts[heard.chunk.channel]
-        return _Reading(self, heard, language, progress, previous_text, count(first_number))
+        return _Reading(self, heard, number, language, progress, previous_text, count(first_part))
 
 
 @dataclass(eq=False)
 class _Reading:
     reader: ChunkReader
     heard: Heard
+    stretch: int  # of those heard
     language: str | None
     progress: ChunkProgress
     previous_text: PreviousText
@@ -120,18 +127,13 @@ class _Reading:
         self._prompt_before = self.previous_text.tokens
         self._is_alone = False  # the next stretch is read without the text before: the last one repeated it
         self._drowned_s: list[float] = []  # where likely text is heard badly
-        self._doubted_from_s: float | None = None  # in the file: as one from there, the text was in doubt
 
     async def run(self) -> list[DecodedPart]:
         if not self.heard.may_be_spoken:
             chunk = self.heard.chunk
             return [DecodedPart(chunk.start_s, chunk.duration_s, NOTHING_READ, (), 0, channel=chunk.channel)]
-        for stretch in self.heard.stretches:
-            if self.reader.language.is_per_chunk:  # what was said before it may be in another language
-                self.language, self.previous_text.tokens = None, self._prompt_before
-            await self._read_whole(stretch)
-            if await self._read_as_one():
-                break
+        await self._read_whole(self.heard.stretches[self.stretch])
+        await self._read_uncut()
         return self.parts
 
     async def _read_whole(self, chunk: Chunk) -> None:
@@ -147,6 +149,8 @@ class _Reading:
 
     async def _read_stretch(self, stretch: _Stretch, is_last: bool) -> DecodedPart:
         chunk, options = stretch.chunk, self._options(stretch.chunk, is_last)
+        if stretch.is_again:  # what a try at the likeliest does not hear there, higher temperatures invent
+            options = _tentative(options)
         may_go_on = not is_last and options.max_new_tokens is None
         known = self._known(may_go_on, stretch.is_again)
         decoded = self._decode(chunk, await self._result(chunk, options, known), options)
@@ -213,17 +217,21 @@ class _Reading:
         self._stats.on_read_again("language_doubtful")
         (_, share), (rival, its_share) = rivals.items()
         own = msgspec.structs.replace(
-            options,
+            _tentative(options),
             language=rival,
-            temperatures=options.temperatures[:1],
-            is_tentative=True,
             early_results=False,
             draft_tokens=(),  # in another language
         )
         other = await self.reader.handle.submit(chunk, own, next(self.numbers))
         has_text = any(map(self._tokenizer.is_text, other.tokens))  # no text is always likely
-        is_likelier = joint_logprob(other, its_share) > joint_logprob(result, share)
+        is_likelier = self._rank(other, its_share, chunk) > self._rank(result, share, chunk)
         return other if has_text and is_likelier and not other.is_implausible(options) else result
+
+    def _rank(self, result: ChunkResult, language_probability: float, chunk: Chunk) -> tuple[bool, float]:
+        """Return how good a reading is: one that leaves speech without text is the worse, however likely."""
+        spoken_s = self.heard.certainly_spoken_s(chunk.start_s, chunk.start_s + chunk.duration_s)
+        is_full = self._tokenizer.num_letters(result.tokens) >= judge.FULL_LETTERS_PER_S * spoken_s
+        return is_full, joint_logprob(result, language_probability)
 
     def _decode(self, chunk: Chunk, result: ChunkResult, options: DecodingOptions) -> DecodedPart:
         """Cut the result into segments, unless Whisper hears silence and the detector no speech."""
@@ -261,29 +269,26 @@ class _Reading:
             self.parts[number] = segments.with_dropped(kept, before.spans, "echo", self._tokenizer)
             self._stats.on_segments_dropped("echo", 1)
 
-    async def _read_as_one(self) -> bool:
-        """Read the rest of the chunk uncut if its stretches lost text. Return whether that text stands."""
+    async def _read_uncut(self) -> None:
+        """Read the stretch again with the sound around it if it lost text; what is likely stands."""
         if not self.heard.is_loud_between:
-            return False
-        chunk, heard = self.heard.chunk, self.heard.uncut
+            return
+        chunk, heard = self.heard.around(self.stretch), self.heard.uncut
         sent, end_s = self._sent()
         rest = segments.rest_of(chunk, max(0, round(end_s * SAMPLE_RATE) - chunk.start_sample))
-        if rest.start_s == self._doubted_from_s or not any(at_s >= rest.start_s for at_s in self._drowned_s):
-            return False
+        if not any(at_s >= rest.start_s for at_s in self._drowned_s):
+            return
         self._stats.on_read_again("uncut")
         language = self.language or self.reader.language.code
         previous_text = PreviousText(self._prompt_before)
         progress = ChunkProgress()
         progress.report([*sent])
-        again = _Reading(self.reader, heard, language, progress, previous_text, self.numbers)
+        again = _Reading(self.reader, heard, self.stretch, language, progress, previous_text, self.numbers)
         again.parts = sent
         for part in sent:
             previous_text.add(part)
-        if not await again._read_trusted(rest):
-            self._doubted_from_s = rest.start_s
-            return False
-        self.parts, self.previous_text.tokens = again.parts, previous_text.tokens
-        return True
+        if await again._read_trusted(rest):
+            self.parts, self.previous_text.tokens = again.parts, previous_text.tokens
 
     def _sent(self) -> tuple[list[DecodedPart], float]:
         """Return the parts that a client may have, and their end in the file."""
@@ -297,8 +302,7 @@ class _Reading:
 
     async def _read_trusted(self, chunk: Chunk) -> bool:
         """Return False if the text is in doubt, as what higher temperatures make of it would be."""
-        options, known = self._options(chunk, is_last=False), self._known()
-        options = msgspec.structs.replace(options, temperatures=options.temperatures[:1], is_tentative=True)
+        options, known = _tentative(self._options(chunk, is_last=False)), self._known()
         result = await self._result(chunk, options, known)
         decoded = self._decode(chunk, result, options)
         if result.is_implausible(options) or not judge.is_trusted(decoded, known):
@@ -307,3 +311,8 @@ class _Reading:
         for rest in segments.unread(chunk, part):
             await self._read_whole(rest)
         return True
+
+
+def _tentative(options: DecodingOptions) -> DecodingOptions:
+    """Return options for one try, which ends where it begins to repeat itself."""
+    return msgspec.structs.replace(options, temperatures=options.temperatures[:1], is_tentative=True)

@@ -257,15 +257,17 @@ class Transcription:
                 if heard.is_copy:
                     self._builder.drop_copy(chunk)
                     self.handle.stats.on_segments_dropped("same_channel", 1)
-                # Waiting here while another chunk detects also keeps this side from decoding on.
-                language, progress = await self._language.next_language(), ChunkProgress()
-                self._pending.put_nowait(progress)
-                read = partial(self._reader.read, heard, language, progress)
-                if finished and chunk is decoded.chunks[-1]:
-                    read_last = read  # in this task: a short file needs no other
-                else:
-                    self._run(group, read())
-                    await self._until_next_may_go(chunk, progress)
+                for number in range(len(heard.stretches)):
+                    # Waiting here while another chunk detects also keeps this side from decoding on.
+                    language, progress = await self._language.next_language(), ChunkProgress()
+                    self._pending.put_nowait(progress)
+                    read = partial(self._reader.read, heard, number, language, progress)
+                    is_last_stretch = number == len(heard.stretches) - 1
+                    if finished and chunk is decoded.chunks[-1] and is_last_stretch:
+                        read_last = read  # in this task: a short file needs no other
+                    else:
+                        self._run(group, read())
+                        await self._until_next_may_go(chunk, progress)
             if self._is_split:
                 self._pending.put_nowait(math.inf if finished else self._source.settled_s)
         self._language.on_all_sent()

@@ -39,14 +39,18 @@ def test_a_piece_begins_on_a_frame_of_the_file() -> None:
 
 
 @pytest.mark.parametrize(("level", "is_kept"), [(0.0, False), (0.02, False), (0.2, True)])
-def test_the_whole_chunk_is_kept_where_what_is_left_out_is_loud(level: float, is_kept: bool) -> None:
+def test_what_is_left_out_may_hide_speech_where_it_is_loud(level: float, is_kept: bool) -> None:
     """The speech is at 0.05; noise is no speech at any level."""
     talk = TALK * np.float32(0.05 / np.std(TALK))
     chunk = Chunk(0, SAMPLE_RATE, np.concatenate([talk, noise(6.0) * np.float32(level / 0.1), talk]))
     heard = hear(chunk)
     assert len(heard.stretches) == 2
     assert heard.is_loud_between == is_kept
-    assert heard.uncut.stretches == [chunk]
+    edges = [(around.start_s, around.start_s + around.duration_s) for around in map(heard.around, range(2))]
+    assert edges[0][0] == chunk.start_s
+    assert edges[0][1] == pytest.approx(edges[1][0], abs=0.01)
+    assert edges[0][1] == pytest.approx(1 + len(TALK) / SAMPLE_RATE + 3, abs=0.7), "the middle between them"
+    assert edges[1][1] == chunk.start_s + chunk.duration_s
 
 
 def test_a_piece_may_be_cut_in_its_pauses_with_a_second_of_speech_on_both_sides() -> None:

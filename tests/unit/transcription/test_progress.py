@@ -265,11 +265,11 @@ async def test_what_was_sent_stands_when_the_rest_of_its_chunk_is_read_in_one_pi
         tokens=app.replica.early.tokens + in_noise.tokens,
         logprobs=app.replica.early.logprobs + in_noise.logprobs,
     )
-    app.answers = [piece, say(t(0), *words("373737392"), t(6))]
+    app.answers = [piece, say(t(0.3), *words("2"), t(0.7)), say(t(0), *words("37373739"), t(3))]
     sound = np.concatenate([first, noise(6.0), second])
-    assert await app.texts(sound=sound) == ["one", " three seven three seven three seven three nine two"]
-    uncut_s = len(app.replica.submits[1].samples) / SAMPLE_RATE
-    assert uncut_s == pytest.approx(len(sound) / SAMPLE_RATE - spoken_s, abs=0.02)
+    assert await app.texts(sound=sound) == ["one", " three seven three seven three seven three nine", " two"]
+    uncut_s = len(app.replica.submits[2].samples) / SAMPLE_RATE
+    assert uncut_s == pytest.approx(3.0, abs=0.3), "to the middle of what lies between the two"
 
 
 async def test_while_the_language_is_not_settled_text_waits_for_its_chunk(app: App) -> None:

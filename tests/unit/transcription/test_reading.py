@@ -9,7 +9,7 @@ import pytest
 
 from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples
 from asr_server.metrics import REGISTRY
-from asr_server.transcription.reading import MAX_READINGS
+from asr_server.transcription.reading import MAX_READINGS, MOST_PARTS, SECOND_READING
 from asr_server.transcription.transcriber import Transcriber
 from asr_server.transport.messages import Submit
 from tests.support.fake_replica import noise, say, wav
@@ -182,12 +182,15 @@ async def test_a_chunk_without_speech_is_not_read(app: RunningApp, monkeypatch: 
 async def test_with_many_languages_what_pauses_part_has_one_each(app: RunningApp) -> None:
     spoken = ("de", "zh")
     app.replica.probabilities_of = lambda submit: {
-        code: 0.9 if code == spoken[submit.id.part % 2] else 0.1 for code in spoken
+        code: 0.9 if code == spoken[number(submit) % 2] else 0.1 for code in spoken
     }
 
+    def number(submit: Submit) -> int:
+        return submit.id.part // MOST_PARTS
+
     def answer(submit: Submit) -> ChunkResult:
-        result = say(t(0), *words(str(submit.id.part)), t(len(submit.samples) // 320 * 0.02))
-        return msgspec.structs.replace(result, language=spoken[submit.id.part % 2])
+        result = say(t(0), *words(str(number(submit))), t(len(submit.samples) // 320 * 0.02))
+        return msgspec.structs.replace(result, language=spoken[number(submit) % 2])
 
     app.answer = answer
     sound = np.concatenate([speak("31415").samples, silence(0.8), speak("92653").samples])
@@ -235,12 +238,44 @@ async def test_a_part_of_doubtful_language_is_read_in_two_and_the_likelier_text_
     assert {submit.options.temperatures for submit in app.replica.submits[1:]} <= {(0.0,)}
 
 
+async def test_likely_text_that_leaves_speech_without_words_does_not_win(app: RunningApp) -> None:
+    app.replica.probabilities = {"zh": 0.05, "de": 0.25, "en": 0.7}
+
+    def answer(submit: Submit) -> ChunkResult:
+        code = submit.options.language or "en"
+        result = say(t(0), *words("31415"), avg_logprob=-0.8) if code == "de" else say(t(0), *words("1"))
+        return msgspec.structs.replace(result, language=code)
+
+    app.answer = answer
+    _, transcript = await app.transcribe(wav(speak("31415").samples), DecodingOptions(multilingual=True))
+    assert transcript.text.startswith("three one four one five")
+
+
+async def test_stretches_of_a_chunk_are_read_at_once_and_answered_in_order(app: RunningApp) -> None:
+    spoken = [speak(digit).samples for digit in "12"]
+    sound = wav(np.concatenate([spoken[0], np.zeros(5 * SAMPLE_RATE, np.float32), spoken[1]]))
+
+    def answer(submit: Submit) -> ChunkResult:
+        number, again = divmod(submit.id.part, MOST_PARTS)
+        if number == 0 and not again:  # its tail is read behind the second one
+            return say(t(0.1), *words("1"), t(0.3), t(0.3), *words("9"))
+        return say(t(0.1), *words("31"[again - 1] if number == 0 else "2"), t(0.3))
+
+    app.answer = answer
+    _, transcript = await app.transcribe(sound)
+    assert transcript.text == "one three two"
+    stretch, tail = 0, 1
+    assert [submit.id.part for submit in app.replica.submits] == [stretch, MOST_PARTS, tail]
+    assert {submit.options.prompt_tokens for submit in app.replica.submits[:2]} == {()}
+
+
 async def test_speech_that_is_passed_over_behind_a_pause_is_read_again(app: RunningApp) -> None:
     first, pause, second = speak("1").samples, np.zeros(2 * SAMPLE_RATE, np.float32), speak("2").samples
     app.answer = one_or_two
     for options in (ENGLISH, msgspec.structs.replace(ENGLISH, early_results=True, streams=True)):
         deltas, transcript = await app.transcribe(wav(np.concatenate([first, pause, second])), options)
         assert transcript.text == "".join(delta.text for delta in deltas) == "one two"
+        assert [each.options.is_tentative for each in app.replica.submits[-2:]] == [False, True]
         begins_s = (len(first) + len(pause)) / SAMPLE_RATE  # with silence of 0.3 s
         assert begins_s - 0.3 < transcript.segments[1].seek / 100 < begins_s + 0.3
         assert transcript.segments[1].start_s == pytest.approx(transcript.segments[1].seek / 100 + 0.3)
@@ -256,7 +291,7 @@ async def test_neither_noise_nor_what_comes_at_once_is_read_again(app: RunningAp
 
 
 SPOKEN_S = len(speak("1").samples) / SAMPLE_RATE
-UNCUT = t(0), *words("1373737392"), t(7)
+UNCUT = t(0), *words("137373739"), t(4)
 AS_ONE = say(*UNCUT)
 DOUBTED = [" nine three seven"]
 BESIDE_NOISE = wav(np.concatenate([speak("1").samples, noise(6.0), speak("2").samples]))
@@ -269,7 +304,7 @@ def in_pieces_or(uncut: ChunkResult, in_noise: str = "937") -> Callable[[Submit]
         if submit.id.part == 0:
             doubted = (t(SPOKEN_S + 0.3), *words(in_noise), t(SPOKEN_S + 0.9))
             return say(t(0.1), *words("1"), t(SPOKEN_S), *doubted, avg_logprob=-0.9, no_speech_prob=0.6)
-        return uncut if len(submit.samples) > 6 * SAMPLE_RATE else say(t(0.3), *words("2"), t(0.7))
+        return uncut if submit.options.is_tentative else say(t(0.3), *words("2"), t(0.7))
 
     return answer
 
@@ -304,7 +339,8 @@ async def test_a_chunk_is_read_in_one_piece_once(app: RunningApp) -> None:
     app.answer = in_pieces_or(AS_ONE)
     await app.transcribe(BESIDE_NOISE, msgspec.structs.replace(ENGLISH, temperatures=(0.0, 0.2)))
     asked = [submit.options for submit in app.replica.submits]
-    assert [(each.temperatures, each.is_tentative) for each in asked] == [((0.0, 0.2), False), ((0.0,), True)]
+    stretch, uncut = ((0.0, 0.2), False), ((0.0,), True)
+    assert [(each.temperatures, each.is_tentative) for each in asked] == [stretch, stretch, uncut]
 
 
 async def test_a_chunk_read_in_one_piece_after_a_replica_was_lost_has_words(app: RunningApp) -> None:
@@ -312,8 +348,8 @@ async def test_a_chunk_read_in_one_piece_after_a_replica_was_lost_has_words(app:
     app.answer = in_pieces_or(AS_ONE)
     options = msgspec.structs.replace(ENGLISH, word_timestamps=True)
     _, transcript = await app.transcribe(BESIDE_NOISE, options)
-    (segment,) = transcript.segments
-    assert "".join(word.text for word in segment.words).strip() == segment.text.strip()
+    for segment in transcript.segments:
+        assert "".join(word.text for word in segment.words).strip() == segment.text.strip()
 
 
 @pytest.mark.parametrize("asked", [{}, {"word_timestamps": True}])
@@ -529,4 +565,4 @@ async def test_a_second_reading_of_a_chunk_has_numbers_of_its_own(app: RunningAp
     told = [{"de": 0.5, "en": 0.4, "zh": 0.1}, {"de": 0.02, "en": 0.97, "zh": 0.01}]
     app.replica.probabilities_of = lambda submit: told[min(submit.id.chunk, 1)]
     await app.transcribe(THREE_CHUNKS, DecodingOptions())
-    assert [submit.id.part for submit in app.replica.submits if submit.id.chunk == 0] == [0, 1000]
+    assert [submit.id.part for submit in app.replica.submits if submit.id.chunk == 0] == [0, SECOND_READING]
