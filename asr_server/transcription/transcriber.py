@@ -38,6 +38,7 @@ from asr_server.transcription.progress import (
     not_yet_sent,
 )
 from asr_server.transcription.reading import ChunkReader
+from asr_server.transcription.segments import DecodedPart
 from asr_server.transcription.transcript import TranscriptBuilder
 
 OpenRequest = Callable[[str], RequestHandle]
@@ -213,9 +214,10 @@ class Transcription:
 
     async def only_delta(self) -> TranscriptDelta:
         """Return the delta of a one-chunk source, not counted in the metrics."""
-        progress = await self._pending.get()
-        assert isinstance(progress, ChunkProgress)
-        return self._builder.delta(await progress.result())
+        parts: list[DecodedPart] = []
+        while isinstance(progress := await self._pending.get(), ChunkProgress):
+            parts += await progress.result()
+        return self._builder.delta(parts)
 
     def _count_audio(self, until_s: float, language: str | None) -> None:
         self.handle.stats.on_audio(max(0.0, until_s - self._counted_s), language)
@@ -267,7 +269,7 @@ class Transcription:
                         read_last = read  # in this task: a short file needs no other
                     else:
                         self._run(group, read())
-                        await self._until_next_may_go(chunk, progress)
+                        await self._until_next_may_go(progress, is_first=chunk.index == number == 0)
             if self._is_split:
                 self._pending.put_nowait(math.inf if finished else self._source.settled_s)
         self._language.on_all_sent()
@@ -282,10 +284,10 @@ class Transcription:
             await self._labeller.wait_for_room()
         return await self._pool.decode_slice(self._source, room)
 
-    async def _until_next_may_go(self, chunk: Chunk, progress: ChunkProgress) -> None:
+    async def _until_next_may_go(self, progress: ChunkProgress, is_first: bool) -> None:
         if self._options.condition_on_previous_text:
             await progress.result()  # its text is part of the next one's prompt
-        elif self._options.streams and chunk.index == 0:
+        elif self._options.streams and is_first:
             await progress.first_text()  # which encoding more would hold up
         else:
             await asyncio.sleep(0)  # the chunk is in the queue by then: before the next one, and counted

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from asr_server.audio.recording import Cancelled, Recording
-from asr_server.core import Chunk, ChunkResult, DecodingOptions, Samples, TranscriptDelta
+from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Samples, TranscriptDelta
 from asr_server.dispatch.queue import CHUNKS_AHEAD
 from asr_server.errors import ChunkFailed
 from asr_server.metrics import REGISTRY
@@ -27,6 +28,7 @@ from asr_server.transcription.transcriber import (
 from asr_server.transport.messages import Submit
 from tests.support.fake_replica import noise, say, wav
 from tests.support.memory_file import MemoryFile
+from tests.support.speech import say as speak
 from tests.support.tokens import TOKENIZER, make_tokenizer, t, words
 from tests.support.until import until
 from tests.unit.transcription.running_app import (
@@ -350,3 +352,12 @@ async def _until_text(transcription: Transcription) -> AsyncIterator[TranscriptD
         yield delta
         if delta.text:
             return
+
+
+async def test_a_chunk_of_live_speech_has_the_text_of_all_its_stretches(app: RunningApp) -> None:
+    app.answer = lambda submit: say(t(0.1), *words("2" if submit.id.part else "1"), t(0.3))
+    pause = np.zeros(5 * SAMPLE_RATE, np.float32)
+    sound = np.concatenate([speak("1").samples, pause, speak("2").samples])
+    delta = await app.transcriber.transcribe_chunk(Chunk(0, 0, sound), ENGLISH)
+    assert [segment.text for segment in delta.segments] == [" one", " two"]
+    assert delta.text == "one two"
