@@ -17,6 +17,7 @@ import msgspec
 
 from asr_server import metrics
 from asr_server.audio.recording import ChunkSource, PreprocessPool, Recording
+from asr_server.audio.voice import MISSED_S
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions
 from asr_server.dispatch.queue import RequestHandle
@@ -149,7 +150,8 @@ class _Reading:
 
     async def _read_stretch(self, stretch: _Stretch, is_last: bool) -> DecodedPart:
         chunk, options = stretch.chunk, self._options(stretch.chunk, is_last)
-        if stretch.is_again:  # what a try at the likeliest does not hear there, higher temperatures invent
+        spoken_s = self.heard.certainly_spoken_s(chunk.start_s, chunk.start_s + chunk.duration_s)
+        if stretch.is_again and spoken_s < MISSED_S:  # it may have its text already, at a time that is off
             options = _tentative(options)
         may_go_on = not is_last and options.max_new_tokens is None
         known = self._known(may_go_on, stretch.is_again)
