@@ -105,7 +105,7 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     full_letters: int = 0  # so many letters leave none of the chunk's speech without text; 0: unknown
     token_logprobs: bool = False  # tell of each token how likely it was
     early_results: bool = False  # report each segment as it is closed, where nothing can take it back
-    streams: bool = False  # text is waited for: the first chunk is read alone until it has given some
+    streams: bool = False  # text is waited for: its first stretch is read alone until it has given some
     is_last_part: bool = False  # of its chunk: what it leaves unread is not read again
     temperatures: tuple[float, ...] = (0.0,)  # the fallback ladder; the first that passes is kept
     is_tentative: bool = False  # its last try ends, too, where it begins to repeat itself

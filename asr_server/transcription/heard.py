@@ -92,6 +92,9 @@ class Heard(msgspec.Struct, frozen=True):
     def certainly_spoken_s(self, start_s: float, end_s: float) -> float:
         return sum(last_s - first_s for first_s, last_s in self.certain(start_s, end_s))
 
+    def spoken_in_s(self, chunk: Chunk) -> float:
+        return self.certainly_spoken_s(chunk.start_s, chunk.start_s + chunk.duration_s)
+
     def voice(self, start_s: float, end_s: float) -> Probabilities | None:
         """Return the frames between two times, and a little beside them; None: nobody has listened."""
         if not len(self.frames):

@@ -207,8 +207,7 @@ def _until_gap(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart:
 
 def full_letters(heard: Heard, chunk: Chunk) -> int:
     """Return how many letters leave none of a stretch's certain speech without text."""
-    spoken_s = heard.certainly_spoken_s(chunk.start_s, chunk.start_s + chunk.duration_s)
-    return max(1, math.ceil(MANY_LETTERS_PER_S * spoken_s))
+    return max(1, math.ceil(MANY_LETTERS_PER_S * heard.spoken_in_s(chunk)))
 
 
 def _until_wordless(part: DecodedPart, chunk: Chunk, known: Known) -> DecodedPart:

@@ -90,26 +90,25 @@ class ChunkReader:
     async def _read(
         self, heard: Heard, number: int, language: str | None, progress: ChunkProgress
     ) -> list[DecodedPart]:
-        first_part = number * MOST_PARTS
         if language is not None or self.language.is_per_chunk:
-            return await self._reading(heard, number, language, progress, first_part).run()
-        parts = await self._reading(heard, number, None, progress, first_part).run()
+            return await self._reading(heard, number, language, progress).run()
+        parts = await self._reading(heard, number, None, progress).run()
         guess = self.language.guess if any(part.spans for part in parts) else None
         self.language.on_decoded(guess)
         progress.on_wait_for_others()
         if guess is not None and (settled := await self.language.conclusion()) != guess:
             self.handle.stats.on_read_again("language_outvoted")
-            first_part += SECOND_READING
-            parts = await self._reading(heard, number, settled, progress, first_part).run()
+            parts = await self._reading(heard, number, settled, progress, SECOND_READING).run()
         return parts
 
     def _reading(
-        self, heard: Heard, number: int, language: str | None, progress: ChunkProgress, first_part: int
+        self, heard: Heard, number: int, language: str | None, progress: ChunkProgress, first_part: int = 0
     ) -> _Reading:
         previous_text = PreviousText(self.options.prompt_tokens)
         if self.options.condition_on_previous_text:
             previous_text = self._previous_texts[heard.chunk.channel]
-        return _Reading(self, heard, number, language, progress, previous_text, count(first_part))
+        numbers = count(number * MOST_PARTS + first_part)
+        return _Reading(self, heard, number, language, progress, previous_text, numbers)
 
 
 @dataclass(eq=False)
@@ -150,8 +149,8 @@ class _Reading:
 
     async def _read_stretch(self, stretch: _Stretch, is_last: bool) -> DecodedPart:
         chunk, options = stretch.chunk, self._options(stretch.chunk, is_last)
-        spoken_s = self.heard.certainly_spoken_s(chunk.start_s, chunk.start_s + chunk.duration_s)
-        if stretch.is_again and spoken_s < MISSED_S:  # it may have its text already, at a time that is off
+        if stretch.is_again and self.heard.spoken_in_s(chunk) < MISSED_S:
+            # It may have its text already, at a time that is off.
             options = _tentative(options)
         may_go_on = not is_last and options.max_new_tokens is None
         known = self._known(may_go_on, stretch.is_again)
@@ -231,8 +230,8 @@ class _Reading:
 
     def _rank(self, result: ChunkResult, language_probability: float, chunk: Chunk) -> tuple[bool, float]:
         """Return how good a reading is: one that leaves speech without text is the worse, however likely."""
-        spoken_s = self.heard.certainly_spoken_s(chunk.start_s, chunk.start_s + chunk.duration_s)
-        is_full = self._tokenizer.num_letters(result.tokens) >= judge.FULL_LETTERS_PER_S * spoken_s
+        least = judge.FULL_LETTERS_PER_S * self.heard.spoken_in_s(chunk)
+        is_full = self._tokenizer.num_letters(result.tokens) >= least
         return is_full, joint_logprob(result, language_probability)
 
     def _decode(self, chunk: Chunk, result: ChunkResult, options: DecodingOptions) -> DecodedPart:
