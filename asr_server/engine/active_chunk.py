@@ -33,7 +33,7 @@ HIGHEST_FOR_UNLIKELY: Final = 0.4
 _LOOP_TOKENS_PER_S: Final = 5.4
 _FEWEST_LOOP_TOKENS: Final = 48
 _LONGEST_REPEATED: Final = 32
-_TOKENS_PER_LOOP_CHECK: Final = 16
+_TOKENS_PER_LOOP_CHECK: Final = 8
 _TOKENS_ALIKE: Final = 2  # at the end of text and draft, behind which the draft goes on
 _FEWEST_DRAFTED: Final = 3  # tokens: a check takes as long as two steps
 _BESIDE_GIVEN: Final = 3  # tokens: a language that is detected yet, <|notimestamps|> and the text's end
@@ -240,20 +240,19 @@ class ActiveChunk:
         longer than anybody speaks; a greedy one is exempt, as it follows openai-whisper to the end.
         """
         tokens, options = self.running_tokens, self.options
-        if len(tokens) < _FEWEST_LOOP_TOKENS or len(tokens) % _TOKENS_PER_LOOP_CHECK:
+        has_enough = options.is_tentative or len(tokens) >= _FEWEST_LOOP_TOKENS
+        if not has_enough or len(tokens) % _TOKENS_PER_LOOP_CHECK:
             return False
-        is_last = self.temperature_index + 1 == len(options.temperatures) and not options.is_tentative
-        if is_last and self.beam is None and self.temperature == 0:
+        if options.is_tentative or self.temperature_index + 1 < len(options.temperatures):
+            failing_ratio = max(LOOP_COMPRESSION_RATIO, options.compression_ratio_threshold)
+            return compression_ratio(tokenizer.decode(tokens).strip()) > failing_ratio
+        if self.beam is None and self.temperature == 0:
             return False
-        duration_s = len(self.samples) / SAMPLE_RATE if is_last else 0.0
+        duration_s = len(self.samples) / SAMPLE_RATE
         count = max(_FEWEST_LOOP_TOKENS, round(duration_s * _LOOP_TOKENS_PER_S))
         text = [token for token in tokens if token < tokenizer.specials.end_of_text][-count:]
         periods = range(1, min(_LONGEST_REPEATED, count // 3) + 1)
-        is_loop = len(text) == count and any(text[period:] == text[:-period] for period in periods)
-        if is_last or not is_loop:
-            return is_loop
-        failing_ratio = max(LOOP_COMPRESSION_RATIO, options.compression_ratio_threshold)
-        return compression_ratio(tokenizer.decode(tokens).strip()) > failing_ratio
+        return len(text) == count and any(text[period:] == text[:-period] for period in periods)
 
     def result(self, reason: Literal["stop", "length"], tokenizer: Tokenizer) -> ChunkResult:
         return ChunkResult(
