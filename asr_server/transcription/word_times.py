@@ -17,7 +17,6 @@ import numpy as np
 
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import Word
-from asr_server.levels import runs
 
 # The sets of openai/whisper.
 WITH_THE_NEXT_WORD: Final = "\"'“¿([{-"
@@ -80,16 +79,12 @@ def _join_to_word_before(words: Sequence[WordGroup]) -> list[WordGroup]:
 MIN_WORD_S: Final = 0.02  # one position of the audio
 MAX_WORD_S: Final = 2.0
 AROUND_ONSET_S: Final = 1.0  # of a longer sound, what is the word's
-MAX_HURRIED: Final = 2  # words in a row that last no longer than
-HURRIED_S: Final = MIN_WORD_S + 1e-4
 CLAUSE_ENDS: Final = ".。,，!！?？:：;"
 # A pause of this length parts words; a shorter one may be the closure of a consonant within a word.
 PARTING_PAUSE_S: Final = 0.1 - 1e-4  # as pauses are sums of 5 ms
 MAX_PAUSE_WITHIN_S: Final = 0.5  # no word lasts through a longer one
 MAX_OFF_S: Final = 0.5  # a pause farther from a word's edge is not its own
-# A shorter sound is a click, where a pause of a second parts it from what follows.
-CLICK_S: Final = 0.06
-PAUSE_BEHIND_CLICK_S: Final = 1.0
+CLICK_S: Final = 0.06  # the longest between noise and the first word
 
 Pause = tuple[float, float]  # start and end
 
@@ -123,23 +118,9 @@ def aligned_words(
 
 def leave_out_pauses(words: Sequence[AlignedWord], pauses_s: Sequence[Pause], end_s: float) -> list[Word]:
     """Give each word its time. Words are in order, without overlaps; `end_s` ends what was read."""
-    pauses_s = [pause_s for pause_s in _without_clicks(pauses_s) if pause_s[0] < end_s]
-    words = _behind_other_speech(_behind_pauses(words, pauses_s), pauses_s)
-    words = [_short_sound(word, pauses_s) for word in words]
-    return _unhurried([_with_length(word) for word in _parted(words, pauses_s, end_s)])
-
-
-def _without_clicks(pauses_s: Sequence[Pause]) -> list[Pause]:
-    """Join long pauses with a click before them, at the start or behind another long pause."""
-    joined: list[Pause] = []
-    for start_s, end_s in pauses_s:
-        before_s = joined[-1] if joined else (0.0, 0.0)
-        is_first = not joined or _is_long(*before_s)
-        if is_first and start_s - before_s[1] <= CLICK_S and end_s - start_s >= PAUSE_BEHIND_CLICK_S:
-            joined[-1:] = [(before_s[0], end_s)]
-        else:
-            joined.append((start_s, end_s))
-    return joined
+    pauses_s = [pause_s for pause_s in pauses_s if pause_s[0] < end_s]
+    words = [_short_sound(word, pauses_s) for word in _behind_pauses(words, pauses_s)]
+    return [_with_length(word) for word in _parted(words, pauses_s, end_s)]
 
 
 def _is_long(start_s: float, end_s: float) -> bool:
@@ -160,22 +141,6 @@ def _behind_pauses(words: Sequence[AlignedWord], pauses_s: Sequence[Pause]) -> l
             continue
         if moved[behind].end_s - end_s >= (behind + 1 - first) * MIN_WORD_S:
             moved[first : behind + 1] = _sharing(moved[first : behind + 1], end_s)
-    return moved
-
-
-def _behind_other_speech(words: Sequence[AlignedWord], pauses_s: Sequence[Pause]) -> list[AlignedWord]:
-    """Give a clause's first word, on seconds of speech before a long pause, a share of the second."""
-    moved = list(words)
-    for number, (word, behind) in enumerate(pairwise(words)):
-        is_within = number > 0 and words[number - 1].text[-1] not in CLAUSE_ENDS
-        sounds_s = _sounds_s(word, pauses_s)
-        if is_within or word.text[-1] in CLAUSE_ENDS or not sounds_s:
-            continue
-        pause_s = max(_pauses_within(pauses_s, word), default=(0.0, 0.0))
-        is_last = sounds_s[-1][1] == pause_s[0] and _is_long(*pause_s)
-        has_room = behind.end_s - pause_s[1] >= 2 * MIN_WORD_S
-        if is_last and has_room and all(end_s - start_s > MAX_WORD_S for start_s, end_s in sounds_s):
-            moved[number : number + 2] = _sharing([word, behind], pause_s[1])
     return moved
 
 
@@ -255,25 +220,6 @@ def _pauses_between(word: AlignedWord, behind: AlignedWord, pauses_s: Iterable[P
 
 def _with_length(word: Word) -> Word:
     return Word(word.text, word.start_s, min(word.end_s, word.start_s + MAX_WORD_S))
-
-
-def _unhurried(words: list[Word]) -> list[Word]:
-    """Lay words without length over the longer neighbour that they touch."""
-    shared = list(words)
-    for first, end in runs([word.end_s - word.start_s <= HURRIED_S for word in words]).tolist():
-        if end - first <= MAX_HURRIED:
-            continue
-        if end < len(words) and words[end].start_s - words[end - 1].end_s < PARTING_PAUSE_S:
-            end += 1
-        elif first and words[first].start_s - words[first - 1].end_s < PARTING_PAUSE_S:
-            first -= 1
-        edges_s = edges_by_letters(
-            [word.text for word in words[first:end]], words[first].start_s, words[end - 1].end_s
-        )
-        shared[first:end] = [
-            Word(word.text, *each) for word, each in zip(words[first:end], edges_s, strict=True)
-        ]
-    return shared
 
 
 def edges_by_letters(texts: Sequence[str], start_s: float, end_s: float) -> list[Pause]:
