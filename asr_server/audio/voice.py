@@ -7,7 +7,7 @@ The weights are silero-vad's (MIT), in a graph that takes a third of the time
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -41,8 +41,6 @@ MIN_POSSIBLE_FRAMES: Final = 4  # 128 ms
 CERTAIN: Final = 0.9
 MIN_CERTAIN_FRAMES: Final = 5  # 160 ms
 PAUSE_S: Final = 31 * FRAME_S  # what comes sooner may have got a text with a time that is too early
-SHORT_PAUSE_S: Final = 0.3  # behind which a text is read again that has more speech behind it than
-MISSED_S: Final = 4.0  # so much, which no time is off by
 # What the detector gets of samples that stand alone.
 EVEN_PEAK: Final = 0.3
 BELOW_CLICKS: Final = 0.999  # of the samples, by their size
@@ -130,23 +128,11 @@ def _intervals_s(probabilities: Probabilities, threshold: float, min_frames: int
     ]
 
 
-def first_missed_s(speech_s: Sequence[Interval]) -> float | None:
-    """Return where speech begins behind a pause, or lasts longer than a text before 0 may end too early."""
-    begins_s = _behind_pause_s(speech_s, PAUSE_S)
-    if begins_s is None and _total_s(speech_s) >= MISSED_S:
-        begins_s = _behind_pause_s(speech_s, SHORT_PAUSE_S)
-    before_s = [interval_s for interval_s in speech_s if begins_s is None or interval_s[0] < begins_s]
-    return before_s[0][0] if _total_s(before_s) >= MISSED_S else begins_s
-
-
-def _total_s(intervals_s: Iterable[Interval]) -> float:
-    return sum(end_s - start_s for start_s, end_s in intervals_s)
-
-
-def _behind_pause_s(speech_s: Iterable[tuple[float, float]], min_pause_s: float) -> float | None:
+def first_missed_s(speech_s: Iterable[Interval]) -> float | None:
+    """Return where speech begins behind a pause, the first of which begins at 0."""
     spoken_to_s = 0.0
     for start_s, end_s in speech_s:
-        if start_s - spoken_to_s >= min_pause_s:
+        if start_s - spoken_to_s >= PAUSE_S:
             return start_s
         spoken_to_s = end_s
     return None

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from asr_server.audio.voice import SHORT_PAUSE_S, first_missed_s
+from asr_server.audio.voice import first_missed_s
 from asr_server.checkpoint.tokenizer import MIN_TAIL_S, Tokenizer, num_letters
 from asr_server.core import Chunk, Word
 from asr_server.levels import Interval
@@ -41,6 +41,7 @@ MANY_LETTERS_PER_S: Final = 12.0
 SLOW_WORD_S: Final = 1.5
 SLOW_LETTERS_PER_S: Final = 5.0
 TOUCHING_S: Final = 0.1  # a word that reaches less far into an interval is not of it
+SHORT_PAUSE_S: Final = 0.3  # up to which, at least, certain speech without words is read again
 LEAD_S: Final = 0.3  # before speech that was passed over
 MIN_ADVANCE_S: Final = 0.5  # from a chunk's start to where it is read again: the same audio has the same text
 
@@ -50,7 +51,6 @@ class Known(msgspec.Struct, frozen=True):
     tokenizer: Tokenizer
     prompt: Collection[str] = ()  # letters of the sentences that it was read with
     before: str = ""  # letters of the segment before the part
-    is_before_cramped: bool = False  # it has no room for its words
     num_sent: int = 0  # leading segments that a client has already
     may_go_on: bool = True  # whether a tail can be read
     may_complete: bool = True  # whether speech without words can be read again
@@ -78,8 +78,7 @@ def may_leave(early: DecodedPart, chunk: Chunk, known: Known) -> bool:
     """Return whether closed segments of a part under way stand, whatever follows."""
     known = msgspec.structs.replace(known, num_sent=0)
     early = msgspec.structs.replace(early, tail_s=early.spans[-1].end_s if early.spans else 0.0)
-    is_kept = judge(early, chunk, known) == early and not tells_again(early, known)
-    is_kept &= not any(is_cramped(span, early, known.heard, known.tokenizer) for span in early.spans)
+    is_kept = judge(early, chunk, known) == early
     return is_kept and not (known.may_complete and _is_overlong(early, known))
 
 
@@ -117,18 +116,6 @@ def _without_echoes(part: DecodedPart, known: Known) -> DecodedPart:
             kept.append(span)
         before = letters
     return msgspec.structs.replace(part, spans=tuple(kept))
-
-
-def tells_again(part: DecodedPart, known: Known) -> bool:
-    """Return whether the part begins with the segment before it, which has no room for its words."""
-    first = [letters_of(span, known.tokenizer) for span in part.spans[:1]]
-    return known.is_before_cramped and first == [known.before]
-
-
-def is_cramped(span: Span, part: DecodedPart, heard: Heard, tokenizer: Tokenizer) -> bool:
-    """Return whether a sentence has no room for its words: a model may time them seconds too early."""
-    num = len(letters_of(span, tokenizer))
-    return num >= MIN_LETTERS and not _has_room(span, part, heard, num)
 
 
 def _has_room(span: Span, part: DecodedPart, heard: Heard, letters: int) -> bool:
@@ -265,11 +252,13 @@ def _reaches_into(word: Word, interval_s: Interval) -> bool:
 
 
 def _is_overlong(part: DecodedPart, known: Known) -> bool:
+    """Return whether a segment has too few letters for the speech since the one before it."""
+    starts_s = [0.0, *(span.end_s for span in part.spans)]
     return any(
-        known.heard.certainly_spoken_s(part.start_s + span.start_s, part.start_s + span.end_s)
+        known.heard.certainly_spoken_s(part.start_s + start_s, part.start_s + span.end_s)
         - known.tokenizer.num_letters(span.tokens) / FEWEST_LETTERS_PER_S
         >= SURELY_S
-        for span in part.spans
+        for start_s, span in zip(starts_s, part.spans, strict=False)
     )
 
 

@@ -17,7 +17,6 @@ import msgspec
 
 from asr_server import metrics
 from asr_server.audio.recording import ChunkSource, PreprocessPool, Recording
-from asr_server.audio.voice import MISSED_S
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions
 from asr_server.dispatch.queue import RequestHandle
@@ -30,6 +29,7 @@ from asr_server.transcription.progress import ChunkProgress, EarlyResults, Previ
 from asr_server.transcription.segments import DecodedPart
 
 MAX_READINGS: Final = 8  # of one stretch, tails and speech without text included
+MISSED_S: Final = 4.0  # of certain speech that was passed over: less may have text, at a time that is off
 NOTHING_READ: Final = ChunkResult((), (), 0.0, 1.0, 0.0, 0.0, None, "stop")
 MOST_PARTS: Final = 100  # of a stretch, numbered behind those of the stretches before it
 SECOND_READING: Final = 50  # the number of its first part, above those of the first reading
@@ -150,7 +150,6 @@ class _Reading:
     async def _read_stretch(self, stretch: _Stretch, is_last: bool) -> DecodedPart:
         chunk, options = stretch.chunk, self._options(stretch.chunk, is_last)
         if stretch.is_again and self.heard.spoken_in_s(chunk) < MISSED_S:
-            # It may have its text already, at a time that is off.
             options = _tentative(options)
         may_go_on = not is_last and options.max_new_tokens is None
         known = self._known(may_go_on, stretch.is_again)
@@ -159,7 +158,7 @@ class _Reading:
             decoded.start_s + span.start_s for span in decoded.spans if judge.is_drowned(span, decoded, known)
         ]
         known = msgspec.structs.replace(known, num_sent=self.progress.num_spans(part=len(self.parts)))
-        return self._add(judge.judge(decoded, chunk, known), known)
+        return self._add(judge.judge(decoded, chunk, known))
 
     def _options(self, chunk: Chunk, is_last: bool) -> DecodingOptions:
         own = self.reader.options
@@ -173,14 +172,13 @@ class _Reading:
         return own
 
     def _known(self, may_go_on: bool = True, is_again: bool = False) -> Known:
-        heard, tokenizer = self.heard, self._tokenizer
-        spans = [(span, part) for part in self.parts for span in part.spans]
+        tokenizer = self._tokenizer
+        spans = [span for part in self.parts for span in part.spans]
         return Known(
-            heard,
+            self.heard,
             tokenizer,
             prompt=set() if self._is_alone else judge.sentences_of(self.parts, tokenizer),
-            before=judge.letters_of(spans[-1][0], tokenizer) if spans else "",
-            is_before_cramped=bool(spans) and judge.is_cramped(*spans[-1], heard, tokenizer),
+            before=judge.letters_of(spans[-1], tokenizer) if spans else "",
             may_go_on=may_go_on,
             may_complete=may_go_on and self.heard.is_checked,
             is_again=is_again,
@@ -249,9 +247,7 @@ class _Reading:
         metrics.words_guessed.inc(sum(len(span.words) for span in part.spans))
         return part
 
-    def _add(self, part: DecodedPart, known: Known) -> DecodedPart:
-        if judge.tells_again(part, known):
-            self._drop_last()
+    def _add(self, part: DecodedPart) -> DecodedPart:
         self.parts.append(part)
         self.previous_text.add(part)
         self._is_alone = part.tail_s is not None and part.reason == "prompt_repeated"
@@ -260,15 +256,6 @@ class _Reading:
         for dropped in part.dropped:
             self._stats.on_segments_dropped(dropped.reason, 1)
         return part
-
-    def _drop_last(self) -> None:
-        """Drop the last segment, unless a client has it: what it says is said behind it."""
-        number = max(number for number, part in enumerate(self.parts) if part.spans)
-        before = self.parts[number]
-        if len(before.spans) > self.progress.num_spans(number):
-            kept = msgspec.structs.replace(before, spans=before.spans[:-1])
-            self.parts[number] = segments.with_dropped(kept, before.spans, "echo", self._tokenizer)
-            self._stats.on_segments_dropped("echo", 1)
 
     async def _read_uncut(self) -> None:
         """Read the stretch again with the sound around it if it lost text; what is likely stands."""
@@ -308,7 +295,7 @@ class _Reading:
         decoded = self._decode(chunk, result, options)
         if result.is_implausible(options) or not judge.is_trusted(decoded, known):
             return False
-        part = self._add(judge.judge(decoded, chunk, known), known)
+        part = self._add(judge.judge(decoded, chunk, known))
         for rest in segments.unread(chunk, part):
             await self._read_whole(rest)
         return True

@@ -119,19 +119,6 @@ def test_what_comes_within_a_second_is_not_behind_a_pause() -> None:
     assert first_missed_s(certain_speech_s(say("74", lead_s=0.6).samples)) is None
 
 
-def test_much_speech_behind_a_text_is_missed_even_if_no_pause_is_long() -> None:
-    said = [say("74", lead_s=0.6).samples for _ in range(6)]
-    assert first_missed_s(certain_speech_s(np.concatenate(said))) == pytest.approx(0.6, abs=0.15)
-    assert first_missed_s(certain_speech_s(np.concatenate(said[:2]))) is None, "a time may be off by that"
-
-
-@pytest.mark.parametrize("pause_s", [0.7, 2.0])
-def test_much_speech_is_missed_from_its_beginning_whatever_pause_comes_later(pause_s: float) -> None:
-    talk = [say("70", lead_s=0.0, gap_s=0.0).samples for _ in range(7)]
-    later = say("74", lead_s=pause_s).samples
-    assert first_missed_s(certain_speech_s(np.concatenate([*talk, later]))) == pytest.approx(0.0, abs=0.3)
-
-
 @pytest.mark.parametrize("kind", ["silence", "hum", "white", "pink", "tones", "music", "coughs"])
 def test_no_noise_is_certain_to_be_speech(kind: str) -> None:
     assert [certain_speech_s(make_noise(kind, -30, 10.0, seed)) for seed in range(3)] == [[]] * 3
@@ -194,21 +181,11 @@ def test_the_detector_needs_no_torch_and_keeps_no_records_for_its_maker(tmp_path
         ([(PAUSE_S, 2.0)], PAUSE_S),
         ([(0.96, 2.0)], None),
         ([(0.5, 2.0), (2.0 + PAUSE_S, 3.5)], 2.0 + PAUSE_S),
-        ([(0.0, 4.0)], 0.0),
-        ([(0.0, 3.96875)], None),
-        ([(0.125, 1.0), (1.5, 4.625)], 1.5),
-        ([(0.125, 1.0), (1.5, 4.5)], None),
-        ([(0.125, 1.0), (1.25, 4.5)], 0.125),
-        ([(0.3125, 4.5)], 0.3125),
-        ([(0.125, 4.125), (6.0, 7.0)], 0.125),
-        ([(0.125, 4.0), (6.0, 7.0)], 6.0),
-        ([(0.5, 1.0), (1.5, 6.0), (8.0, 9.0)], 0.5),
+        ([(0.0, 4.0)], None),
         ([], None),
     ],
 )
-def test_speech_is_missed_behind_a_pause_or_from_four_seconds_on(
-    speech_s: list[tuple[float, float]], begins_s: float | None
-) -> None:
+def test_speech_is_missed_behind_a_pause(speech_s: list[tuple[float, float]], begins_s: float | None) -> None:
     assert first_missed_s(speech_s) == begins_s
 
 

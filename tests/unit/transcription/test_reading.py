@@ -504,21 +504,6 @@ async def test_a_repeated_prompt_is_read_again_in_a_language_of_its_own(app: Run
     assert transcript.language == "english"
 
 
-@pytest.mark.parametrize("options", [ENGLISH, STREAMED])
-async def test_a_sentence_timed_before_its_speech_and_read_again_there_is_written_once(
-    app: RunningApp, options: DecodingOptions
-) -> None:
-    """The first of the two has no room for its words: nobody speaks there."""
-    spoken = speak(FIRST, "rms", gap_s=0.05, lead_s=0.0).samples
-    early, late = say(t(0.2), *words(FIRST), t(2.0), t(2.0)), say(t(0.6), *words(FIRST), t(5.0))
-    following = iter([early, late, late])
-    app.answer = lambda submit: next(following)
-    sound = np.concatenate([noise(2.5), spoken, silence(0.3)])
-    deltas, transcript = await app.transcribe(wav(sound), options)
-    assert transcript.text == "".join(delta.text for delta in deltas) == spelt(FIRST)
-    assert [each.reason for each in transcript.dropped] == ["echo"]
-
-
 # -- What is counted -----------------------------------------------------------------------------------------
 
 
