@@ -1,23 +1,18 @@
 """Match the words of a text with those of a transcript, in order. Pure.
 
-Rare runs of four words that both have fix the course (a patience diff), so hours take a second; difflib
-matches what is left between. What matches by chance is dropped.
+rapidfuzz finds the longest course of equal words: hours take a second, without the interpreter lock. What
+matches by chance is dropped.
 """
 
-import difflib
 import re
 import unicodedata
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Final, NamedTuple
+
+from rapidfuzz.distance import Indel
 
 from asr_server.checkpoint.tokenizer import num_letters
 
-GRAM: Final = 4  # words in a row that fix the course, where both sides have them once
-ROUNDS: Final = 3  # what a whole chapter has twice, a stretch of it may have once
-MAX_CELLS: Final = 40_000  # of difflib's: 200 words on each side
 # A match by chance is short, with more words beside it that do not match.
 FEWEST_LETTERS: Final = 20  # that stand together, in a text that has so many
 MAX_BETWEEN: Final = 6  # words that do not match, between those that stand together
@@ -61,49 +56,10 @@ Pair = tuple[int, int]
 
 def matched(a: Sequence[str], b: Sequence[str]) -> list[Pair]:
     """Return the pairs of places that match, in order, each place once."""
-    pairs = list(_matched(a, b, (0, 0), (len(a), len(b)), ROUNDS))
+    blocks = Indel.opcodes(a, b).as_matching_blocks()
+    pairs = [(i + n, j + n) for i, j, size in blocks for n in range(size)]
     fewest = min(FEWEST_LETTERS, num_letters("".join(a)), num_letters("".join(b)))
     return _grown([pair for group in _together(pairs) if _stands(group, a, fewest) for pair in group], a, b)
-
-
-def _matched(a: Sequence[str], b: Sequence[str], first: Pair, end: Pair, rounds: int) -> Iterator[Pair]:
-    (i, j), (i_end, j_end) = first, end
-    while i < i_end and j < j_end and a[i] == b[j]:
-        yield i, j
-        i, j = i + 1, j + 1
-    while i < i_end and j < j_end and a[i_end - 1] == b[j_end - 1]:
-        i_end, j_end = i_end - 1, j_end - 1
-    if (i_end - i) * (j_end - j) <= MAX_CELLS:
-        blocks = difflib.SequenceMatcher(None, a[i:i_end], b[j:j_end], autojunk=False).get_matching_blocks()
-        yield from ((i + own + n, j + other + n) for own, other, size in blocks for n in range(size))
-    elif rounds and (course := _course(_grams(a, i, i_end), _grams(b, j, j_end))):
-        for here, there in pairwise([(i, j), *course, (i_end, j_end)]):
-            yield from _matched(a, b, here, there, rounds - 1)
-    yield from zip(range(i_end, end[0]), range(j_end, end[1]), strict=True)
-
-
-def _grams(words: Sequence[str], first: int, end: int) -> dict[tuple[str, ...], int]:
-    """Return the places of runs that come once."""
-    runs = [tuple(words[at : at + GRAM]) for at in range(first, end - GRAM + 1)]
-    counts = Counter(runs)
-    return {run: at for at, run in enumerate(runs, first) if counts[run] == 1}
-
-
-def _course(own: dict[tuple[str, ...], int], others: dict[tuple[str, ...], int]) -> list[Pair]:
-    """Return the longest course that goes on in both."""
-    lasts: list[int] = []  # the least place at which a course of each length ends
-    before: dict[Pair, Pair | None] = {}  # in the best course that ends with the pair
-    ends: list[Pair] = []  # the last pair of the course behind each entry of `lasts`
-    for run, at in own.items():
-        if (other := others.get(run)) is not None:
-            length = bisect_left(lasts, other)
-            before[at, other] = ends[length - 1] if length else None
-            lasts[length : length + 1], ends[length : length + 1] = [other], [(at, other)]
-    course, pair = list[Pair](), ends[-1] if ends else None
-    while pair is not None:
-        course.append(pair)
-        pair = before[pair]
-    return course[::-1]
 
 
 def _together(pairs: Sequence[Pair]) -> list[list[Pair]]:
