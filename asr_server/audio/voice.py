@@ -129,7 +129,7 @@ def _intervals_s(probabilities: Probabilities, threshold: float, min_frames: int
 
 
 def first_missed_s(speech_s: Iterable[Interval]) -> float | None:
-    """Return where speech begins behind a pause, the first of which begins at 0."""
+    """Return where speech first begins behind a pause, which may begin at 0."""
     spoken_to_s = 0.0
     for start_s, end_s in speech_s:
         if start_s - spoken_to_s >= PAUSE_S:

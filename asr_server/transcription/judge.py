@@ -18,13 +18,8 @@ from asr_server.audio.voice import first_missed_s
 from asr_server.checkpoint.tokenizer import MIN_TAIL_S, Tokenizer, num_letters
 from asr_server.core import Chunk, Word
 from asr_server.levels import Interval
-from asr_server.transcription.heard import (
-    MARGIN_S,
-    SURELY_S,
-    Heard,
-    segment_evidence,
-    segment_probability,
-)
+from asr_server.transcription.confidence import segment_evidence, segment_probability
+from asr_server.transcription.heard import MARGIN_S, SURELY_S, Heard
 from asr_server.transcription.segments import DecodedPart, Span, ending_at, on_frame_s, with_dropped
 
 LEAST_SAID: Final = 0.5  # the probability from which a segment counts as said
@@ -41,7 +36,7 @@ MANY_LETTERS_PER_S: Final = 12.0
 SLOW_WORD_S: Final = 1.5
 SLOW_LETTERS_PER_S: Final = 5.0
 TOUCHING_S: Final = 0.1  # a word that reaches less far into an interval is not of it
-SHORT_PAUSE_S: Final = 0.3  # up to which, at least, certain speech without words is read again
+SHORT_PAUSE_S: Final = 0.3  # at least: up to there certain speech without words is read again
 LEAD_S: Final = 0.3  # before speech that was passed over
 MIN_ADVANCE_S: Final = 0.5  # from a chunk's start to where it is read again: the same audio has the same text
 
