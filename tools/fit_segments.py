@@ -33,8 +33,12 @@ from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Chunk, Samples
 from asr_server.levels import Interval
 from asr_server.transcription import heard, judge, reading
-from asr_server.transcription.confidence import SEGMENT_WEIGHTS, SegmentModel, segment_model
-from asr_server.transcription.heard import Heard
+from asr_server.transcription.heard import (
+    SEGMENT_WEIGHTS,
+    Heard,
+    SegmentModel,
+    segment_model,
+)
 from asr_server.transcription.judge import Known
 from asr_server.transcription.segments import DecodedPart
 from benchmarks.batch_reader import Sound, read_all

@@ -1,10 +1,16 @@
-"""Hear a chunk with the voice detector, once. All questions about its speech are asked of these frames."""
+"""Hear a chunk with the voice detector, once. All questions about its speech are asked of these frames.
+
+Among them: how probable it is that somebody says a segment of text, by a logistic model.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from itertools import chain, pairwise
+from operator import mul
+from statistics import fmean
 from typing import Final
 
 import msgspec
@@ -13,6 +19,7 @@ import numpy as np
 from asr_server.audio.voice import FRAME_S, Probabilities, frames_of, possible_and_certain_s
 from asr_server.core import Chunk, ChunkResult
 from asr_server.levels import Interval, joined
+from asr_server.transcription.confidence import FOLDER, Model
 from asr_server.transcription.segments import between
 
 SURELY_S: Final = 0.5  # of certain speech: Whisper's own judgement counts no more
@@ -157,3 +164,62 @@ def _is_loud(stretches: Sequence[Chunk], chunk: Chunk) -> bool:
         first = stretch.start_sample - chunk.start_sample
         is_left_out[first : first + len(stretch.samples)] = False
     return bool(np.std(chunk.samples[is_left_out]) >= LOUD * np.std(chunk.samples[~is_left_out]))
+
+
+# -- What was said -------------------------------------------------------------------------------------------
+
+SEGMENT_WEIGHTS: Final = FOLDER / "segments.json"  # fitted by `tools/fit_segments.py`
+SEGMENT_FEATURES: Final = (
+    "mean log-probability of its tokens",
+    "logit of the chunk's no-speech probability",
+    "logarithm of its letters",
+    "logarithm of its seconds",
+    "logit of the fourth best frame of the detector",
+)
+LEAST_LOGPROB: Final = -2.0  # below it all text is the same
+LEAST_FRAME: Final = 1e-3
+LEAST_PROBABILITY: Final = 1e-4
+BEST_FRAME: Final = 4  # 128 ms of speech
+LEAST_S: Final = 0.5  # of a segment: shorter times tell nothing
+
+
+class SegmentModel(msgspec.Struct, frozen=True):
+    heard: Model
+    unheard: Model  # without the detector's frames
+
+
+@cache
+def segment_model() -> SegmentModel:
+    return msgspec.json.decode(SEGMENT_WEIGHTS.read_bytes(), type=SegmentModel)
+
+
+def segment_probability(evidence: Sequence[float]) -> float:
+    """Return how probable it is that a segment was said; where nobody has listened, by its text alone."""
+    both = segment_model()
+    model = both.heard if len(evidence) == len(both.heard.weights) else both.unheard
+    return 1 / (1 + math.exp(-model.bias - sum(map(mul, model.weights, evidence))))
+
+
+def segment_evidence(
+    logprobs: Sequence[float],
+    no_speech_prob: float,
+    num_letters: int,
+    duration_s: float,
+    frames: Probabilities | None,
+) -> list[float]:
+    """Return the values of `SEGMENT_FEATURES`; those of the detector where it has listened."""
+    text = [
+        max(LEAST_LOGPROB, fmean(logprobs)),
+        _logit(no_speech_prob),
+        math.log(max(1, num_letters)),
+        math.log(max(LEAST_S, duration_s)),
+    ]
+    if frames is None:
+        return text
+    best = np.sort(frames)[-BEST_FRAME] if len(frames) >= BEST_FRAME else 0.0
+    return [*text, _logit(max(LEAST_FRAME, float(best)))]
+
+
+def _logit(probability: float) -> float:
+    inside = min(max(probability, LEAST_PROBABILITY), 1 - LEAST_PROBABILITY)
+    return math.log(inside / (1 - inside))

@@ -18,8 +18,13 @@ from asr_server.audio.voice import first_missed_s
 from asr_server.checkpoint.tokenizer import MIN_TAIL_S, Tokenizer, num_letters
 from asr_server.core import Chunk, Word
 from asr_server.levels import Interval
-from asr_server.transcription.confidence import segment_evidence, segment_probability
-from asr_server.transcription.heard import MARGIN_S, SURELY_S, Heard
+from asr_server.transcription.heard import (
+    MARGIN_S,
+    SURELY_S,
+    Heard,
+    segment_evidence,
+    segment_probability,
+)
 from asr_server.transcription.segments import DecodedPart, Span, ending_at, on_frame_s, with_dropped
 
 LEAST_SAID: Final = 0.5  # the probability from which a segment counts as said
