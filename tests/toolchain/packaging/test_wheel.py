@@ -68,5 +68,5 @@ def upload_on_the_page(url: str) -> None:
         page = browser.new_page()
         page.goto(url)
         page.set_input_files("#files", SPEECH)
-        expect(page.locator(".preview")).to_contain_text(TEXT.strip(), timeout=LIMIT_MS)
+        expect(page.locator("#cards .transcript")).to_contain_text(TEXT.strip(), timeout=LIMIT_MS)
         browser.close()
