@@ -15,6 +15,7 @@ import msgspec
 
 from asr_server import metrics
 from asr_server.audio.recording import PreprocessPool
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult, DecodingOptions, TranscriptDelta
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.errors import RequestStalled
@@ -68,8 +69,9 @@ class ChunkProgress:
 
 
 class EarlyResults:
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self.last: ChunkResult | None = None
+        self._tokenizer = tokenizer
 
     def add(self, result: ChunkResult) -> bool:
         """Take a report; return False if it does not continue the last, as from another replica."""
@@ -79,9 +81,21 @@ class EarlyResults:
         return True
 
     def keep(self, result: ChunkResult, options: DecodingOptions) -> ChunkResult:
-        """Return the result, or the last report, without times, if the result would retract it."""
-        stands = self._is_beginning_of(result) and not result.is_silence(options)
-        return result if stands or self.last is None else self.last
+        """Return the result, or the last report if the result would retract it."""
+        if self.last is None or not self._is_beginning_of(result):
+            return self.last or result
+        return self._with_times_of(result, self.last) if result.is_silence(options) else result
+
+    def _with_times_of(self, result: ChunkResult, last: ChunkResult) -> ChunkResult:
+        num_text = sum(map(self._tokenizer.is_text, last.tokens))
+        return msgspec.structs.replace(
+            last,
+            token_times_s=result.token_times_s[: num_text + 1],
+            token_onsets_s=result.token_onsets_s[:num_text],
+            token_focus=result.token_focus[:num_text],
+            pauses_s=result.pauses_s,
+            is_full=result.is_full,
+        )
 
     def _is_beginning_of(self, result: ChunkResult) -> bool:
         last = self.last

@@ -185,7 +185,7 @@ class _Reading:
         )
 
     async def _result(self, chunk: Chunk, options: DecodingOptions, known: Known) -> ChunkResult:
-        early_results, language = EarlyResults(), self.reader.language
+        early_results, language = EarlyResults(self._tokenizer), self.reader.language
         rivals = dict[str, float]()  # languages that the part may be in
 
         def on_language(probabilities: dict[str, float]) -> str:

@@ -83,7 +83,7 @@ def said_until_it_is_ended(options: DecodingOptions, duration_s: int, before: Se
         (DRAWN, 30, 168),
         (DRAWN, 2, 48),
         (LADDER, 30, 48),  # the next temperature follows
-        (TENTATIVE, 30, 24),  # another text stands,
+        (TENTATIVE, 30, 24),  # another text stands
     ],
 )
 def test_a_text_that_repeats_itself_is_ended(

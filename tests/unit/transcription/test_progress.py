@@ -202,6 +202,35 @@ async def test_what_another_replica_reads_differently_takes_nothing_back(app: Ap
     assert len(second.samples) == 16_000  # from the end of what had been sent
 
 
+def num_guessed() -> float:
+    """How many words have times by their letters, since the process began."""
+    return REGISTRY.get_sample_value("asr_words_guessed_total") or 0.0
+
+
+WITH_WORDS = msgspec.structs.replace(STREAMED, word_timestamps=True)
+
+
+async def test_words_of_what_was_sent_have_the_times_of_the_result_judged_silence(app: App) -> None:
+    silence = say(*(t(0), *words("0"), t(1), t(1), *words("1"), t(2)), avg_logprob=-2.0, no_speech_prob=0.9)
+    timed = msgspec.structs.replace(
+        silence, token_times_s=(0.2, 0.7, 1.8), token_onsets_s=(0.4, 1.2), token_focus=(0.5, 0.6)
+    )
+    app.answers = [timed, say()]
+    num_before = num_guessed()
+    assert await app.texts(options=WITH_WORDS) == ["zero", ""]
+    assert num_guessed() == num_before
+    (word,) = app.segments[0].words
+    assert (word.text, word.start_s, word.end_s) == (" zero", 0.2, 0.7)
+
+
+async def test_no_time_is_guessed_for_a_full_text_that_shows_none_and_is_judged_silence(app: App) -> None:
+    silence = say(*(t(0), *words("0"), t(1), t(1), *words("1"), t(2)), avg_logprob=-2.0, no_speech_prob=0.9)
+    app.answers = [msgspec.structs.replace(silence, is_full=True), say()]
+    num_before = num_guessed()
+    assert await app.texts(options=msgspec.structs.replace(STREAMED, text_only=True)) == ["zero", ""]
+    assert num_guessed() == num_before
+
+
 async def test_doubtful_text_is_sent_early_where_somebody_surely_speaks(app: App) -> None:
     """A model may give all of a clean recording a no-speech probability above the bound of doubt."""
     app.replica.early = say(t(0), *words("31415"), t(3), finish_reason="length", no_speech_prob=0.5)
